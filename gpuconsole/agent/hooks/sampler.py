@@ -46,14 +46,16 @@ from .recorder import (
     WITHOUT_GRADIENTS,
     ZERO,
 )
-from .threads import Ticker, calls_are_seen
+from .threads import ShortSwitches, Ticker, calls_are_seen
 from .watch import is_program, module_name, place_name, recorder
 
-EVERY_S, FAST_S = 0.05, 0.01
-"""Mean seconds between two samples, and where many are wanted. A sample takes about 0.2 ms of a core. All pauses are random, so that they do not follow a rhythm of
+EVERY_S = 0.01
+"""Mean seconds between two samples of a spell. A sample takes about 0.2 ms of a core. All pauses are random, so that they do not follow a rhythm of
 the program; they are exponential: a sample that C code has delayed stands for all samples that C code has prevented, wherever its own pause began."""
-MOST_OF_A_CORE = 0.004
-"""Share of a core that samples may take: where many threads make them dearer, they are rarer."""
+SPELL_S, REST_S = 0.2, 0.8
+"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
+MOST_OF_A_CORE, LONGEST_REST_S = 0.004, 10.0
+"""Share of a core that samples may take. Where many threads make them dearer, the rest after a spell is longer, up to so many seconds."""
 OTHERS_EVERY_S = 1.0
 FIRST_S = 3.0
 """Seconds with many samples at the start: a job of some seconds has samples too."""
@@ -141,7 +143,9 @@ class Sampler:
         self._fast_until = 0.0
         self._due = 0.0
         """When the next sample is due."""
-        self._every_s = EVERY_S
+        self._spell_until = self._spell_cpu_s = 0.0
+        """The end of the spell under way, and `cpu_s` at its begin."""
+        self._switches = ShortSwitches()
         self._others_due = 0.0
         self._sleeping: Seen | None = None
         self._of_step: list[tuple[Stack, float]] = []
@@ -159,6 +163,7 @@ class Sampler:
     def _forget(self) -> None:
         """As in a process without the thread. A forked child has no other thread than the one that forked."""
         self._ticker: Ticker | None = None
+        self._switches.end()
         self.see = None
         self.close()
         self._stacks, self._of_step, self._sleeping = {}, [], None
@@ -182,6 +187,7 @@ class Sampler:
         ticker, self._ticker = self._ticker, None
         if ticker is not None:
             ticker.stop()
+            self._switches.end()
 
     def close(self) -> None:
         """Give the file of the sampled thread back."""
@@ -223,16 +229,23 @@ class Sampler:
             if self._sleeping is not None:
                 self._woke(self._sleeping)
             elif self._due:
+                self._switches.end()  # the stack must not change while it is read
                 self._look(time.perf_counter())
         except Exception:  # Python would print it in the job. Without samples the rest goes on
             self._broken = True
             return None
         if self._sleeping is not None:
             return NAP_S
-        before_s, self.cpu_s = self.cpu_s, time.thread_time()
-        self._every_s = FAST_S if self.fast else max(EVERY_S, (self.cpu_s - before_s) / MOST_OF_A_CORE)
-        pause_s = self._random.expovariate(1 / self._every_s)
-        self._due = time.perf_counter() + pause_s
+        self.cpu_s, t = time.thread_time(), time.perf_counter()
+        if self._due and t >= self._spell_until and not self.fast:
+            self._due = 0.0
+            rest_s = max(REST_S, (self.cpu_s - self._spell_cpu_s) / MOST_OF_A_CORE - SPELL_S)
+            return min(LONGEST_REST_S, rest_s) * (0.5 + self._random.random())
+        if not self._due or t >= self._spell_until:
+            self._spell_until, self._spell_cpu_s = t + SPELL_S, self.cpu_s
+        pause_s = self._random.expovariate(1 / EVERY_S)
+        self._due = t + pause_s
+        self._switches.begin()
         return pause_s
 
     def _look(self, t: float) -> None:
@@ -248,7 +261,7 @@ class Sampler:
         code, between = recorder.stack[-1], self._between()
         if code == WHOLE and recorder.last == FORWARD:  # in a framework's training step, after the model's call
             code = GAP
-        busy, weight = self._others.busy, 1 + late_s / self._every_s
+        busy, weight = self._others.busy, 1 + late_s / EVERY_S
         # No variable holds the dictionary: it has the frame of this function too, and both would keep each other and the program's objects alive.
         frame, *others = map(sys._current_frames().get, (self._thread, *busy))
         if frame is None or code == OWN:
@@ -259,7 +272,7 @@ class Sampler:
             if lines or callee:
                 self._count((THREAD, NATIVE if runs(native_id) else PYTHON, callee, lines), weight)
         if self.see is not None:
-            self.see(frame, weight * self._every_s)
+            self.see(frame, weight * EVERY_S)
         part, callee, lines = self._lines(frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT))
         del frame  # before the lock goes: nothing of the program may be freed here
         kind, clock_ns = self._kind(late_s)

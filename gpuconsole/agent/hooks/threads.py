@@ -27,6 +27,36 @@ def calls_are_seen() -> bool:
     return monitoring is not None and any(monitoring.get_tool(tool) is not None and monitoring.get_events(tool) for tool in range(6))
 
 
+SWITCH_S = 0.000101
+"""The interpreter's switch interval while a sample is waited for. A thread that has let go of the lock waits so long before it asks for the lock again: the
+stack must be read by then. Python keeps whole microseconds, and cuts: 100 µs that a program reads and sets again are 99 µs then, 101 µs stay 101 µs."""
+
+
+class ShortSwitches:
+    """A short switch interval of the interpreter, while this thread waits to take a sample. With the usual 5 ms the sample would come where the other thread lets
+    go of the interpreter's lock by itself, at the next function of torch, and never find lines of Python before that function. Where the program sets the
+    interval itself, it is left alone for good."""
+
+    def __init__(self) -> None:
+        self._usual_s = 0.0
+        self._left_alone = False
+
+    def begin(self) -> None:
+        """Make the interval short."""
+        self.end()  # a program may have read the short one, and brought it back
+        present_s = sys.getswitchinterval()
+        self._usual_s = self._usual_s or present_s
+        if present_s != self._usual_s or present_s <= SWITCH_S:
+            self._left_alone = True
+        if not self._left_alone:
+            sys.setswitchinterval(SWITCH_S)
+
+    def end(self) -> None:
+        """Bring back the program's own interval, where it is still the short one."""
+        if not self._left_alone and self._usual_s and sys.getswitchinterval() == SWITCH_S:
+            sys.setswitchinterval(self._usual_s)
+
+
 class Ticker:
     """Calls `tick` in a thread, which gets no signal, until it returns None: it returns the seconds until the next call. Raises RuntimeError where the program
     may have no further thread, and where a debugger or gevent has put a function of its own in place of Python's `start_new_thread`."""

@@ -20,6 +20,7 @@ import torch
 
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
 from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
+from gpuconsole.agent.hooks.threads import SWITCH_S
 from gpuconsole.agent.hooks.watch import recorder
 from tests.agent.listener import Listener
 
@@ -211,10 +212,25 @@ def test_a_sample_keeps_nothing_of_the_program_alive(sampler: Sampler) -> None:
         gc.enable()
 
 
-def test_the_switch_interval_is_the_programs_own(sampler: Sampler) -> None:
+def test_the_switch_interval_is_the_programs_own_outside_of_samples(sampler: Sampler) -> None:
     usual_s, seen = sys.getswitchinterval(), set[float]()
     work(sampler, lambda: seen.add(sys.getswitchinterval()), 10)
-    assert seen == {usual_s}
+    assert seen <= {usual_s, SWITCH_S} and usual_s in seen
+    sampler.stop()
+    assert sys.getswitchinterval() == usual_s
+
+
+def test_a_switch_interval_that_the_program_sets_is_left_alone(sampler: Sampler) -> None:
+    usual_s = sys.getswitchinterval()
+    work(sampler, lambda: None, 5)
+    try:
+        sys.setswitchinterval(0.002)
+        seen = set[float]()
+        work(sampler, lambda: seen.add(sys.getswitchinterval()), 10)
+        sampler.stop()
+        assert seen == {sys.getswitchinterval()} == {0.002}
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sampler: Sampler) -> None:

@@ -30,7 +30,7 @@ from ...protocol import Signal
 from ..borders.table import Border
 from ..guard import switch
 from ..sampler import sampler
-from ..threads import Ticker
+from ..threads import ShortSwitches, Ticker
 from ..watch import is_program, place_name
 
 LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
@@ -226,6 +226,7 @@ class WorkerSampler:
         self._samples: Samples | None = None
         """Those of the window under way."""
         self._until = self._due = self._write_at = 0.0
+        self._switches = ShortSwitches()
 
     def tick(self) -> float | None:
         """Take a sample, or look whether samples are wanted. Returns the seconds until the next call; None: the console has gone, or this part is off."""
@@ -233,6 +234,7 @@ class WorkerSampler:
             t = now()
             if self._samples is None:
                 return self._look(t)
+            self._switches.end()  # the stack must not change while it is read
             # A call that holds the interpreter's lock delays a sample until the call returns: the sample stands for the delay too.
             self._samples.see(sys._current_frames().get(self._loads), EVERY_S + max(0.0, t - self._due))
             if t >= self._write_at and not self._goes_on(self._samples, t):
@@ -255,6 +257,7 @@ class WorkerSampler:
     def _pause_s(self) -> float:
         pause_s = self._random.expovariate(1 / EVERY_S)
         self._due = now() + pause_s
+        self._switches.begin()
         return pause_s
 
     def _goes_on(self, samples: Samples, t: float) -> bool:
