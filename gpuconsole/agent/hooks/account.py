@@ -28,6 +28,8 @@ MARKED_EACH_S = 0.02
 counted: a marked step of a plain loop costs ten calls of Python functions."""
 MARKED_OF = 16
 """Of the shortest steps, one in so many is marked."""
+STREAM_BELOW_S, MARKED_OF_STREAM = 0.0025, 4
+"""On a GPU, whose host has time: steps that take longer are all marked, and one in so many of the others."""
 MARKED_AT_FIRST = 32
 """Steps in a row that are marked at the start, and after a change: the console divides the counted steps that follow like these."""
 MOST_SPANS = 4
@@ -126,6 +128,8 @@ class CountedSteps:
             self._from = recorder.index + MARKED_AT_FIRST
         if recorder.index < self._from or not usual_s:
             return 0
+        if recorder.on_stream:
+            return MARKED_OF_STREAM if usual_s < STREAM_BELOW_S else 0
         every = min(MARKED_OF, round(MARKED_EACH_S / usual_s))
         return every if every > 1 else 0
 
