@@ -180,11 +180,11 @@ def test_a_file_that_is_not_a_certificate_is_reported_in_one_line(data: bytes, w
 
 
 def test_a_change_of_the_numbers_of_a_job_needs_permission() -> None:
-    run = run_with(finding("a", {"precision": "bf16"}, Interval(1.2, 1.5)), effects={"precision": "changes numerics"})
+    run = run_with(finding("a", {"precision": "tf32"}, Interval(1.2, 1.5)), effects={"precision": "changes numerics"})
     run.workload = "job"
     (found,) = left_alone(run, [])
     assert candidates(run, []) == [] and "it changes numerics" in found.why and "--allow-numerics allows it (on the screen: N)" in found.why
-    assert [one.changes for one in candidates(run, [], Allowed(numerics=True))] == [{"precision": "bf16"}]
+    assert [one.changes for one in candidates(run, [], Allowed(numerics=True))] == [{"precision": "tf32"}]
 
 
 def test_new_workers_of_a_job_need_permission() -> None:

@@ -32,6 +32,9 @@ class ByIdentity(Generic[T]):
             del self._of[id(target)]
         return value
 
+    def __len__(self) -> int:
+        return len(self._of)
+
     def __iter__(self) -> Iterator[Any]:
         """The objects."""
         return iter([target for ref, _ in list(self._of.values()) if (target := ref()) is not None])

@@ -457,7 +457,9 @@ def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Wa
     loader = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", loader)
     iterator = iter(loader)
-    watch.loader = servers._origins[iterator][0]
+    noted = servers._origins.get(iterator)
+    assert noted is not None
+    watch.loader = noted[0]
     place = site(watch, "loader")
     other = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", other)
