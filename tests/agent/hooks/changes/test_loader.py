@@ -460,6 +460,7 @@ def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Wa
     noted = servers._origins.get(iterator)
     assert noted is not None
     watch.loader = noted[0]
+    del noted
     place = site(watch, "loader")
     other = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", other)
