@@ -9,11 +9,12 @@ import threading
 from types import ModuleType
 
 import gpuconsole
+import gpuconsole.agent
 from gpuconsole.mcp.messages import Joined
 
 AGENT = "gpuconsole.agent"
-FORKS = f"{AGENT}.forks"
-"""The module that stays: Python never forgets what was registered for forks."""
+STAY = (f"{AGENT}.forks", f"{AGENT}.protocol")
+"""The modules that stay: Python never forgets what was registered for forks, and the console's own modules use the types of the protocol."""
 OF_RUN = "_gpuconsole_agent"
 """The agent's name where `gpuconsole run` has started this process (agent/inject/sitecustomize.py)."""
 
@@ -58,6 +59,6 @@ class Agent:
 
 def forget() -> None:
     """Let the next block load the agent anew. Nothing keeps the modules of this one alive."""
-    for name in [name for name in sys.modules if (name == AGENT or name.startswith(f"{AGENT}.")) and name != FORKS]:
+    for name in [name for name in sys.modules if name.startswith(f"{AGENT}.") and name not in STAY]:
+        vars(gpuconsole.agent).pop(name.removeprefix(f"{AGENT}."), None)
         del sys.modules[name]
-    vars(gpuconsole).pop("agent", None)

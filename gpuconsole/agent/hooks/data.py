@@ -13,9 +13,12 @@ from .borders.table import Border, Note
 from .changes.servers import Origin, Spec, belongs_to
 from .evidence.loading import Place, loading, size_of
 from .guard import switch
+from .optimizer import step_ends
 from .recorder import LOADER, LOADERS
 from .watch import recorder, watch
 
+SHORT_EPOCH = 16
+"""Steps of an epoch that is short."""
 MOST_KNOWN = 64
 """Iterators after which those that are gone are forgotten."""
 
@@ -38,6 +41,8 @@ class Iterators:
         """As in a process that has loaded nothing yet."""
         self._known: dict[int, Known] = {}
         self._most = MOST_KNOWN
+        self.short_epochs = False
+        """Whether the last epoch had few steps: then all steps are marked, and each call of an iterator is seen."""
         self._open: tuple[Place, float] | None = None
         """Whose batch the training thread asks for, and since when."""
         self._opening: tuple[Any, float] | None = None
@@ -96,7 +101,13 @@ class Iterators:
         loader = frame.f_locals["self"]
         recorder.mark_rest()  # an evaluation may follow
         see_draws(True)
-        recorder.enter(loading.place_of(loader).code)
+        place = loading.place_of(loader)
+        if place is loading.place:  # that of the training
+            self.short_epochs = recorder.index - place.epoch_at < SHORT_EPOCH
+            if self.short_epochs:
+                recorder.every = 0
+        place.epoch_at = recorder.index
+        recorder.enter(place.code)
         self._opening = loader, recorder.times[-1]
         return True
 
@@ -130,6 +141,7 @@ class Iterators:
 
 iterators = Iterators()
 in_forked_children(iterators.reset)
+step_ends.append(loading.step_ended)
 draws: list[Callable[[bool], None]] = []
 """Makes calls of the border DRAW seen, or not."""
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
-class ByIdentity(Generic[T]):
-    """A value for each object that still exists. Holds no object."""
+class ByIdentity:
+    """A value for each object that still exists. Holds no object. (Not a generic class: `typing` keeps the types of such a class for ever.)"""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[weakref.ref[Any], T]] = {}
+        self._of: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    def get(self, target: Any) -> T | None:
+    def get(self, target: Any) -> Any:
         """The value of an object; None where it has none."""
         known = self._of.get(id(target))
         return known[1] if known is not None and known[0]() is target else None
 
-    def put(self, target: Any, value: T) -> None:
+    def put(self, target: Any, value: Any) -> None:
         """Give an object a value. Raises TypeError where its class has no weak references."""
         key = id(target)
         self._of[key] = weakref.ref(target, lambda ref: self._drop(key, ref)), value
 
-    def pop(self, target: Any) -> T | None:
+    def pop(self, target: Any) -> Any:
         """Take the value of an object away, and return it."""
         value = self.get(target)
         if value is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -128,6 +129,8 @@ class OptimizerStep:
 
 
 present = OptimizerStep()
+step_ends: list[Callable[[bool], None]] = []
+"""Called as a step of the program ends, with whether it was marked."""
 
 
 def begin(frame: FrameType) -> bool:
@@ -207,6 +210,8 @@ def end_seen(frame: FrameType) -> None:
 def end_counted() -> None:
     """The optimizer has stepped in a step that is only counted, and ends it."""
     steppers.events += 1
+    for note in step_ends:
+        note(False)
     recorder.cut_counted()
 
 
@@ -267,6 +272,8 @@ def end_step() -> None:
     watch.micro_batches = recorder.backwards or 1
     watch.most_micro_batches = max(watch.most_micro_batches, recorder.backwards)
     passes.state.sized = False
+    for note in step_ends:
+        note(True)
     recorder.cut()
     recorder.work()
 

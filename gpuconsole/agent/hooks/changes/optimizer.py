@@ -32,7 +32,7 @@ class Optimizer(TriedChange):
     knob, effect = "optim", SAME_SAMPLES
 
     def __init__(self) -> None:
-        self._changed = ByIdentity[Flagged]()
+        self._changed = ByIdentity()
 
     def read(self, watch: Watch) -> Value | None:
         optimizers = _optimizers(watch)

@@ -103,7 +103,7 @@ class Origin:
         return loader if loader is not None else self._stand_in()
 
 
-_origins = ByIdentity[tuple[Origin, Spec]]()
+_origins = ByIdentity()
 """Of each iterator of the program: its DataLoader, and what stands in for it."""
 
 
@@ -194,7 +194,7 @@ class Server:
         """`own`: the iterator that the program holds. It is not kept alive. `ready`: a semaphore that each worker of ours releases."""
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
         self.settings, self.own = settings, own
-        _of_parent.put(iterator, None)
+        _of_parent.put(iterator, True)
         self.feed = Feed(iter(()))
         self.began = self.idle_since = time.monotonic()
         self._ready, self._missing = ready, 0 if own else settings.num_workers
@@ -426,7 +426,7 @@ def discard(iterator: Any) -> None:
             messages.close()
 
 
-_of_parent = ByIdentity[None]()
+_of_parent = ByIdentity()
 """Iterators whose workers belong to this process, not to a worker that is forked from it: those made here, and those that the program holds."""
 
 

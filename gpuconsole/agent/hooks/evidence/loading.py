@@ -41,6 +41,8 @@ class Place:
     def __init__(self, code: int) -> None:
         self.code = code
         self.batches = self.epochs = 0
+        self.epoch_at = -1_000_000
+        """The step in which its last epoch began."""
         self.renews = False
         """Whether the program makes an iterator for each batch, and the line is known."""
         self.opened: float | None = None
@@ -60,12 +62,16 @@ class Loading:
         """As in a process that has loaded nothing yet."""
         self.place: Place | None = None
         self._places: dict[Any, Place] = {}
-        self._place_of = ByIdentity[Place]()
+        self._place_of = ByIdentity()
         self._count = 0
         self._restarts, self._restart_s, self._sampler_s = 0, 0.0, 0.0
         self._times: ThreadTimes | None = None
         self.due = self._workers_due = 0.0
         """When the next batch is sampled, and when the loader's processes are read."""
+        self._of_steps = (0, 0)
+        """The batches of the last two marked steps. The smaller number is that of a step: the last step of an epoch asks once more."""
+        self._counted_at: tuple[Place | None, int] = None, 0
+        """The place whose batches they are, and its batches then."""
         self.began: tuple[float, float, float] | None = None
         self._here = [0.0, 0.0, 0.0]
         self._workers = [0.0, 0.0, 0.0]
@@ -154,6 +160,18 @@ class Loading:
             self.began = None
             if t >= self._workers_due:
                 self._read_workers(t)
+
+    def step_ended(self, marked: bool) -> None:
+        """A step has ended. The batches of one that was only counted were not seen: as many as in a marked step."""
+        place = self.place
+        if place is None:
+            return
+        known, before = self._counted_at
+        if not marked:
+            place.batches += min(self._of_steps)
+        elif place is known:
+            self._of_steps = self._of_steps[1], place.batches - before
+        self._counted_at = place, place.batches
 
     def drawn(self, place: Place, seconds: float) -> None:
         """The sampler has taken so long for the first indices of an epoch. It runs in the training process, whoever loads."""

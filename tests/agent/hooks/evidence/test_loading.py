@@ -184,3 +184,13 @@ def test_the_batch_is_one_of_the_training_where_a_validation_has_come_first() ->
     for _ in range(2):
         loading.batch_ends(training, 0.0)
     assert loading.place is training and loading.batch is None
+
+
+def test_a_step_that_is_only_counted_has_as_many_batches_as_a_marked_one(loading: Loading) -> None:
+    loading.place = place = loading.place_of(make(loading))
+    for batches in (1, 1, 1, 2):  # the last step of an epoch asks once more
+        place.batches += batches
+        loading.step_ended(True)
+    for _ in range(10):
+        loading.step_ended(False)
+    assert place.batches == 5 + 10
