@@ -14,6 +14,7 @@ from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
 from ..protocol import Message
 from . import described, passes
+from .calls import compiled
 from .data import iterators
 from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
@@ -125,7 +126,8 @@ class CountedSteps:
 
     def every(self, usual_s: float, busy: bool) -> int:
         """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
-        if busy or passes.state.counting is not None or watch.keep_inputs or steppers.several or iterators.short_epochs:
+        unusual = steppers.several or not steppers.plain or compiled.used or iterators.short_epochs
+        if busy or unusual or passes.state.counting is not None or watch.keep_inputs:
             self._from = recorder.index + MARKED_AT_FIRST
         if recorder.index < self._from or not usual_s:
             return 0

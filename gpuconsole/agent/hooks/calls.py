@@ -84,6 +84,7 @@ class Compiled:
     def begin(self, frame: FrameType) -> bool:
         """A compiled function begins. It is a segment where no other border is around it."""
         self.used = True
+        recorder.mark_rest()
         if self.on_use is not None:
             self.on_use()
         if recorder.thread and recorder.stack[-1] != GAP:
@@ -165,7 +166,6 @@ BORDERS = (
         "_TorchDynamoContext.__call__",
         compiled.begin,
         compiled.end,
-        hot=True,
         inner=("compile_wrapper", "_fn"),
     ),
     segment("torch.optim.optimizer", "Optimizer.zero_grad", ZERO, hot=True, records=True),

@@ -823,8 +823,11 @@ class Agent:
         if self._service is not None:
             self._service.forget_window()
         passes.state.counting, watch.keep_inputs = None, False
+        marks = recorder.marks
+        if recorder.counted and marks is not None:
+            marks(True)  # the child sees what the parent's step under way does not need
         recorder.reset()
-        recorder.at_end = self.step_ended
+        recorder.at_end, recorder.marks = self.step_ended, marks
         if self._connection is not None:
             self._connection.close()
         if self._copies is not None:

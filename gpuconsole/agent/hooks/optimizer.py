@@ -39,7 +39,7 @@ class Steppers:
         self.events = 0
         """Optimizer steps so far."""
         self.plain = True
-        """Whether no optimizer has stepped within a backward pass or within the step of another one: then the return of a step alone ends a counted step."""
+        """Whether each step of the program ends as an optimizer returns, and no optimizer steps within another one: only then may steps be counted."""
         self._last: deque[int] = deque(maxlen=IN_TURN)
         """The last optimizers that have stepped, by identity."""
         self._stepped: set[int] = set()
@@ -171,7 +171,7 @@ def begin_step(optimizer: Any) -> bool:
 def elsewhere() -> None:
     """An optimizer steps on another thread: on a GPU torch computes gradients, and calls their hooks, in threads of its own."""
     if _graph_task() != -1:
-        passes.state.inner = True
+        passes.state.inner, steppers.plain = True, False
 
 
 def end(failed: bool) -> None:
@@ -261,6 +261,7 @@ def end_scaled(failed: bool) -> None:
 
 def end_whole() -> None:
     """End a step that no call of an optimizer ends: of a compiled function, of a CUDA graph, of a backward pass in which optimizers have stepped."""
+    steppers.plain = False
     if not recorder.thread:
         recorder.begin([])
     if steppers.has_stepped(0):

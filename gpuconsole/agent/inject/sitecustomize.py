@@ -137,6 +137,18 @@ def _start() -> None:
         if os.environ.get("GPUCONSOLE_AGENT") == _FOLDER:
             _note("python")
             if hasattr(sys, "orig_argv"):  # Python 3.10 or newer, which the agent needs; the note says the version
+                for function in (
+                    _Finder.__init__,
+                    _Finder.find_spec,
+                    _Finder.note_others,
+                    _unseen,
+                    _renamed,
+                    _loader_of,
+                    _load_agent,
+                    _note,
+                    _try_note,
+                ):
+                    function.__code__ = _renamed(function.__code__, "<gpuconsole>" + os.sep + "sitecustomize.py")
                 sys.meta_path.insert(0, _Finder())
     except Exception:  # the console has ended and its folder is gone: the program runs as without us
         pass
@@ -157,7 +169,5 @@ def _give_way() -> None:
     raise ImportError("there is no sitecustomize", name="sitecustomize")  # as without us: `site` ignores this error
 
 
-for _function in (_Finder.__init__, _Finder.find_spec, _Finder.note_others, _unseen, _renamed, _loader_of, _load_agent, _note, _try_note):
-    _function.__code__ = _renamed(_function.__code__, "<gpuconsole>" + os.sep + "sitecustomize.py")
 _start()
 _give_way()

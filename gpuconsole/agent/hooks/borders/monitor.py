@@ -18,7 +18,7 @@ from typing import Any
 
 from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
-from ..optimizer import STEP, end_seen, steppers
+from ..optimizer import STEP, end_seen
 from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, get_ident
 from ..threads import TICK
@@ -244,11 +244,11 @@ class Monitor:
 
     def _see_forward(self, module: Any) -> None:
         """See where the pass of a module ends: where its `forward` returns; where that is no Python function, where the call of the module returns."""
-        known = self._forward_of.get(id(module))
-        if known is None or known[0] != id(type(module)) or opened.lost:
+        if opened.lost or len(self._forward_of) >= MOST_TRAINED:
+            self._forward_of.clear()
             opened.lost = False
-            if len(self._forward_of) >= MOST_TRAINED:
-                self._forward_of.clear()
+        known = self._forward_of.get(id(module))
+        if known is None or known[0] != id(type(module)):
             known = self._forward_of[id(module)] = id(type(module)), _forward_code(module)
         code = known[1]
         if code is None:
@@ -286,8 +286,6 @@ class Monitor:
     def _mark(self, marked: bool) -> None:
         """Whether the step that begins now is marked: else only the steps of the optimizer, and what is rare, are seen."""
         for code, events, counted in self._hot:
-            if counted and not steppers.plain:
-                continue
             sys.monitoring.set_local_events(self._tool, code, events if marked else counted)  # type: ignore[arg-type]
         if not marked:
             self._arm(0)

@@ -162,15 +162,16 @@ class Loading:
                 self._read_workers(t)
 
     def step_ended(self, marked: bool) -> None:
-        """A step has ended. The batches of one that was only counted were not seen: as many as in a marked step."""
+        """A step has ended. Where the batches of a step that was only counted were not seen, it had as many as a marked one."""
         place = self.place
         if place is None:
             return
-        known, before = self._counted_at
-        if not marked:
+        before_of, before = self._counted_at
+        seen = place.batches - before if place is before_of else 0
+        if marked and place is before_of:
+            self._of_steps = self._of_steps[1], seen
+        elif not marked and not seen:
             place.batches += min(self._of_steps)
-        elif place is known:
-            self._of_steps = self._of_steps[1], place.batches - before
         self._counted_at = place, place.batches
 
     def drawn(self, place: Place, seconds: float) -> None:
