@@ -9,6 +9,7 @@ import pytest
 
 from gpuconsole.session import segments
 from gpuconsole.session.segments import FORWARD, P_BACKWARD, UNMARKED, RawStep
+from gpuconsole.wire.events import Segments, Steps
 from tests.agent.listener import Listener
 from tests.agent.truth import PROGRAMS, Ran, differences, watched
 
@@ -79,3 +80,28 @@ def test_of_short_steps_a_few_are_marked_and_the_others_are_counted(tmp_path: Pa
         for kind in (True, False)
     }
     assert share[False] == pytest.approx(share[True], abs=0.15), "the time of a counted step is divided as that of the marked steps"
+
+
+@pytest.mark.parametrize("kind", ["in_backward", "nested", "compiled_late", "loaded"])
+def test_each_short_step_is_seen_however_it_ends(kind: str, tmp_path: Path) -> None:
+    listener = Listener(tmp_path)
+    done = listener.run(sys.executable, str(PROGRAMS / "short_kinds.py"), kind, "1500")
+    assert done.returncode == 0, done.stderr
+    (job,) = listener.watched
+    assert job.off is None and [step.index for step in job.steps] == list(range(1500))
+    if kind == "loaded":
+        batches = [
+            event.counters["loader.batches"]
+            for event in job.events
+            if isinstance(event, (Segments, Steps)) and "loader.batches" in event.counters
+        ]
+        assert batches[-1] == pytest.approx(1500, rel=0.05), "the batches of counted steps are counted"
+
+
+def test_a_child_that_is_forked_within_a_counted_step_is_seen(tmp_path: Path) -> None:
+    listener = Listener(tmp_path)
+    done = listener.run(sys.executable, str(PROGRAMS / "short_kinds.py"), "forked", "1500")
+    assert (done.returncode, done.stderr) == (0, "")
+    parent, child = (job for job in listener.watched if job.steps)
+    assert [step.index for step in parent.steps] == list(range(1500)) and [step.index for step in child.steps] == list(range(1500))
+    assert any(step.phases[P_BACKWARD] for step in child.steps)
