@@ -31,7 +31,7 @@ from gpuconsole.model.stacks import Place
 IN_A_STEP = (
     "data_wait", "h2d", "generation", "forward", "loss", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other",
 )  # fmt: skip
-"""PHASES in the order in which a step has them, for everything that people read."""
+"""The phases in the order of a step. Everything that people read uses this order."""
 
 CLIENT_WORKLOAD = "inference.client"
 """The workload of a run that another client has measured: its figures come from the result file of the client."""

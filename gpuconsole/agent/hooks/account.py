@@ -26,12 +26,12 @@ from .stream import StreamClock
 from .watch import recorder, watch
 
 MARKED_EACH_S = 0.02
-"""Seconds from one marked step to the next, on average. Steps that take longer than two thirds of this are all marked; of shorter ones, the others are only
-counted: a marked step of a plain loop costs ten calls of Python functions."""
+"""Seconds from one marked step to the next, on average. Steps that take longer than two thirds of this are all marked. Of shorter steps most are only counted,
+because Python calls the agent ten times in a marked step of a plain loop, and once in a counted one."""
 MARKED_OF = 16
 """Of the shortest steps, one in so many is marked."""
 STREAM_BELOW_S, MARKED_OF_STREAM = 0.0025, 4
-"""On a GPU, whose host has time: steps that take longer are all marked, and one in so many of the others."""
+"""On a GPU all steps that take longer are marked, and one in so many of the shorter ones: the host often has time to spare."""
 MARKED_AT_FIRST = 32
 """Steps in a row that are marked at the start, and after a change: the console divides the counted steps that follow like these."""
 MOST_SPANS = 4

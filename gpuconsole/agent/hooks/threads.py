@@ -43,7 +43,7 @@ class ShortSwitches:
 
     def begin(self) -> None:
         """Make the interval short."""
-        self.end()  # a program may have read the short one, and brought it back
+        self.end()  # the program may have read the short interval, and set it again
         present_s = sys.getswitchinterval()
         self._usual_s = self._usual_s or present_s
         if present_s != self._usual_s or present_s <= SWITCH_S:
@@ -52,7 +52,7 @@ class ShortSwitches:
             sys.setswitchinterval(SWITCH_S)
 
     def end(self) -> None:
-        """Bring back the program's own interval, where it is still the short one."""
+        """Set the program's own interval again. An interval that the program has set meanwhile stays."""
         if not self._left_alone and self._usual_s and sys.getswitchinterval() == SWITCH_S:
             sys.setswitchinterval(self._usual_s)
 
@@ -75,14 +75,14 @@ class Ticker:
         _thread.start_new_thread(deque[None](maxlen=0).extend, (map(self._tick, woken),))
 
     def _tick(self, over: bool) -> None:
-        """Where Python shows the agent that this function begins, the function has run by now: then no tool of the program sees what it does."""
+        """Call the function once, unless `run_unseen` has just done so. Python 3.12 and newer call `run_unseen` as this method begins, and show no tool what runs there."""
         if self._done:
             self._done = False
         else:
             self.run(over)
 
     def run_unseen(self, over: bool) -> None:
-        """Called as `_tick` begins."""
+        """Call the function once, as `_tick` begins: no tool of the program sees this call."""
         self._done = True
         self.run(over)
 

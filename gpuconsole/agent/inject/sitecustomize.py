@@ -86,7 +86,7 @@ def _unseen(function: "Any", *arguments: "Any") -> "Any":
 
 
 def _renamed(code: "Any", file: str) -> "Any":
-    """A code object, and those within it, with the name of another file."""
+    """Return a copy of a code object, and of the code objects within it, with `file` as the name of its file."""
     constants = tuple(_renamed(constant, file) if hasattr(constant, "co_code") else constant for constant in code.co_consts)
     return code.replace(co_filename=file, co_consts=constants)
 

@@ -22,7 +22,9 @@ class Kind(NamedTuple):
     takes: str = ""
 
 
-GONE = {"same-run": "writes into no run of the job's own any longer: --log-to wandb and --log-to mlflow make a run of their own"}
+GONE = {
+    "same-run": "gpuconsole no longer writes into the run that the job has open. Use --log-to wandb or --log-to mlflow: each makes a new run"
+}
 """Former choices, and what to use."""
 KINDS = (
     Kind("tensorboard", "tensorboard", "TensorBoard", "tensorboard", "FOLDER"),

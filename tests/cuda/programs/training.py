@@ -51,9 +51,7 @@ def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
     """The seconds of the account and of the kernels of two steps, how far ahead the host was, and where it waited. The steps are made again where
     the host was not ahead: only then the account can follow the kernels."""
     device.library.sim_set_kernel_s(1e-3)
-    loop = loop_of(
-        gpt, "train-gpt", precision=precision, batch_size=1
-    )  # the host computes the values: slowly, where it has no bf16 of its own
+    loop = loop_of(gpt, "train-gpt", precision=precision, batch_size=1)  # the host computes the values; bf16 is slow on a CPU without it
     for _ in range(3):
         loop.step()
     found = two_steps(loop)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..watch import Watch
 
 HALF = ("torch.bfloat16", "torch.float16")
-BY_RESTART = "not in a program that runs: the program sets it when it starts, and --restart-knob lets a trial start it anew"
+BY_RESTART = "it cannot change while the program runs. Set it in the code, or let a trial restart the program (--restart-knob)"
 BF16_CODE = "with torch.autocast(device_type, dtype=torch.bfloat16): loss = model(batch)"
 COMPILE_CODE = "model = torch.compile(model)"
 

@@ -278,7 +278,7 @@ class Arithmetic:
 
 
 def is_observed() -> bool:
-    """Return whether a profiler, a debugger or coverage of the program sees the calls of Python functions: it would see those of the count."""
+    """Return whether a profiler, a debugger or coverage of the program sees calls of Python functions. Such a tool would see the calls that count operators."""
     return sys.getprofile() is not None or sys.gettrace() is not None or calls_are_seen()
 
 
