@@ -135,6 +135,7 @@ def test_the_cause_and_its_remedy(kind: str, rule: str, change: dict[str, Any], 
     assert found.findings[rule]["suggestions"][0]["changes"] == change
 
 
+@pytest.mark.rates
 @pytest.mark.parametrize("kind", matrix(["each", "20"], in_ci=("each",)))
 def test_metrics_that_are_reduced_in_each_step_are_named_with_their_line(kind: str, tmp_path: Path) -> None:
     program = PROGRAM.with_name("reduced.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -14,14 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.experiments.block_order import MEAN_STRETCH, order
 from gpuconsole.experiments.statistics import MIN_PAIRS
 
 pytestmark = pytest.mark.xdist_group("a job")
 
 PROGRAMS = Path(__file__).parent / "programs"
-PROOF_S = 15.0
-"""Most seconds to a verdict with blocks of mean length. The lengths of blocks are drawn, and a block of length 1 takes about a second."""
 
 
 @pytest.mark.rates
@@ -49,8 +45,6 @@ def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> N
     text = "".join(lines)
     trial = json.loads((tmp_path / "s.json").read_text())["trials"][0]
     assert trial["verdict"] == "win" and trial["kept"], text
-    drawn = sum(block.stretch for pair in itertools.islice(order(trial["order_seed"]), trial["blocks"] // 2) for block in pair)
-    assert trial["elapsed_s"] - drawn < PROOF_S - trial["blocks"] * MEAN_STRETCH
     assert trial["blocks"] == 2 * MIN_PAIRS, "as few as a verdict needs"
     assert trial["changes"]["num_workers"] >= 2
     speedup, predicted = trial["speedup"], trial["predicted"]

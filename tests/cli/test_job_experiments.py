@@ -65,7 +65,6 @@ def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--certificate", "c.json", "--allow-loader")
     certificate = json.loads((tmp_path / "c.json").read_text())
     assert certificate["scenario"] == "starved.py" and certificate["command_digest"]
-    assert certificate["stopped"] == "the job has ended"
     assert any(attempt["trial"].get("kept") for attempt in certificate["attempts"]), text
     workers = certificate["end"]["num_workers"]
     assert workers >= 2 and snapshot["runs"][-1]["knobs"]["num_workers"] == workers

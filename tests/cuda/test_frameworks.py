@@ -34,7 +34,7 @@ def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, 
     if missing:
         pytest.skip(f"pip install {' '.join(missing)}")
     cards = [f"card {card}"] * (2 if loop == "ranks" else 1)
-    machine = simulated(*cards, "values cpu", f"slowdown {10 if loop == 'ranks' else 100}")
+    machine = simulated(*cards, "values cpu", f"slowdown {10 if loop == 'ranks' else 200}")
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if loop == "ranks" else []
     command = (sys.executable, *launcher, str(PROGRAM), loop)
     outputs = {}

@@ -155,5 +155,7 @@ def test_two_ranks_of_ddp_make_each_change_before_the_same_step(samples: str, tm
         assert answer.steps == {0: answer.at_step, 1: answer.at_step}
         assert change.items() <= answer.knobs.items()
         assert [of_rank[answer.step] for of_rank in made] == [int(answer.knobs["num_workers"] != 0)] * 2
-    assert made[0] == made[1]
+    # between two changes a rank may have begun a change that all ranks took back, because another rank was late
+    last = given[-1].step
+    assert made[0][last:] == made[1][last:]
     assert [answer.at_step for answer in given] == sorted({answer.at_step for answer in given})
