@@ -2,9 +2,9 @@
 
 The other threads of the program are looked at too: one that computes in Python holds the interpreter's lock, and the training thread waits for it.
 
-A thread reads the stack of the training thread about 20 times a second, and 100 times a second where the console has asked for more samples, and at the start. The
-interpreter's switch interval is the program's own: where the training thread runs Python for less than that interval (5 ms) between two functions of torch that
-release the interpreter's lock, a sample comes with the next of these functions, and shows the line of the program that calls it.
+A thread reads the stack of the training thread about 20 times a second, and 100 times a second where the console has asked for more samples, and at the start.
+While the thread waits for a sample, the interpreter's switch interval is short (see `ShortSwitches`): else a sample would come with the next function of torch
+that releases the interpreter's lock, and the lines of Python before that function would never be seen.
 
 No function of Python shows the thread (see `threads`). It is gone before a fork and at the end of the process: Python 3.12 and newer warn where a process with
 several threads forks.

@@ -1,3 +1,4 @@
+# design: stdout: a thread of the agent in each worker reads the stack of the loading
 # An IterableDataset that is split over workers, persistent workers, a worker_init_fn, and what each worker sees of itself.
 import os
 import threading

@@ -18,7 +18,6 @@ version EVENTS_CACHED on, torch keeps them in a cache. So with NCCL the agent re
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import pickle
@@ -235,36 +234,9 @@ def _sum(kind: str, calls: list[Entry]) -> CollectiveKind:
     return CollectiveKind(kind, len(calls), sum(entry.bytes for entry in calls), sum(timed), len(timed))
 
 
-class _Pause:
-    """Pauses the garbage collector, where the program has it on."""
-
-    def __init__(self) -> None:
-        self._paused = False
-        in_forked_children(self.end)
-
-    def begin(self) -> None:
-        if gc.isenabled():
-            self._paused = True
-            gc.disable()
-
-    def end(self) -> None:
-        """Let the collector work again. A child that another thread of the program forks during the pause does so at once."""
-        if self._paused:
-            self._paused = False
-            gc.enable()
-
-
-_pause = _Pause()
-
-
 def _loaded(dump: Any, world_size: int) -> list[Entry]:
-    """Copy and read the record. All its containers are freed at the end. Without the pause, these containers would start collections that look at all objects of
-    the program, which takes 100 ms."""
-    _pause.begin()
-    try:
-        return entries_of(_Plain(io.BytesIO(dump(includeStackTraces=False))).load(), world_size)
-    finally:
-        _pause.end()
+    """Copy and read the record. All its containers are freed at the end."""
+    return entries_of(_Plain(io.BytesIO(dump(includeStackTraces=False))).load(), world_size)
 
 
 flight_recorder = FlightRecorder()

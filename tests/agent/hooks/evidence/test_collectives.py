@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import pickle
 import sys
 from types import SimpleNamespace
@@ -63,7 +61,6 @@ class Torch:
     def __init__(self, patch: pytest.MonkeyPatch, device: str = "cpu", version: str = "2.13.0") -> None:
         self.entries: list[dict[str, Any]] = []
         self.reads, self.t, self.cpu_s, self.read_takes_s = 0, 1_000_000.0, 0.0, 0.0
-        self.collecting: list[bool] = []
         library = SimpleNamespace(**{"_dump_nccl_trace" if device.startswith("cuda") else "_dump_fr_trace": self.dump})
         patch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version, _C=SimpleNamespace(_distributed_c10d=library)))
         patch.setattr(described, "device", lambda: device)
@@ -77,7 +74,6 @@ class Torch:
         assert not includeStackTraces
         self.reads += 1
         self.cpu_s += self.read_takes_s
-        self.collecting.append(gc.isenabled())
         return pickle.dumps(dump(*self.entries[-2000:]))
 
     def steps(self, count: int, step_s: float = 0.1, calls: int = 3) -> list[Any]:
@@ -99,7 +95,6 @@ def test_calls_of_whole_steps_are_counted_once(monkeypatch: pytest.MonkeyPatch) 
     reads = torch.steps(130)
     assert [read.kinds[0].calls / read.steps for read in reads] == [3.0] * len(reads) and len(reads) >= 3
     assert sum(read.steps for read in reads[1:]) == pytest.approx(40 * (len(reads) - 1), abs=2), "no step counts twice"
-    assert torch.collecting == [False] * torch.reads and gc.isenabled()
 
 
 def test_a_full_record_gives_the_steps_that_it_holds_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,27 +155,3 @@ def test_a_gpu_reads_the_record_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_pickle_that_names_a_class_is_refused() -> None:
     with pytest.raises(pickle.UnpicklingError):
         collectives._loaded(lambda includeStackTraces: pickle.dumps(SimpleNamespace()), 2)
-    assert gc.isenabled()
-
-
-# --- the garbage collector of the program --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_the_garbage_collector_is_as_before_also_in_a_child_that_is_forked_meanwhile(on: bool) -> None:
-    seen: list[int] = []
-
-    def copy(includeStackTraces: bool) -> bytes:
-        assert not gc.isenabled()
-        child = os.fork()
-        if not child:
-            os._exit(int(gc.isenabled()))
-        seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        return pickle.dumps({"pg_config": {}, "entries": []})
-
-    try:
-        (gc.enable if on else gc.disable)()
-        collectives._loaded(copy, 2)
-        assert gc.isenabled() == on and seen == [int(on)]
-    finally:
-        gc.enable()
