@@ -259,7 +259,7 @@ PATCH = Option(
 )
 ALLOW_NUMERICS = Option(
     "--allow-numerics",
-    "a job of your own: allow changes that alter its numbers (bf16, torch.compile)",
+    "a job of your own: allow changes that alter its numbers (tf32)",
     refused={**OWN_ONLY, **NO_RESTARTS},
 )
 ALLOW_LOADER = Option(

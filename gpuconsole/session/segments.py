@@ -377,7 +377,7 @@ class SegmentFold:
         if before == NO_GRAD and after == FORWARD and self._has_data:
             return P_FORWARD  # a teacher's output; without a loader, an environment may run in these lines
         if not self._has_data and (after in PASSES or (before == OPTIMIZER and after == ZERO)):
-            return P_DATA  # no loader, and no function that makes batches: the lines up to the pass, also those before zero_grad
+            return P_DATA  # no loader: the lines up to the pass, also those before zero_grad
         if fed and self.on_device:
             return P_H2D
         return P_OTHER

@@ -285,7 +285,7 @@ class OutOfMemory(Event, frozen=True):
 
 class MemoryOwners(Event, frozen=True):
     """Bytes on the GPU of a user's job by owner (`model.memory.OWNERS` and KEPT) at the largest allocation so far, and `total`, those of the card.
-    `signals`: the peaks of the allocator, at most every 20 s; otherwise empty."""
+    `signals`: the peaks of the allocator, where the program has made them itself; otherwise empty."""
 
     rank: int
     owners: dict[str, float]

@@ -31,7 +31,7 @@ FIRST_SAMPLE_S, SAMPLE_EVERY_S = 2.0, 60.0
 MOVES = ("_apply", "to", "cuda")
 """Methods of a module that bring its parameters to a GPU."""
 BATCH_KNOWN = 3
-"""The step at whose end the batch is known: the first passes are those before the program's modules are watched."""
+"""The step at whose end the batch is known."""
 PHASES = {
     FORWARD: "forward",
     **dict.fromkeys(WITHOUT_GRADIENTS, "eval"),
@@ -406,7 +406,7 @@ memory = Memory()
 
 
 def raised(problem: BaseException) -> None:
-    """An exception leaves a pass or an optimizer's step. Called by the hooks around these, which then raise it again. Raises nothing of its own."""
+    """An exception leaves a block that is watched, or is handled as the program empties the cache. Raises nothing of its own."""
     try:
         if is_out_of_memory(problem):
             memory.failed(problem, sys._getframe(1))

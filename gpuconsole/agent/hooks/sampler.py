@@ -315,7 +315,7 @@ class Sampler:
         return {BACKWARD: CLIP, FORWARD: LOSS, WHOLE: LOSS, COMPILED: LOSS}.get(last, BETWEEN)
 
     def _lines(self, frame: FrameType | None, part: str) -> tuple[str, str, tuple[Line, ...]]:
-        """The part, the library function that the innermost line of the program calls, and the lines of the program. In a light step the optimizer is no
+        """The part, the library function that the innermost line of the program calls, and the lines of the program. In a counted step the optimizer is no
         segment: its frames show it."""
         callee, lines = "", list[Line]()
         for _ in range(MOST_FRAMES):
