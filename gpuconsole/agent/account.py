@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import statistics
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .clock import ThreadTimes, now
+from .middle import median
 from .protocol import MarkedStep, Message
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class StepAccount:
         self._times.append(t)
         if self._sampled:
             self._runq.append(self.times.runq_s())
-            usual = statistics.median(self._walls)  # of many steps: otherwise bursts of contention would be sampled more often
+            usual = median(self._walls)  # of many steps: otherwise bursts of contention would be sampled more often
             every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
             self._next_sample = self._index + self._random.randint(1, 2 * every - 1)
         self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)

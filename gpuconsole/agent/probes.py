@@ -5,13 +5,13 @@ On a CPU times are wall time less the run-queue delay of the training thread, un
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .clock import now
 from .loop import Signals, Subject, Timed
+from .middle import median, standard_deviation
 from .protocol import Knobs, Signal
 from .reasons import PlainError
 
@@ -102,7 +102,7 @@ def half_width(values: list[float]) -> float:
     """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample); 1.0 for fewer than two values."""
     if len(values) < 2:
         return 1.0
-    return 2 * 1.25 * statistics.stdev(values) / len(values) ** 0.5
+    return 2 * 1.25 * standard_deviation(values) / len(values) ** 0.5
 
 
 def refuse_compiled(knobs: Knobs, what: str) -> None:
@@ -125,7 +125,7 @@ def cached_batch(subject: Subject) -> Signals:
         timed_pass(subject, batch)
         for _ in rounds(subject, 0.8, 3, 30):
             times.append(timed_pass(subject, batch))
-    seconds = statistics.median(times) * subject.passes_per_step
+    seconds = median(times) * subject.passes_per_step
     return {"probe.cached_pass_s": Signal(seconds, "s", f"probe P1, median of {len(times)}")}
 
 
@@ -158,11 +158,10 @@ def batch_elasticity(subject: Subject) -> Signals:
     largest = max(batches)
     ratios = [many / (largest * single) for single, many in zip(times[1], times[largest], strict=False)]
     signals = {
-        f"probe.pass_{factor}x_s": Signal(statistics.median(times[factor]), "s", f"probe P2, median of {len(times[factor])}")
-        for factor in batches
+        f"probe.pass_{factor}x_s": Signal(median(times[factor]), "s", f"probe P2, median of {len(times[factor])}") for factor in batches
     }
     source = f"probe P2: t({largest}b) / {largest} t(b), n={len(ratios)}{subject.pass_note}"
-    signals["probe.batch_cost_ratio"] = Signal(statistics.median(ratios), "ratio", source)
+    signals["probe.batch_cost_ratio"] = Signal(median(ratios), "ratio", source)
     signals["probe.batch_cost_spread"] = Signal(half_width(ratios), "ratio", "probe P2: 2 standard errors of that median")
     fits = "" if subject.longest_hold_s == float("inf") else " into memory, and whose passes fit into the time of the probe"
     signals["probe.batch_factor"] = Signal(largest, "x", f"probe P2: largest factor that fits{fits}")
@@ -213,14 +212,14 @@ def launch(subject: Subject) -> Signals:
                 one_pass()
                 issue.append(max(1e-9, now() - start - (subject.account.times.runq_s() - runq)))
             whole += times
-        wait_s = min(LONGEST_WAIT_S, 1.5 * statistics.median(issue))
+        wait_s = min(LONGEST_WAIT_S, 1.5 * median(issue))
         for _ in rounds(subject, LAUNCH_BUDGET_S, 3, 30):
             alone.append(_behind_a_wait(subject, one_pass, wait_s))
     source = f"probe P9, median of {len(whole)} passes"
     return {
-        "probe.issue_s": Signal(statistics.median(issue), "s", f"{source}: until the host has issued all of it"),
-        "probe.pass_s": Signal(statistics.median(whole), "s", source),
-        "probe.pass_gpu_s": Signal(statistics.median(alone), "s", f"probe P9, median of {len(alone)}: on the GPU, all issued beforehand"),
+        "probe.issue_s": Signal(median(issue), "s", f"{source}: until the host has issued all of it"),
+        "probe.pass_s": Signal(median(whole), "s", source),
+        "probe.pass_gpu_s": Signal(median(alone), "s", f"probe P9, median of {len(alone)}: on the GPU, all issued beforehand"),
     }
 
 

@@ -7,11 +7,11 @@ are read when the stream has passed them, some steps later (see `stream`).
 from __future__ import annotations
 
 import random
-import statistics
 from collections import deque
 
 from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
+from ..middle import median
 from ..protocol import Message
 from . import described, passes
 from .calls import compiled
@@ -25,7 +25,7 @@ from .sampler import sampler
 from .stream import StreamClock
 from .watch import recorder, watch
 
-MARKED_EACH_S = 0.02
+MARKED_EACH_S = 0.04
 """Seconds from one marked step to the next, on average. Steps that take longer than two thirds of this are all marked. Of shorter steps most are only counted,
 because Python calls the agent ten times in a marked step of a plain loop, and once in a counted one."""
 MARKED_OF = 16
@@ -101,7 +101,7 @@ class StepSampler:
     @property
     def usual_s(self) -> float:
         """The median time of a step lately, in seconds; 0: not known."""
-        return statistics.median(self._step_s) if self._step_s else 0.0
+        return median(self._step_s) if self._step_s else 0.0
 
     def next(self, index: int, start: float, low_rate: bool) -> int:
         """The step to sample next: `index`, which begins at `start`, or a later one. Call it from time to time."""
@@ -129,7 +129,7 @@ class CountedSteps:
         unusual = steppers.several or not steppers.plain or compiled.used or iterators.short_epochs
         if busy or unusual or passes.state.counting is not None or watch.keep_inputs:
             self._from = recorder.index + MARKED_AT_FIRST
-        if recorder.index < self._from or not usual_s:
+        if recorder.index < self._from or not usual_s or recorder.marks is None:  # before Python 3.12 all borders of a step are seen
             return 0
         if recorder.on_stream:
             return MARKED_OF_STREAM if usual_s < STREAM_BELOW_S else 0

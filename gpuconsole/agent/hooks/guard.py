@@ -202,7 +202,7 @@ class Switch:
             return None
         try:
             return function(*args)
-        except Exception as problem:
+        except BaseException as problem:
             if self.part_off(where, problem):
                 raise
             return None
@@ -273,7 +273,7 @@ def entry(where: str) -> Callable[[F], F]:
         def guarded(*args: Any) -> Any:
             try:
                 return function(*args)
-            except Exception as problem:
+            except BaseException as problem:
                 if off(where, problem):
                     raise
                 return None

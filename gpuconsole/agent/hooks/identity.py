@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,8 @@ class ByIdentity:
     def put(self, target: Any, value: Any) -> None:
         """Give an object a value. Raises TypeError where its class has no weak references."""
         key = id(target)
-        self._of[key] = weakref.ref(target, lambda ref: self._drop(key, ref)), value
+        # no function of Python as the callback: an exception from outside that comes within one, such as that of a signal handler, would be lost
+        self._of[key] = weakref.ref(target, functools.partial(self._of.pop, key)), value
 
     def pop(self, target: Any) -> Any:
         """Take the value of an object away, and return it."""
@@ -36,8 +38,3 @@ class ByIdentity:
     def __iter__(self) -> Iterator[Any]:
         """The objects."""
         return iter([target for ref, _ in list(self._of.values()) if (target := ref()) is not None])
-
-    def _drop(self, key: int, ref: weakref.ref[Any]) -> None:
-        known = self._of.get(key)
-        if known is not None and known[0] is ref:  # another object may have the identity by now
-            del self._of[key]

@@ -80,11 +80,10 @@ class Modes:
 def _present() -> list[str]:
     """The modes that are on in this thread."""
     torch = sys.modules["torch"]
-    profiles = getattr(torch._C._autograd, "_profiler_enabled", None)  # no public way to this flag (torch 2.13)
     found = {
         "anomaly": torch.is_anomaly_enabled(),
         "check_nan": torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled(),
-        "profiler": profiles is not None and profiles(),
+        "profiler": is_profiled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn_deterministic": recorder.on_stream and torch.backends.cudnn.deterministic,
     }
@@ -99,6 +98,12 @@ def autocast_around(module: Any) -> str:
     parameter = next(parameters_of(module), None)
     kind = parameter.device.type if parameter is not None else "cpu"
     return BY_DTYPE.get(str(torch.get_autocast_dtype(kind)), "") if torch.is_autocast_enabled(kind) else ""
+
+
+def is_profiled() -> bool:
+    """Return whether a profiler of torch records the operators of this thread."""
+    enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # no public way to this flag (torch 2.13)
+    return enabled is not None and bool(enabled())
 
 
 def has_modes() -> bool:

@@ -17,7 +17,7 @@ from . import calls, passes, tracing
 from .borders.table import Border, Note
 from .guard import switch
 from .memory import memory
-from .recorder import BACKWARD, COMPILED, OPTIMIZER, Mark
+from .recorder import BACKWARD, COMPILED, OPTIMIZER, Mark, get_ident
 from .watch import recorder, watch
 
 MOST_GONE = 32
@@ -109,7 +109,8 @@ def _add(optimizer: Any) -> None:
     steppers.made()
     if steppers.several:  # which optimizer ends a step is seen in marked steps only
         recorder.every = 0
-        recorder.mark_rest()
+        if recorder.thread == get_ident():
+            recorder.mark_rest()
 
 
 def optimizer_seen(optimizer: Any) -> None:
@@ -270,7 +271,8 @@ def end_whole() -> None:
 
 def end_step() -> None:
     """End the step, then let the agent work."""
-    watch.micro_batches = recorder.backwards or 1
+    if not recorder.partial:
+        watch.micro_batches = recorder.backwards or 1
     watch.most_micro_batches = max(watch.most_micro_batches, recorder.backwards)
     passes.state.sized = False
     for note in step_ends:

@@ -12,7 +12,7 @@ from typing import Any
 from . import tracing
 from .borders.table import Border
 from .guard import entry, switch
-from .modes import autocast_around, has_modes, modes
+from .modes import autocast_around, has_modes, is_profiled, modes
 from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL
 from .structure import has_parameters
 from .watch import count_samples, recorder, rows, watch
@@ -129,9 +129,9 @@ FORWARD_PASS = Border("torch.nn.modules.module", "Module._wrapped_call_impl", la
 @entry("loss.read")
 def read_loss(tensors: Any) -> None:
     """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss of a class of its own is left alone: that of DTensor would take
-    an exchange between processes, and other classes, as modes of the program, see each operator on it."""
+    an exchange between processes, and other classes, as modes and profilers of the program, see each operator on it."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
-    if not is_plain(loss) or has_modes() or loss.ndim:
+    if not is_plain(loss) or has_modes() or loss.ndim or loss.is_complex() or is_profiled():
         return
     if loss.device.type == "cpu":
         value = loss.item()

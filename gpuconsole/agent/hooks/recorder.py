@@ -90,6 +90,7 @@ class Recorder:
         "marks",
         "on_stream",
         "own_s",
+        "partial",
         "passes",
         "probes_s",
         "random",
@@ -117,6 +118,8 @@ class Recorder:
         """The training thread; 0: nothing is recorded. A hook compares it itself: the call of a method would double the cost of the comparison."""
         self.counted = False
         """Whether the step under way is only counted."""
+        self.partial = False
+        """Whether the step under way was counted at its start, and is marked since then: what it had before is not known."""
         self.marks: Callable[[bool], None] | None = None
         """Called with whether a step is marked, where that changes."""
         self.usual = 0, 0
@@ -238,6 +241,8 @@ class Recorder:
             self.readings.append(self.read())  # type: ignore[misc]
             if self.caught_up is not None and not self.ends_only:
                 self.caught_up(self.readings)
+        if self.partial:
+            self.samples, self.tokens = max(self.samples, self.usual[0]), max(self.tokens, self.usual[1])
         self.done.append(
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )
@@ -268,7 +273,7 @@ class Recorder:
         self.index += 1
         self.start, self.codes, self.times = t, [], []
         self.samples = self.tokens = self.passes = self.backwards = 0
-        self.loss = None
+        self.loss, self.partial = None, False
         self.reads_loss = self.sample_all or t >= self._loss_t
         if self.reads_loss:
             self._loss_t = t + LOSS_EVERY_S
@@ -290,6 +295,7 @@ class Recorder:
         if self.counted:
             self.codes.append(self.stack[-1])
             self.times.append(now())
+            self.partial = True
             self._mark()
 
     def _mark(self) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections import UserDict
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
 from .borders.opened import opened
 from .guard import OWN as OWN
-from .guard import ask, from_outside, switch
+from .guard import from_outside, switch
 from .recorder import Recorder, get_ident
 from .source import EDITED, is_interactive, line_digests
 
@@ -249,12 +250,11 @@ def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def _samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """The samples of a pass, its first tensor, and the shape of this tensor; without a shape there are no samples."""
     value: Any = args[0] if args else None
-    shape = getattr(value, "shape", None) if hasattr(type(value), "shape") else None
-    if not isinstance(shape, tuple) or not shape:
+    if not has_shape(value):
         value = _first_tensor(args, kwargs)
-        shape = getattr(value, "shape", None)
-        if not shape:
+        if value is None:
             return 0, value, ()
+    shape = value.shape
     samples, batch = shape[0], watch.loader_batch
     if batch and samples != batch:
         given: Any = args[0] if args else None
@@ -264,28 +264,38 @@ def _samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first argument with a shape; in mappings, sequences and objects of the program's own the first element stands for all."""
+    """The first argument with a shape; in mappings, sequences and objects of the program's own the first element stands for all. No code of the program runs: a
+    mapping may make its parts when they are asked for, so of other classes only what they hold is looked at."""
     for value in (*args, *kwargs.values()):
         for _ in range(2):
-            kind = type(value)
-            if ask(value, "shape") is not None:
-                break
-            if callable(ask(kind, "values")):
-                value = _first(value.values())
-            elif issubclass(kind, (tuple, list)):
-                value = value[0] if value else None
-            else:  # an object such as a dataclass: its attributes
-                value = _first(one for one in ask(value, "__dict__", {}).values() if has_shape(one))
+            if has_shape(value):
+                return value
+            value = _first_of(value)
         if has_shape(value):
             return value
     return None
 
 
-def _first(values: Iterable[Any]) -> Any:
-    return next(iter(values), None)
+def _first_of(value: Any) -> Any:
+    """The first element of a container; of an object such as a dataclass the first attribute that is a tensor."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        return next(iter(dict.values(value)), None)
+    if issubclass(kind, (tuple, list)):
+        plain = tuple if issubclass(kind, tuple) else list
+        return plain.__getitem__(value, 0) if plain.__len__(value) else None
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    if type(held) is not dict:
+        return None
+    inner = held.get("data")
+    if issubclass(kind, UserDict) and type(inner) is dict:
+        return next(iter(inner.values()), None)
+    return next((one for one in held.values() if has_shape(one)), None)
 
 
 def has_shape(value: Any) -> bool:
-    """Whether a value has a shape with a dimension. What torch.fx passes through a model that it traces has none: to look at it would change the graph."""
-    shape = ask(value, "shape")
-    return issubclass(type(shape), tuple) and bool(shape)
+    """Whether a value is a tensor with a dimension. What torch.fx passes through a model that it traces is none: to look at it would change the graph."""
+    return issubclass(type(value), sys.modules["torch"].Tensor) and issubclass(type(value.shape), tuple) and bool(value.shape)

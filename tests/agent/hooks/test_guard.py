@@ -153,3 +153,16 @@ def test_an_attribute_of_an_object_that_raises_is_not_there() -> None:
         __getattr__ = dict.__getitem__
 
     assert ask(Items(), "shape") is None and ask(Items(shape=3), "shape") == 3
+
+
+def test_ctrl_c_within_an_entry_point_lets_the_account_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch, anew = Switch(), list[str]()
+    monkeypatch.setattr(guard, "switch", switch)
+    switch.begin_anew.append(lambda: anew.append("begun"))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guard.entry("test.work")(interrupted)()
+    assert anew == ["begun"] and not switch.failed

@@ -161,3 +161,18 @@ def test_events_of_two_streams_make_no_timeline_but_collectives_and_batches_have
     assert (passes.events, others.events) == (4, 0)
     monkeypatch.setattr(stream.recorder, "codes", [])
     assert clock.record() is None and clock.record() is not None, "the program goes on in another stream"
+
+
+@pytest.mark.parametrize("rare", [range(0), (20,), (20, 21, 40)])
+def test_a_step_that_is_marked_from_its_middle_on_has_the_samples_of_the_step_before(rare: range | tuple[int, ...]) -> None:
+    recorder = Recorder()
+    recorder.begin([])
+    recorder.every = 16
+    for number in range(80):
+        for batch in range(4):
+            if batch == 2 and number in rare:
+                recorder.mark_rest()
+            if not recorder.counted:
+                recorder.samples += 8
+        (recorder.cut_counted if recorder.counted else recorder.cut)()
+    assert [step[4] for step in recorder.done] == [32] * 80

@@ -1,6 +1,7 @@
 """Short steps that are not the usual ones: `short_kinds.py KIND STEPS`."""
 
 import atexit
+import contextlib
 import os
 import sys
 
@@ -81,3 +82,22 @@ elif kind == "loaded":
             done += 1
             if done == steps:
                 break
+elif kind == "failed_saves":
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number in range(steps):
+        optimize(model)
+        if number % 100 == 50:
+            with contextlib.suppress(OSError, RuntimeError):
+                torch.save(model.state_dict(), "there is no such folder/model.pt")
+elif kind == "accumulates":
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    loader, done = DataLoader([inputs[0]] * 37 * 4, 4), 0  # the first batch of an epoch is now the first of a step, now the second
+    while done < steps:
+        for batch in loader:
+            model(batch).square().mean().backward()
+            done += 0.5
+            if done == int(done):
+                optimizer.step()
+                optimizer.zero_grad()
+                if done == steps:
+                    break

@@ -31,6 +31,8 @@ TOOLS = (4, 3, 5)
 TOOL_NAME = "gpuconsole"
 MOST_CALLS = 256
 """Calls of modules in one step that are looked at: a program may call thousands of small modules by itself. Later ones are not seen in this step."""
+MOST_FORWARDS = 256
+"""Codes of a `forward` whose returns are seen. A program may make classes with new code again and again; of later ones the return of the call is seen."""
 MOST_RETURNS = 64
 """Returns in one pass of a `forward` that a root and modules within it share. With more, its returns are not seen, and a pass ends at the next border."""
 LEVELS = 5
@@ -160,7 +162,7 @@ class Monitor:
                     border.elsewhere()
             elif border.part not in switch.parts_off:
                 opened.begin(sys._getframe(1), border)
-        except Exception as problem:
+        except BaseException as problem:
             if _off(opened.present, problem):
                 raise
 
@@ -186,10 +188,15 @@ class Monitor:
             if thread and thread != get_ident():
                 return
             if border is not None:
-                if border is STEP and recorder.counted and not opened:
-                    end_seen(sys._getframe(1))
-                    return
                 frame = sys._getframe(1)
+                if border is STEP and recorder.counted:
+                    if opened:
+                        opened.end_lost(
+                            frame
+                        )  # saving, logging or a collective has raised: the borders that would show it are not seen now
+                    if not opened:
+                        end_seen(frame)
+                        return
                 if border is NEXT:
                     self._note_batch(code, frame, result)
                 elif opened.end(frame):
@@ -197,7 +204,7 @@ class Monitor:
                     return
             if key in self._forwards or code is self._calls:
                 self._returned(code, sys._getframe(1))
-        except Exception as problem:
+        except BaseException as problem:
             if _off(note or opened.present, problem):
                 raise
 
@@ -251,7 +258,7 @@ class Monitor:
         if known is None or known[0] != id(type(module)):
             known = self._forward_of[id(module)] = id(type(module)), _forward_code(module)
         code = known[1]
-        if code is None:
+        if code is None or (id(code) not in self._forwards and len(self._forwards) >= MOST_FORWARDS):
             self._arm(RETURN)
         elif id(code) not in self._forwards:
             self._forwards[id(code)] = 0

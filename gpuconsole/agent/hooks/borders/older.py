@@ -35,7 +35,7 @@ def _guarded(place: str, act: Any, *args: Any) -> Any:
         return None
     try:
         return act(*args)
-    except Exception as problem:
+    except BaseException as problem:
         if switch.off(place, problem):
             raise
         return None

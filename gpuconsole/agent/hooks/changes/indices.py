@@ -66,5 +66,7 @@ class Feed:
         if self.closed:
             raise StopIteration
         index = next(self._indices)
+        if type(index) is list:  # a sampler may fill one list again and again, and the queue of a worker pickles it later
+            index = list(index)
         self.drawn.append(index)
         return index

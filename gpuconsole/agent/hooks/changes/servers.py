@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,10 +168,11 @@ class Recipe:
         kind = self.module._MultiProcessingDataLoaderIter
         iterator = kind.__new__(kind)
         try:
-            with warnings.catch_warnings():  # torch's advice is for the program's author
-                warnings.simplefilter("ignore")
-                with unregistered(self.module), signals_wait():
-                    iterator.__init__(spec)
+            with (
+                unregistered(self.module),
+                signals_wait(),
+            ):  # the filters of warnings stay: a change of them lets warnings that are shown once come again
+                iterator.__init__(spec)
             _keep_to_us(iterator)
             iterator.__dict__["_worker_pids_set"] = False
         except BaseException as problem:

@@ -15,7 +15,7 @@ from ...clock import now
 from ...loop import Signals
 from ..calls import compiled
 from ..guard import entry, from_outside, switch
-from ..modes import has_modes, modes
+from ..modes import has_modes, is_profiled, modes
 from ..passes import state
 from ..structure import structure
 from ..threads import calls_are_seen
@@ -28,9 +28,12 @@ COMPILED = "the model is compiled: torch would run it uncompiled while its opera
 OBSERVED = "a profiler, a debugger or coverage of the program would see the calls that count its operators"
 OBSERVED_S = 20.0
 """Seconds to wait for the end of such a tool."""
-OTHER_ROUNDING = "the backward pass of torch.prod or torch.cumprod rounds in another way while operators are counted"
-PRODUCTS = ("prod", "cumprod")
-"""Operators whose backward pass takes another way where any dispatch mode is on: `isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp."""
+OTHER_ROUNDING = "the backward pass of torch.prod, masked_fill or lstsq rounds in another way while operators are counted"
+PRODUCTS = ("prod", "cumprod", "linalg_lstsq")
+OTHER_NODES = ("prodbackward", "cumprodbackward", "linalglstsqbackward", "maskedfillbackward1")
+"""Operators whose backward pass takes another way where any dispatch mode is on, and the nodes of their backward passes: `isTensorSubclassLike` in
+torch/csrc/autograd/FunctionsManual.cpp. Found by running 261 operators with and without such a mode. `maskedfillbackward1` is that of `masked_fill` with a
+tensor as the value; with a number the node has another name."""
 MOST_NODES = 100_000
 """Of the graph of a loss, which is searched for such operators."""
 INTERRUPTED = "an exception of the program ended the step whose operators were counted"
@@ -99,7 +102,7 @@ class StepCount:
         self._counts = False
         """Whether the mode is on."""
         self._products = False
-        """Whether one of PRODUCTS has run."""
+        """Whether one of PRODUCTS has run, or `masked_fill` with a value that has a gradient."""
 
         class Counts(TorchDispatchMode):
             supports_higher_order_operators = True  # else torch raises an exception where the program runs one of them
@@ -129,7 +132,8 @@ class StepCount:
             self.waits.note(begun - before if name == AFTER_A_COPY else self._last_end - begun, frame)
         if operator.namespace == "aten":
             self.scores.see(operator, args, out, frame)
-        self._products = self._products or name in PRODUCTS
+        learned = name == "masked_fill" and getattr(args[2], "requires_grad", False)
+        self._products = self._products or learned or name in PRODUCTS
         formula = self._formulas.get(name) if operator.namespace == "aten" else None
         if formula is not None and self.flops is not None:
             try:
@@ -201,13 +205,13 @@ class StepCount:
 
 
 def has_products(loss: Any) -> bool:
-    """Return whether the graph of `loss`, a tensor or several, has one of PRODUCTS; also where the graph is too large to be searched."""
+    """Return whether the graph of `loss`, a tensor or several, has one of OTHER_NODES; also where the graph is too large to be searched."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
     nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if node.name().lower().startswith(tuple(f"{name}backward" for name in PRODUCTS)) or len(seen) > MOST_NODES:
+        if node.name().lower().startswith(OTHER_NODES) or len(seen) > MOST_NODES:
             return True
         following = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= following
@@ -279,7 +283,7 @@ class Arithmetic:
 
 def is_observed() -> bool:
     """Return whether a profiler, a debugger or coverage of the program sees calls of Python functions. Such a tool would see the calls that count operators."""
-    return sys.getprofile() is not None or sys.gettrace() is not None or calls_are_seen()
+    return sys.getprofile() is not None or sys.gettrace() is not None or calls_are_seen() or is_profiled()
 
 
 def is_compiled() -> bool:

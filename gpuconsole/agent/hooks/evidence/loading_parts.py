@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ...clock import now
-from ...forks import in_forked_children
+from ...forks import before_forks, in_forked_children
 from ...loop import Signals
 from ...probes import ProbeError
 from ...protocol import Signal
@@ -292,6 +292,8 @@ def wanted_until(path: str) -> float:
 
 
 _folder: list[str] = []
+_sampling: list[Ticker] = []
+"""The thread of this process, where it is a worker."""
 
 
 def begin(folder: str) -> None:
@@ -303,8 +305,15 @@ def begin_worker(frame: FrameType) -> bool:
     """What the process of a worker runs begins, in that process."""
     parent = multiprocessing.parent_process()
     if _folder and not switch.failed and parent is not None and parent.pid is not None:
-        Ticker(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).tick)
+        _sampling[:] = [Ticker(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).tick)]
+        before_forks(_end_sampling)
     return False
+
+
+def _end_sampling() -> None:
+    """A worker forks: its thread ends for good."""
+    while _sampling:
+        _sampling.pop().stop()
 
 
 BORDERS = (Border("torch.utils.data._utils.worker", "_worker_loop", begin_worker, lambda failed: None, "parts"),)

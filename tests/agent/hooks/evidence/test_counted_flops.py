@@ -109,6 +109,22 @@ def test_gradients_of_products_are_the_same_bits_in_the_step_that_is_counted(pla
     assert count.flops is None and "torch.prod" in count.reason
 
 
+@pytest.mark.parametrize("place", ["in the pass", "in a checkpoint"])
+def test_gradients_of_a_learned_fill_are_the_same_bits_in_the_step_that_is_counted(place: str) -> None:
+    torch.manual_seed(0)
+    fill, x = torch.tensor(0.3, requires_grad=True), torch.randn(64, 512)
+
+    def filled() -> torch.Tensor:
+        return (x.masked_fill(x > 0, fill) * x).sigmoid().sum()
+
+    def work() -> torch.Tensor:
+        return filled() if place == "in the pass" else checkpoint(filled, use_reentrant=False)
+
+    count = StepCount()
+    assert torch.equal(gradients(work, fill, None), gradients(work, fill, count))
+    assert count.flops is None and "masked_fill" in count.reason
+
+
 def test_a_pass_without_products_is_counted_whole() -> None:
     weights, x = torch.randn(64, 32, requires_grad=True), torch.randn(16, 64)
     count = StepCount()
