@@ -123,7 +123,7 @@ class Listener:
         return {**env, **self.folder.environment(TOKEN), "PYTHONPATH": path}
 
     def run(
-        self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 150.0
+        self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 270.0
     ) -> subprocess.CompletedProcess[str]:
         """Run `command` under the agent, and wait for the end of its connections."""
         env = self.environment(**(environment or {}))

@@ -29,7 +29,7 @@ def changed(name: str, folder: Path, *, allowed: bool) -> tuple[list[str], Knobs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", matrix(NAMES, ["list", "settings", "endless", "replay", "connection"]))
+@pytest.mark.parametrize("name", matrix(NAMES, ["list", "endless", "connection"]))
 def test_a_loop_that_changes_what_is_loaded_ahead(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), name, str(tmp_path)]
     alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

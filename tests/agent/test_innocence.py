@@ -40,7 +40,7 @@ def kind(name: str) -> str:
 
 def alone(*command: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=150)
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=270)
 
 
 @pytest.mark.slow

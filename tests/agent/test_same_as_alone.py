@@ -17,7 +17,7 @@ PROGRAMS = Path(__file__).parent / "programs" / "innocent"
 def same_as_alone(tmp_path: Path, name: str, *arguments: str) -> list[Watched]:
     """Run a program with and without the agent, and compare. Returns what the agents have sent."""
     command = (sys.executable, str(PROGRAMS / f"{name}.py"), *arguments)
-    alone = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False, timeout=150)
+    alone = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False, timeout=270)
     listener = Listener(tmp_path)
     done = listener.run(*command)
     assert (done.returncode, done.stdout, done.stderr) == (alone.returncode, alone.stdout, alone.stderr)

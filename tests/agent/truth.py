@@ -64,7 +64,7 @@ def watched(folder: Path, *command: str, python: str = sys.executable) -> Ran:
 def alone(folder: Path, *command: str, python: str = sys.executable) -> str:
     """The output of the same program without the agent."""
     env = {**os.environ, **environment(folder / "alone")}
-    done = subprocess.run([python, *command], capture_output=True, text=True, env=env, cwd=folder, check=True, timeout=150)
+    done = subprocess.run([python, *command], capture_output=True, text=True, env=env, cwd=folder, check=True, timeout=270)
     return done.stdout
 
 

@@ -124,6 +124,7 @@ def test_only_named_additions_are_accepted(fact: str, bare: str, watched: str, i
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_a_real_program_is_the_same_with_its_changes_and_one_that_fails_alone_is_not_run(tmp_path: Path) -> None:
     runs = Runs("plain", PROGRAMS["plain"], sys.executable, tmp_path, LONG)
     tried, kept = runs.changed(PROGRAMS["plain"].changes, keep=False), runs.changed(PROGRAMS["plain"].changes, keep=True)

@@ -323,6 +323,7 @@ def gitlab(template: Any, folder: Path, **variables: str) -> subprocess.Complete
 
 
 @pytest.mark.slow
+@pytest.mark.rates
 @pytest.mark.timeout(600)
 def test_the_script_of_the_gitlab_template(tmp_path: Path) -> None:
     variables = {"GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "8", "GATE_RUNS": "1"}

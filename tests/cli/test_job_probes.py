@@ -19,7 +19,7 @@ STEPS = ("1800", "1")
 def test_rules_of_a_job_conclude_from_probes_and_a_window_of_its_own_steps(tmp_path: Path) -> None:
     job = (sys.executable, str(PROGRAM), *STEPS)
     console = (sys.executable, "-m", "gpuconsole", "run", "--headless", "--probe", "--snapshot", "s.json", "--", *job)
-    probed = subprocess.run(console, capture_output=True, text=True, cwd=tmp_path, timeout=170, check=False)
+    probed = subprocess.run(console, capture_output=True, text=True, cwd=tmp_path, timeout=270, check=False)
     assert probed.returncode == 0, probed.stderr[-3000:]
     alone = subprocess.run(job, capture_output=True, text=True, timeout=100, check=True)
     assert probed.stdout == alone.stdout, "the same losses, weights and random state"

@@ -96,6 +96,7 @@ def test_the_figures_are_those_of_the_client_and_no_request_is_ours(cli: Cli, tm
 
 
 @pytest.mark.slow
+@pytest.mark.rates
 @pytest.mark.parametrize(
     ("knobs", "users", "output", "expected"),
     [

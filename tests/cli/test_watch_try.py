@@ -61,6 +61,7 @@ def test_a_limit_is_tried_under_the_traffic_and_no_request_is_ours(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_a_load_below_the_limit_ends_undecided_with_the_reason(cli: Cli) -> None:
     with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 3, 48, seconds=120):
         words = ("--headless", "--duration", "6", "--try", "max_num_seqs=16", "--slo", "e2e_p50=60")

@@ -36,6 +36,6 @@ def run_script(machine: SimulatedMachine, script: Path, **environment: str) -> d
     """What a script of this folder prints as JSON, on that machine."""
     command = [sys.executable, str(script)]
     env = machine.environment(**{"OMP_NUM_THREADS": "1", **environment})
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)  # type: ignore[no-any-return]

@@ -10,13 +10,14 @@ import pytest
 
 from tests.conftest import Cli
 from tests.cuda.conftest import Machines
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "own_job" / "gpu_jobs" / "script.py"
 WRITTEN_OUT = "@ v"
 
 
-@pytest.mark.parametrize("attention", ["math", "sdpa"])
+@pytest.mark.parametrize("attention", matrix(["math", "sdpa"], in_ci=["math"]))
 def test_attention_that_is_written_out_is_the_cause_and_not_its_elementwise_operations(
     simulated: Machines, cli: Cli, tmp_path: Path, attention: str
 ) -> None:

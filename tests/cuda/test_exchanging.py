@@ -43,7 +43,7 @@ def job(simulated: Machines, folder: Path, kind: str) -> Job:
     words = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", "snapshot.json", "--"]
     words += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(STEPS[kind])]
     environment = machine.environment(OMP_NUM_THREADS="1")
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=270, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     run = json.loads((folder / "snapshot.json").read_text())["runs"][-1]
     exposed = []
@@ -53,6 +53,7 @@ def job(simulated: Machines, folder: Path, kind: str) -> Job:
     return Job(run, {finding["rule"]: finding for finding in run["findings"]}, exposed)
 
 
+@pytest.mark.rates
 def test_an_exchange_over_a_slow_link_is_named_and_is_a_phase(simulated: Machines, tmp_path: Path) -> None:
     found = job(simulated, tmp_path, "exposed")
     assert found.run["device"].startswith("gpu")

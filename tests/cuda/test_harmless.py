@@ -24,7 +24,7 @@ def run(machine: SimulatedMachine, tmp_path: Path, kind: str, *asks: tuple[int, 
     """Run a job alone and under the agent, and compare. Returns what the agent sent."""
     command = (sys.executable, str(PROGRAM), kind)
     env = machine.environment(OMP_NUM_THREADS="1", **environment)
-    alone = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=150)
+    alone = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=270)
     assert alone.returncode == 0, alone.stderr[-3000:]
     listener = Listener(tmp_path, asks)
     watched = listener.run(*command, environment=env, cwd=tmp_path)

@@ -37,14 +37,14 @@ def card(simulated: Machines) -> SimulatedMachine:
 def alone(machine: SimulatedMachine, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, str(PROGRAM), *map(str, words))
     env = machine.environment(OMP_NUM_THREADS="1", **environment)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=270, check=False)
 
 
 def watched(machine: SimulatedMachine, folder: Path, *words: object, options: tuple[str, ...] = ()) -> Ended:
     """The same job under `gpuconsole run --headless`."""
     files = (*options, "--snapshot", str(folder / "x.json"), "--summary", str(folder / "summary"))
     command = (sys.executable, "-m", "gpuconsole", "run", "--headless", *files, "--", sys.executable, str(PROGRAM), *map(str, words))
-    done = subprocess.run(command, env=machine.environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=machine.environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=270, check=False)
     (run,) = json.loads((folder / "x.json").read_text())["runs"]
     print((folder / "summary").read_text())
     return Ended(done.returncode, done.stdout, done.stderr, run.get("memory_failures", []))
@@ -97,6 +97,7 @@ def test_free_memory_in_pieces(card: SimulatedMachine, tmp_path: Path) -> None:
     assert alone(card, "fragments", 4096, 330, PYTORCH_ALLOC_CONF="expandable_segments:True").returncode == 0
 
 
+@pytest.mark.matrix
 def test_an_evaluation_that_keeps_gradients(card: SimulatedMachine, tmp_path: Path) -> None:
     ended = watched(card, tmp_path, "evaluation", 4096, 40, options=("--memory",))
     (failure,) = ended.failures

@@ -35,7 +35,7 @@ def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(si
             listener = Listener(folder)
             done = listener.run(*command, environment=env, cwd=folder)
         else:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=150)
+            done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=270)
         assert done.returncode == 0, done.stderr
         runs[watched] = done.stdout, syncs(env) - before
     assert runs[True] == runs[False], "the same output, and as many synchronisations"

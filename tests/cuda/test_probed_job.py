@@ -35,7 +35,7 @@ def run(machine: Any, folder: Path, probes: tuple[str, ...], *numbers: int) -> t
         done = listener.run(*command, environment=env, cwd=folder)
         (watched,) = listener.watched
     else:
-        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, cwd=folder, check=False, timeout=150)
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, cwd=folder, check=False, timeout=270)
     assert done.returncode == 0, done.stderr[-3000:]
     memory = [tuple(map(int, line.split())) for line in (folder / "reserved.txt").read_text().splitlines()]
     return done.stdout, watched, memory  # type: ignore[return-value]

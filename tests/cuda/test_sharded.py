@@ -32,6 +32,7 @@ def job(machine: SimulatedMachine, folder: Path, kind: str, steps: int) -> dict[
     return json.loads((folder / "snapshot.json").read_text())["runs"][-1]  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_gathers_that_no_computation_hides_are_named_and_are_no_slow_host(simulated: Machines, tmp_path: Path) -> None:
     machine = simulated("card l4 demand_w=0", "card l4 demand_w=0", "values none")
     alone_s = float(run(machine, tmp_path, sys.executable, str(PROGRAM), "exposed", str(ALONE_STEPS)))

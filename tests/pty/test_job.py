@@ -280,6 +280,7 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rates
 def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_replays(tmp_path: Path) -> None:
     """The patch is printed and written when the console quits."""
     shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", tmp_path)

@@ -29,7 +29,7 @@ def test_a_foreign_module_in_the_current_folder_never_runs(tmp_path: Path, words
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(FOREIGN)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "gpuconsole", *words], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, "-P", "-m", "gpuconsole", *words], cwd=tmp_path, capture_output=True, text=True, timeout=270, check=False
     )
     assert [path.name for path in tmp_path.rglob("*.ran")] == []
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "tests.workloads.parallel_modes",
     ]
     done = subprocess.run(
-        [*command, knobs, str(tmp_path_factory.mktemp("ranks"))], capture_output=True, text=True, timeout=170, check=False
+        [*command, knobs, str(tmp_path_factory.mktemp("ranks"))], capture_output=True, text=True, timeout=270, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: Found = {}

@@ -107,7 +107,7 @@ async def changes_of(folder: Path, changes: Sequence[Knobs]) -> list[KnobsSet]:
     worker = WorkerHandle(events.append, lambda gone, code: ended.set(), job=JobCommand(command, allows_numerics=True, allows_loader=True))
     await worker.launch()
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while sum(isinstance(event, RankJoined) for event in events) < 2 or not any(
                 isinstance(event, Steps) and event.steps and event.steps[-1].index > 20 for event in events
             ):

@@ -94,7 +94,7 @@ async def events_of(program: str, folder: Path) -> list[AnyEvent]:
     events: list[AnyEvent] = []
     child = JobChild(JobCommand((sys.executable, "-c", program)), folder, events.append, lambda code: None)
     await child.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await child.exited.wait()
     return events
 
