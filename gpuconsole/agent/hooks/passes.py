@@ -13,7 +13,7 @@ from . import tracing
 from .borders.table import Border
 from .guard import entry, switch
 from .modes import autocast_around, has_modes, is_profiled, modes
-from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL
+from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
 from .structure import has_parameters
 from .watch import count_samples, recorder, rows, watch
 
@@ -48,6 +48,8 @@ state = State()
 
 def _begin_anew() -> None:
     """Count nothing in the rest of this step: an exception of the program has interrupted the agent's code."""
+    if recorder.thread not in (0, get_ident()):
+        return
     state.sized = state.inner = False
     if state.counting is not None:
         state.counting.stop()

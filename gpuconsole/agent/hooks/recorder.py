@@ -246,7 +246,8 @@ class Recorder:
         self.done.append(
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )
-        self.usual = self.samples, self.tokens
+        if not self.partial:
+            self.usual = self.samples, self.tokens
         self._begin_next(end)
         if self.readings is not None or self.index == self.sample_at:
             self.sampled(self.sample_all or self.index == self.sample_at)
@@ -325,14 +326,18 @@ class Recorder:
         if mark.loss is not None:
             loss = loss - mark.loss if isinstance(loss, float) and loss != mark.loss else None
         first = None if readings is None else readings[: mark.segments + 1]
+        ended_samples, ended_tokens = mark.samples, mark.tokens
+        if self.partial:
+            ended_samples, ended_tokens = max(ended_samples, self.usual[0]), max(ended_tokens, self.usual[1])
+            self.partial = False
         self.done.append(
             (
                 self.index,
                 self.start,
                 codes[: mark.segments],
                 times[: mark.segments],
-                mark.samples,
-                mark.tokens,
+                ended_samples,
+                ended_tokens,
                 mark.loss,
                 self.arm,
                 self.kind,

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 from ..clock import now
 from .borders.opened import opened
 from .guard import OWN as OWN
-from .guard import from_outside, switch
+from .guard import ask, from_outside, switch
 from .recorder import Recorder, get_ident
 from .source import EDITED, is_interactive, line_digests
 
+ARRAYS = ("numpy", "tensordict")
+"""Libraries whose objects have a shape that may be asked for."""
 LIBRARIES = ("site-packages", "dist-packages", "<frozen", os.path.dirname(os.__file__) + os.sep)
 """Paths with one of these parts are no code of the program itself."""
 CELL = "<ipython-input"
@@ -174,7 +176,7 @@ def _begin_anew() -> None:
     recorder.start, recorder.codes, recorder.times, recorder.readings = now(), [], [], None
     del recorder.stack[1:]
     recorder.samples = recorder.tokens = recorder.passes = recorder.backwards = 0
-    recorder.loss = None
+    recorder.loss, recorder.partial = None, False
     if recorder.done:
         recorder.index = max(recorder.index, recorder.done[-1][0] + 1)
 
@@ -241,10 +243,11 @@ def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if type(samples) is int:  # a symbol of torch.export
         watch.newest_batch = samples
         watch.batch_size = max(watch.batch_size, samples)
-    tokens = shape[0] * shape[1] if len(shape) == 2 and not value.dtype.is_floating_point else 0
+    dtype = ask(value, "dtype")
+    tokens = shape[0] * shape[1] if len(shape) == 2 and ask(dtype, "is_floating_point") is False else 0
     recorder.tokens += tokens
     if type(samples) is int and args and value is args[0]:
-        watch.counted = (shape, value.dtype, watch.loader_batch, samples, tokens)
+        watch.counted = (shape, dtype, watch.loader_batch, samples, tokens)
 
 
 def _samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -297,5 +300,10 @@ def _first_of(value: Any) -> Any:
 
 
 def has_shape(value: Any) -> bool:
-    """Whether a value is a tensor with a dimension. What torch.fx passes through a model that it traces is none: to look at it would change the graph."""
-    return issubclass(type(value), sys.modules["torch"].Tensor) and issubclass(type(value.shape), tuple) and bool(value.shape)
+    """Whether a value is a tensor, an array or a TensorDict with a dimension. What torch.fx passes through a model that it traces is none: to look at it would
+    change the graph."""
+    kind = type(value)
+    if not issubclass(kind, sys.modules["torch"].Tensor) and not any(str(of.__module__).partition(".")[0] in ARRAYS for of in kind.__mro__):
+        return False
+    shape = ask(value, "shape")
+    return issubclass(type(shape), tuple) and bool(shape)

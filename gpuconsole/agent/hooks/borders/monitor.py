@@ -20,7 +20,7 @@ from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
 from ..optimizer import STEP, end_seen
 from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
-from ..recorder import MAY_HOLD_FORWARD, get_ident
+from ..recorder import MAY_HOLD_FORWARD, UNMARKED, get_ident
 from ..threads import TICK
 from ..watch import recorder
 from .opened import opened
@@ -191,9 +191,11 @@ class Monitor:
                 frame = sys._getframe(1)
                 if border is STEP and recorder.counted:
                     if opened:
-                        opened.end_lost(
-                            frame
-                        )  # saving, logging or a collective has raised: the borders that would show it are not seen now
+                        # saving, logging or a collective has raised: the borders that would show it are not seen now
+                        segments = len(recorder.codes)
+                        opened.end_lost(frame)
+                        if len(recorder.codes) > segments:
+                            recorder.codes[-1] = UNMARKED
                     if not opened:
                         end_seen(frame)
                         return
@@ -270,6 +272,12 @@ class Monitor:
 
     def _returned(self, code: CodeType, frame: FrameType) -> None:
         """A `forward`, or the call of a module, returns. The pass under way ends where it is that of the root."""
+        if code is self._calls:
+            if opened.is_last(frame, FORWARD_PASS):
+                self._arm(0)
+                opened.end(frame)
+                self._seek_call()
+            return
         around: FrameType | None = frame
         for _ in range(LEVELS):
             if around is None:

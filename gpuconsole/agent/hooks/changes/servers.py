@@ -162,7 +162,7 @@ class Recipe:
             ),  # nothing is drawn from the program's generators
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
-            pin_memory=settings.pin_memory,
+            pin_memory=settings.pin_memory and _has_accelerator(),  # else torch warns
             worker_init_fn=functools.partial(begin_worker, self._worker_init, ready, threading.current_thread() is threading.main_thread()),
         )
         kind = self.module._MultiProcessingDataLoaderIter
@@ -181,6 +181,14 @@ class Recipe:
                 raise
             raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
         return Server(iterator, settings, ready=ready)
+
+
+def _has_accelerator() -> bool:
+    """Whether memory can be page-locked for a device."""
+    import torch
+
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6 and newer
+    return bool(accelerator.is_available() if accelerator is not None else torch.cuda.is_available())
 
 
 START_S = 60.0

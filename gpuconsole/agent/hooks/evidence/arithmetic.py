@@ -30,10 +30,10 @@ OBSERVED_S = 20.0
 """Seconds to wait for the end of such a tool."""
 OTHER_ROUNDING = "the backward pass of torch.prod, masked_fill or lstsq rounds in another way while operators are counted"
 PRODUCTS = ("prod", "cumprod", "linalg_lstsq")
-OTHER_NODES = ("prodbackward", "cumprodbackward", "linalglstsqbackward", "maskedfillbackward1")
+OTHER_NODES, FILLED = ("prodbackward", "cumprodbackward", "linalglstsqbackward"), "maskedfillbackward1"
 """Operators whose backward pass takes another way where any dispatch mode is on, and the nodes of their backward passes: `isTensorSubclassLike` in
-torch/csrc/autograd/FunctionsManual.cpp. Found by running 261 operators with and without such a mode. `maskedfillbackward1` is that of `masked_fill` with a
-tensor as the value; with a number the node has another name."""
+torch/csrc/autograd/FunctionsManual.cpp. Found by running 261 operators with and without such a mode. FILLED is the node of `masked_fill` with a tensor as the
+value, which counts where this value has a gradient."""
 MOST_NODES = 100_000
 """Of the graph of a loss, which is searched for such operators."""
 INTERRUPTED = "an exception of the program ended the step whose operators were counted"
@@ -132,8 +132,9 @@ class StepCount:
             self.waits.note(begun - before if name == AFTER_A_COPY else self._last_end - begun, frame)
         if operator.namespace == "aten":
             self.scores.see(operator, args, out, frame)
-        learned = name == "masked_fill" and getattr(args[2], "requires_grad", False)
-        self._products = self._products or learned or name in PRODUCTS
+        plain = name.rstrip("_")
+        learned = plain == "masked_fill" and getattr(args[2], "requires_grad", False)
+        self._products = self._products or learned or plain in PRODUCTS
         formula = self._formulas.get(name) if operator.namespace == "aten" else None
         if formula is not None and self.flops is not None:
             try:
@@ -211,12 +212,19 @@ def has_products(loss: Any) -> bool:
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if node.name().lower().startswith(OTHER_NODES) or len(seen) > MOST_NODES:
+        if len(seen) > MOST_NODES or _rounds_otherwise(node):
             return True
         following = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= following
         nodes.extend(following)
     return False
+
+
+def _rounds_otherwise(node: Any) -> bool:
+    name = node.name().lower()
+    if name == FILLED:
+        return node.next_functions[1][0] is not None
+    return bool(name.startswith(OTHER_NODES))
 
 
 class Arithmetic:

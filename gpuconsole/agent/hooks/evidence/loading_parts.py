@@ -254,6 +254,10 @@ class WorkerSampler:
         self._samples, self._write_at = Samples(), t + WRITE_EVERY_S
         return self._pause_s()
 
+    def end(self) -> None:
+        """The thread has ended, maybe while it waited for a sample."""
+        self._switches.end()
+
     def _pause_s(self) -> float:
         pause_s = self._random.expovariate(1 / EVERY_S)
         self._due = now() + pause_s
@@ -292,7 +296,7 @@ def wanted_until(path: str) -> float:
 
 
 _folder: list[str] = []
-_sampling: list[Ticker] = []
+_sampling: list[tuple[Ticker, WorkerSampler]] = []
 """The thread of this process, where it is a worker."""
 
 
@@ -305,7 +309,8 @@ def begin_worker(frame: FrameType) -> bool:
     """What the process of a worker runs begins, in that process."""
     parent = multiprocessing.parent_process()
     if _folder and not switch.failed and parent is not None and parent.pid is not None:
-        _sampling[:] = [Ticker(WorkerSampler(_folder[0], threading.get_ident(), parent.pid).tick)]
+        sampler_here = WorkerSampler(_folder[0], threading.get_ident(), parent.pid)
+        _sampling[:] = [(Ticker(sampler_here.tick), sampler_here)]
         before_forks(_end_sampling)
     return False
 
@@ -313,7 +318,9 @@ def begin_worker(frame: FrameType) -> bool:
 def _end_sampling() -> None:
     """A worker forks: its thread ends for good."""
     while _sampling:
-        _sampling.pop().stop()
+        thread, sampler_here = _sampling.pop()
+        thread.stop()
+        sampler_here.end()
 
 
 BORDERS = (Border("torch.utils.data._utils.worker", "_worker_loop", begin_worker, lambda failed: None, "parts"),)
