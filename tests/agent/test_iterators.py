@@ -16,7 +16,7 @@ NEW_ITERATOR, ROWS = "A new iterator of the DataLoader in every step", "Rows of 
 
 @pytest.mark.parametrize("kind", matrix(["each", "once", "full", "rows", "batches"], in_ci=("each", "rows", "full")))
 def test_what_the_program_does_with_its_loader(kind: str, tmp_path: Path) -> None:
-    ran = watched(tmp_path, sys.executable, str(PROGRAMS / "renewed.py"), kind, "7")
+    ran = watched(tmp_path, sys.executable, str(PROGRAMS / "renewed.py"), kind, "12")
     assert ran.code == 0 and ran.out == "done\n", ran.err
     findings = {finding["title"]: finding for finding in ran.run["findings"] if finding["state"] == "fires"}
     assert (NEW_ITERATOR in findings) == (kind == "each"), findings

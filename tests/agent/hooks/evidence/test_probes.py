@@ -77,6 +77,7 @@ def test_the_agents_own_work_is_told_without_that_of_probes(outputs: Outputs) ->
     assert outputs[5] < probes_s
 
 
+@pytest.mark.rates
 def test_stack_samples_name_the_line(outputs: Outputs) -> None:
     signals = signals_of(outputs[4])
     line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
