@@ -26,7 +26,7 @@ from tests.agent.truth import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("loops with stamps")]
 
-STEPS, SAMPLED_STEPS = 40, 1600
+STEPS, SAMPLED_STEPS = 40, 4000
 MORE = [loop for loop in (*UNUSUAL_TOO, *PARTS) if loop not in BY_SAMPLES]
 POINTS = 0.15
 """Other tests run at the same time. A phase under a wrong name differs by more in these loops."""
