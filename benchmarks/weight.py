@@ -106,9 +106,10 @@ def shown(before: Weight, after: Weight) -> list[str]:
             figures.append(f"{f'{old} -> {new} {new - old:+}' if old or new else '':>{width}}")
         rows.append(f"{name:<24} {' '.join(figures)}".rstrip())
     for kind in COUNTED:
-        old, new = (weight.get(("", kind)) for weight in (before, after))
-        change = f" {new - old:+}" if old is not None and new is not None else ""
-        rows.append(f"{kind:<24} {'n/a' if old is None else old} -> {'n/a' if new is None else new}{change}")
+        counts = [weight.get(("", kind)) for weight in (before, after)]
+        old, new = ("n/a" if count is None else str(count) for count in counts)
+        change = f" {counts[1] - counts[0]:+}" if counts[0] is not None and counts[1] is not None else ""
+        rows.append(f"{kind:<24} {old} -> {new}{change}")
     return rows
 
 

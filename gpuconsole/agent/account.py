@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .clock import ThreadTimes, now
-from .middle import median
+from .median import median
 from .protocol import MarkedStep, Message
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .clock import now
 from .loop import Signals, Subject, Timed
-from .middle import median, standard_deviation
+from .median import median
 from .protocol import Knobs, Signal
 from .reasons import PlainError
 
@@ -102,7 +102,9 @@ def half_width(values: list[float]) -> float:
     """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample); 1.0 for fewer than two values."""
     if len(values) < 2:
         return 1.0
-    return 2 * 1.25 * standard_deviation(values) / len(values) ** 0.5
+    mean = sum(values) / len(values)
+    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return float(2 * 1.25 * deviation / len(values) ** 0.5)
 
 
 def refuse_compiled(knobs: Knobs, what: str) -> None:

@@ -250,7 +250,7 @@ class SegmentFold:
         unseen = _before_backward(codes)
         begun, own, outside_before = raw.start, 0.0, self._outside_calls
         inside: int | None = None
-        unmarked_s, marked_s = 0.0, [0.0] * len(PHASES)
+        unmarked_s, before_saves_s, marked_s = 0.0, 0.0, [0.0] * len(PHASES)
         for i, (code, end) in enumerate(zip(codes, raw.ends, strict=True)):
             seconds, begun = end - begun, end
             if code == OWN:
@@ -258,6 +258,7 @@ class SegmentFold:
                 continue
             if code == UNMARKED:
                 unmarked_s += seconds
+                before_saves_s += seconds if codes[i + 1 : i + 2] == [SAVE] else 0.0
                 continue
             if code == COMM and not self._exchanges_gradients(codes, i, before[i], after[i]):
                 self._outside_s += seconds
@@ -296,7 +297,7 @@ class SegmentFold:
         self._outside_steps += self._outside_calls > outside_before
         wall = raw.ends[-1] - raw.start - own
         if UNMARKED in codes:
-            phases = [sum(pair) for pair in zip(phases, self._divided(unmarked_s), strict=True)]
+            phases = [sum(pair) for pair in zip(phases, self._divided(unmarked_s, before_saves_s), strict=True)]
             self._last = OPTIMIZER  # a counted step ends after the optimizer, as the others do
         elif raw.index and not raw.on_stream:
             self._marked_steps.append(marked_s)
@@ -324,10 +325,10 @@ class SegmentFold:
             return True
         return before == BACKWARD and after == OPTIMIZER and not self._exchanges
 
-    def _divided(self, unmarked_s: float) -> list[float]:
+    def _divided(self, unmarked_s: float, before_saves_s: float) -> list[float]:
         """The unmarked time of a counted step by phase, in the proportions of the last MARKED_STEPS marked steps; of those with about as much of it, where
         there are some. Which steps are marked is random. Where each of them has less, what exceeds the mean is `other`: passes are regular, and what a
-        program does now and then stands between them."""
+        program does now and then stands between them. As far as the time lies directly before a save, it is checkpoint: the lines that lead up to a save."""
         alike = [step for step in self._marked_steps if unmarked_s / ALIKE < sum(step) < unmarked_s * ALIKE]
         measured = [sum(column) for column in zip(*(alike or self._marked_steps), strict=True)] or [0.0] * len(PHASES)
         total_s = sum(measured)
@@ -335,7 +336,10 @@ class SegmentFold:
         if not alike and unmarked_s > ALIKE * max(map(sum, self._marked_steps), default=0.0):
             divided_s = total_s / max(1, len(self._marked_steps))
         divided = [divided_s * seconds / total_s if total_s else 0.0 for seconds in measured]
-        divided[P_OTHER] += unmarked_s - sum(divided)
+        exceeding_s = unmarked_s - sum(divided)
+        leads_to_save_s = min(max(0.0, exceeding_s), before_saves_s)
+        divided[P_CHECKPOINT] += leads_to_save_s
+        divided[P_OTHER] += exceeding_s - leads_to_save_s
         return divided
 
     def _on_device(self, phases: list[float], wall: float, on_stream: bool) -> list[float]:

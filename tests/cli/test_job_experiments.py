@@ -65,6 +65,8 @@ def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--certificate", "c.json", "--allow-loader")
     certificate = json.loads((tmp_path / "c.json").read_text())
     assert certificate["scenario"] == "starved.py" and certificate["command_digest"]
+    # the job ends as soon as a change is kept: a machine that is slow to end the job looks for the next change first
+    assert certificate["stopped"] in ("the job has ended", "no further change is predicted to gain 5 %")
     assert any(attempt["trial"].get("kept") for attempt in certificate["attempts"]), text
     workers = certificate["end"]["num_workers"]
     assert workers >= 2 and snapshot["runs"][-1]["knobs"]["num_workers"] == workers

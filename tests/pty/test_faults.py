@@ -160,7 +160,7 @@ WATCHING_BYTES = 60e6
 
 
 def words(process: psutil.Process) -> list[str]:
-    """The command line of a process; empty where the process has ended."""
+    """Return the command line of a process; an empty list if the process has ended."""
     try:
         return process.cmdline()
     except psutil.Error:

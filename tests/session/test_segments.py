@@ -148,6 +148,8 @@ def test_what_happens_now_and_then_between_counted_steps_is_no_pass() -> None:
 
 def test_rare_work_in_a_counted_step_keeps_its_own_times() -> None:
     assert after_marked_steps((UNMARKED, 0.0154), (SAVE, 0.1))["checkpoint"] == pytest.approx(100.0)
+    gathers_first = after_marked_steps((UNMARKED, 0.05), (SAVE, 0.1), (UNMARKED, 0.014))
+    assert gathers_first["checkpoint"] == pytest.approx(150.0) and gathers_first["other"] == pytest.approx(1.0)
     evaluated = after_marked_steps((GAP, 0.001), (LOADER + 1, 0.01), (GAP, 0.001), (NO_GRAD, 0.02), *FULL)
     assert evaluated["eval"] == pytest.approx(32.0) and evaluated["forward"] == pytest.approx(3.0)
 

@@ -11,7 +11,7 @@ from collections import deque
 
 from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
 from ..clock import ThreadTimes, now
-from ..middle import median
+from ..median import median
 from ..protocol import Message
 from . import described, passes
 from .calls import compiled
@@ -126,7 +126,8 @@ class CountedSteps:
 
     def every(self, usual_s: float, busy: bool) -> int:
         """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
-        unusual = steppers.several or not steppers.plain or compiled.used or iterators.short_epochs
+        unusual = steppers.several or not steppers.plain or compiled.used or iterators.short_epochs or recorder.varied
+        recorder.varied = False
         if busy or unusual or passes.state.counting is not None or watch.keep_inputs:
             self._from = recorder.index + MARKED_AT_FIRST
         if recorder.index < self._from or not usual_s or recorder.marks is None:  # before Python 3.12 all borders of a step are seen

@@ -22,7 +22,7 @@ class ByIdentity:
     def put(self, target: Any, value: Any) -> None:
         """Give an object a value. Raises TypeError where its class has no weak references."""
         key = id(target)
-        # no function of Python as the callback: an exception from outside that comes within one, such as that of a signal handler, would be lost
+        # The callback is no function of Python. Python drops an exception that a signal handler or another thread raises within such a callback.
         self._of[key] = weakref.ref(target, functools.partial(self._of.pop, key)), value
 
     def pop(self, target: Any) -> Any:

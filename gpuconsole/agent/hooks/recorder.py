@@ -107,6 +107,7 @@ class Recorder:
         "times",
         "tokens",
         "usual",
+        "varied",
     )
 
     def __init__(self) -> None:
@@ -124,6 +125,8 @@ class Recorder:
         """Called with whether a step is marked, where that changes."""
         self.usual = 0, 0
         """The samples and tokens of the last marked step: those of a counted step."""
+        self.varied = False
+        """Whether a marked step lately had other samples than the marked step before: then a counted step would have the wrong samples."""
         self.every = 0
         """One step in so many is marked, on average; 0: each."""
         self.full_at = 0
@@ -247,6 +250,7 @@ class Recorder:
             (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
         )
         if not self.partial:
+            self.varied = self.varied or self.usual[0] not in (0, self.samples)
             self.usual = self.samples, self.tokens
         self._begin_next(end)
         if self.readings is not None or self.index == self.sample_at:

@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -267,8 +267,8 @@ def _samples_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first argument with a shape; in mappings, sequences and objects of the program's own the first element stands for all. No code of the program runs: a
-    mapping may make its parts when they are asked for, so of other classes only what they hold is looked at."""
+    """Return the first argument with a shape. In a container or an object, the first element stands for all. No code of the program runs: a mapping of the program
+    may make its parts when it is asked for them."""
     for value in (*args, *kwargs.values()):
         for _ in range(2):
             if has_shape(value):
@@ -280,28 +280,32 @@ def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _first_of(value: Any) -> Any:
-    """The first element of a container; of an object such as a dataclass the first attribute that is a tensor."""
-    kind = type(value)
-    if issubclass(kind, dict):
-        return next(iter(dict.values(value)), None)
-    if issubclass(kind, (tuple, list)):
-        plain = tuple if issubclass(kind, tuple) else list
-        return plain.__getitem__(value, 0) if plain.__len__(value) else None
+    """Return the first element of a container; of an object such as a dataclass, the first attribute that is a tensor; None without one."""
+    inside = within(value)
+    if issubclass(type(value), UserDict):
+        inside = next((within(held) for held in inside if type(held) is dict), ())
+    elif not issubclass(type(value), (dict, list, tuple)):
+        inside = (held for held in inside if has_shape(held))
+    return next(iter(inside), None)
+
+
+def within(value: Any) -> Iterable[Any]:
+    """Return what a container or an object holds. No code of the program runs, not even a method of the container that its class has overridden."""
+    for kind in (list, tuple):
+        if issubclass(type(value), kind):
+            return kind.__iter__(value)
+    if issubclass(type(value), dict):
+        return dict.values(value)
     try:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        return None
-    if type(held) is not dict:
-        return None
-    inner = held.get("data")
-    if issubclass(kind, UserDict) and type(inner) is dict:
-        return next(iter(inner.values()), None)
-    return next((one for one in held.values() if has_shape(one)), None)
+        return ()
+    return list(held.values()) if type(held) is dict else ()
 
 
 def has_shape(value: Any) -> bool:
-    """Whether a value is a tensor, an array or a TensorDict with a dimension. What torch.fx passes through a model that it traces is none: to look at it would
-    change the graph."""
+    """Return whether a value is a tensor, an array or a TensorDict with at least one dimension. A proxy of torch.fx is none of these: a look at the shape of the
+    proxy would change the graph that torch.fx traces."""
     kind = type(value)
     if not issubclass(kind, sys.modules["torch"].Tensor) and not any(str(of.__module__).partition(".")[0] in ARRAYS for of in kind.__mro__):
         return False

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 
@@ -82,6 +83,12 @@ elif kind == "loaded":
             done += 1
             if done == steps:
                 break
+elif kind == "without_code":
+    outer = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Sequential(model)))
+    outer.forward = functools.partial(type(outer).forward, outer)  # as accelerate's hooks do: no function of Python
+    optimizer = torch.optim.SGD(outer.parameters(), 0.01)
+    for _ in range(steps):
+        optimize(outer)
 elif kind == "failed_saves":
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for number in range(steps):

@@ -32,7 +32,8 @@ TOOL_NAME = "gpuconsole"
 MOST_CALLS = 256
 """Calls of modules in one step that are looked at: a program may call thousands of small modules by itself. Later ones are not seen in this step."""
 MOST_FORWARDS = 256
-"""Codes of a `forward` whose returns are seen. A program may make classes with new code again and again; of later ones the return of the call is seen."""
+"""Codes of `forward` functions whose returns are seen. A program may make classes with new code again and again. Of the classes after these, the agent sees
+the return of the call of the module."""
 MOST_RETURNS = 64
 """Returns in one pass of a `forward` that a root and modules within it share. With more, its returns are not seen, and a pass ends at the next border."""
 LEVELS = 5
@@ -191,7 +192,7 @@ class Monitor:
                 frame = sys._getframe(1)
                 if border is STEP and recorder.counted:
                     if opened:
-                        # saving, logging or a collective has raised: the borders that would show it are not seen now
+                        # A save, a log call or a collective has raised an exception. In a counted step no other border shows that its call is over.
                         segments = len(recorder.codes)
                         opened.end_lost(frame)
                         if len(recorder.codes) > segments:

@@ -168,10 +168,8 @@ class Recipe:
         kind = self.module._MultiProcessingDataLoaderIter
         iterator = kind.__new__(kind)
         try:
-            with (
-                unregistered(self.module),
-                signals_wait(),
-            ):  # the filters of warnings stay: a change of them lets warnings that are shown once come again
+            # the filters of warnings stay as they are: after a change of a filter Python shows warnings again that it shows once
+            with unregistered(self.module), signals_wait():
                 iterator.__init__(spec)
             _keep_to_us(iterator)
             iterator.__dict__["_worker_pids_set"] = False

@@ -28,7 +28,7 @@ COMPILED = "the model is compiled: torch would run it uncompiled while its opera
 OBSERVED = "a profiler, a debugger or coverage of the program would see the calls that count its operators"
 OBSERVED_S = 20.0
 """Seconds to wait for the end of such a tool."""
-OTHER_ROUNDING = "the backward pass of torch.prod, masked_fill or lstsq rounds in another way while operators are counted"
+OTHER_ROUNDING = "the backward pass of torch.prod, masked_fill or lstsq rounds differently while operators are counted"
 PRODUCTS = ("prod", "cumprod", "linalg_lstsq")
 OTHER_NODES, FILLED = ("prodbackward", "cumprodbackward", "linalglstsqbackward"), "maskedfillbackward1"
 """Operators whose backward pass takes another way where any dispatch mode is on, and the nodes of their backward passes: `isTensorSubclassLike` in
@@ -206,7 +206,7 @@ class StepCount:
 
 
 def has_products(loss: Any) -> bool:
-    """Return whether the graph of `loss`, a tensor or several, has one of OTHER_NODES; also where the graph is too large to be searched."""
+    """Return whether the graph of `loss`, a tensor or several, has a node that rounds differently while operators are counted; also where the graph is too large to be searched."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
     nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen = set(nodes)
@@ -221,6 +221,7 @@ def has_products(loss: Any) -> bool:
 
 
 def _rounds_otherwise(node: Any) -> bool:
+    """Return whether a node of a graph is one of OTHER_NODES, or FILLED with a value that has a gradient."""
     name = node.name().lower()
     if name == FILLED:
         return node.next_functions[1][0] is not None

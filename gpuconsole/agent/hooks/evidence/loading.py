@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from ...clock import ThreadTimes, now, process_cpu_s
@@ -19,7 +18,7 @@ from ..changes.loader import worker_pids
 from ..guard import unseen
 from ..identity import ByIdentity
 from ..recorder import LOADER, LOADERS
-from ..watch import program_frame, watch
+from ..watch import program_frame, watch, within
 
 SAMPLE_EVERY_S = 0.04
 """Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
@@ -235,24 +234,10 @@ def size_of(batch: Any) -> tuple[int, int]:
         if type(part) is torch.Tensor:
             tensors, size = tensors + 1, size + part.numel() * part.element_size()
         elif depth:
-            parts += [(inner, depth - 1) for inner in itertools.islice(_within(part), MOST_PARTS)]
+            parts += [(inner, depth - 1) for inner in itertools.islice(within(part), MOST_PARTS)]
         if seen + len(parts) > MOST_PARTS:
             return 0, 0
     return tensors, size
-
-
-def _within(part: Any) -> Iterable[Any]:
-    """What a container or an object holds."""
-    for kind in (list, tuple):
-        if issubclass(type(part), kind):
-            return kind.__iter__(part)
-    if issubclass(type(part), dict):
-        return dict.values(part)
-    try:
-        held = object.__getattribute__(part, "__dict__")
-    except AttributeError:
-        return ()
-    return list(held.values()) if type(held) is dict else ()
 
 
 loading = Loading()

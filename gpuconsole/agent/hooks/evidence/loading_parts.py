@@ -255,7 +255,7 @@ class WorkerSampler:
         return self._pause_s()
 
     def end(self) -> None:
-        """The thread has ended, maybe while it waited for a sample."""
+        """Give the interpreter its usual switch interval back. Call it once the thread has ended: the thread may have waited for a sample."""
         self._switches.end()
 
     def _pause_s(self) -> float:
@@ -297,7 +297,7 @@ def wanted_until(path: str) -> float:
 
 _folder: list[str] = []
 _sampling: list[tuple[Ticker, WorkerSampler]] = []
-"""The thread of this process, where it is a worker."""
+"""The thread that samples this process, if this process is a worker; else empty."""
 
 
 def begin(folder: str) -> None:
@@ -309,18 +309,18 @@ def begin_worker(frame: FrameType) -> bool:
     """What the process of a worker runs begins, in that process."""
     parent = multiprocessing.parent_process()
     if _folder and not switch.failed and parent is not None and parent.pid is not None:
-        sampler_here = WorkerSampler(_folder[0], threading.get_ident(), parent.pid)
-        _sampling[:] = [(Ticker(sampler_here.tick), sampler_here)]
+        worker_sampler = WorkerSampler(_folder[0], threading.get_ident(), parent.pid)
+        _sampling[:] = [(Ticker(worker_sampler.tick), worker_sampler)]
         before_forks(_end_sampling)
     return False
 
 
 def _end_sampling() -> None:
-    """A worker forks: its thread ends for good."""
+    """End the thread of a worker that is about to fork. The thread does not start again."""
     while _sampling:
-        thread, sampler_here = _sampling.pop()
-        thread.stop()
-        sampler_here.end()
+        ticker, worker_sampler = _sampling.pop()
+        ticker.stop()
+        worker_sampler.end()
 
 
 BORDERS = (Border("torch.utils.data._utils.worker", "_worker_loop", begin_worker, lambda failed: None, "parts"),)
