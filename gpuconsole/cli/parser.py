@@ -60,6 +60,12 @@ Your defaults: {config_path()}, see docs/configuration.md.
 TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "sessions": "files"}
 """The titles of the group folders, in the order of the help."""
 
+GONE = {
+    "--advise": "the findings of gpuconsole watch name the flag of the server",
+    "--restart": "gpuconsole compare BEFORE AFTER compares the snapshots of two runs",
+}
+"""Options that gpuconsole had, and what to use."""
+
 WIDEST = 110
 REMARK = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
 """An example and the remark after it."""
@@ -238,6 +244,8 @@ def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistak
     parsers: list[argparse.ArgumentParser] = [parser, *commands.values()]
     options = {option for each_parser in parsers for option in each_parser._option_string_actions}
     for name in (text.partition("=")[0] for text in argv):
+        if name in GONE and name not in options:
+            _exit(parsers[-1], f"{name} is gone: {GONE[name]}")
         if name.startswith("--") and name not in options:
             _exit(parsers[-1], f"there is no option {name!r}{nearest(name, options)}")
     if unknown.startswith("-"):

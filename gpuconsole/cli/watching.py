@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import itertools
-import shlex
 import time
-from collections.abc import Iterable, Sequence
-
-import psutil
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import USAGE, exit_code
 from gpuconsole.cli.headless import AFTER_TRIAL_S, TICK_S, TRIAL_LATEST, HeadlessWork
 from gpuconsole.cli.session import ended_before, pause
 from gpuconsole.cli.trying import ready, try_now
-from gpuconsole.diagnosis.advice import Advised, advise, restart_words
-from gpuconsole.diagnosis.families.serving import flag_of
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.run import Run
 from gpuconsole.model.serving import PROBE_REQUESTS, PROBE_S, PROBE_TOKENS
-from gpuconsole.report.advice import advice_report
 from gpuconsole.report.run.figures import outage, verdict
 from gpuconsole.report.run.serving import probe_result
 from gpuconsole.session.api import SessionError, View
-from gpuconsole.wire.events import AnyEvent, ServerKnown, ServerState
 
 
 class WatchedRun(HeadlessWork):
@@ -37,15 +26,9 @@ class WatchedRun(HeadlessWork):
     def __init__(self, args: argparse.Namespace, tries: Knobs) -> None:
         super().__init__(args)
         self._tries = tries
-        self._processes: list[int] = []
 
     async def _start(self, engine: LiveSession) -> None:
         await engine.start(self._args.url, {})
-
-    def _on_event(self, event: AnyEvent) -> None:
-        super()._on_event(event)
-        if isinstance(event, ServerKnown):
-            self._processes = event.processes
 
     async def _measure(self, engine: LiveSession) -> None:
         begun: float | None = None
@@ -86,13 +69,6 @@ class WatchedRun(HeadlessWork):
         except SessionError as error:
             self._progress.line(str(error))
 
-    def _advise(self, engine: LiveSession, run: Run) -> None:
-        """Print the flags that are worth a restart, and the command of the best."""
-        record = engine.state.record
-        states = record.serving.states if record is not None and record.serving is not None else ()
-        advised = advise(run, self._args.bounds or (), course_of(states))
-        output.show(advice_report(advised, run, command_of(self._processes, advised, run)))
-
     def _report(self, engine: LiveSession) -> int:
         snapshot = engine.snapshot()
         (run,) = snapshot.runs
@@ -101,8 +77,6 @@ class WatchedRun(HeadlessWork):
             return USAGE
         failed = run.validity is not None and run.validity.verdict == "invalid"
         failed = not self._write(engine, snapshot) or failed
-        if self._args.advise:
-            self._advise(engine, run)
         if run.validity is not None and run.validity.verdict != "valid":
             output.problem(f"run {run.id} is {verdict(run)}")
         return exit_code(failed)
@@ -110,29 +84,3 @@ class WatchedRun(HeadlessWork):
 
 def _steady(view: View) -> bool:
     return view.run is not None and view.run.steady_from_s is not None and not view.down
-
-
-def course_of(states: Iterable[ServerState]) -> list[tuple[float, float]]:
-    """Running requests, and the mean time between tokens, from one reading to the next."""
-    course = []
-    for before, after in itertools.pairwise(states):
-        count = after.totals.get("itl_s_count", 0.0) - before.totals.get("itl_s_count", 0.0)
-        if count > 0 and "requests_running" in after.gauges:
-            running = (before.gauges.get("requests_running", 0.0) + after.gauges["requests_running"]) / 2
-            course.append((running, (after.totals["itl_s_sum"] - before.totals["itl_s_sum"]) / count))
-    return course
-
-
-def command_of(processes: Sequence[int], advised: Advised, run: Run) -> str:
-    """The command that restarts the server with the best change: its own command line, where its process is on this machine and can be seen; else the flag alone. Empty
-    where nothing is advised."""
-    best = next((entry for entry in advised.advice if entry.code and entry.meets != "no"), None)
-    if best is None:
-        return ""
-    ((name, _),) = best.changes.items()
-    engine = str(run.settings.get("server", ""))
-    with contextlib.suppress(psutil.Error, IndexError):
-        words = psutil.Process(processes[0]).cmdline()
-        if engine != "embedded" and any(word.startswith("--") for word in words):
-            return shlex.join(restart_words(words, best.changes, flag_of(engine, name)))
-    return best.code

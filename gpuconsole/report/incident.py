@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 
 from gpuconsole.diagnosis.incident import LATENCIES
-from gpuconsole.experiments.traffic import WORDS
 from gpuconsole.model.incident import Incident, Peak
-from gpuconsole.model.restart import RestartEffect
-from gpuconsole.model.text import percent, visible
-from gpuconsole.model.units import latency, measured
+from gpuconsole.model.text import visible
+from gpuconsole.model.units import latency
 from gpuconsole.report.parts import Report, labelled, text
 
 ASKED = "no latency peak within five minutes of {}"
@@ -39,23 +37,6 @@ def incident_report(incident: Incident) -> Report:
                 labelled(label, visible(f"{change.words}{figures}, from {_clock(change.t)}"), "alert" if label == "changed" else "")
             )
     return [*report, *_lists(incident), labelled("recorded", recorded)]
-
-
-RESULTS = {"win": "better", "worse": "worse", "no_gain": "no difference", "undecided": "undecided"}
-
-
-def restart_report(effect: RestartEffect) -> Report:
-    """The verdict first, then the figures at the same load, then what was compared."""
-    headline = f"The restart at {_moment(effect.t)}: {RESULTS[effect.verdict]}"
-    report: Report = [text(headline + (f": {effect.reason}" if effect.reason else ""), "title")]
-    report += [labelled("changed", visible(words)) for words in effect.settings]
-    for name, found in effect.effects.items():
-        report.append(labelled(WORDS[name], f"{measured(found.estimate, found.low, found.high)} (above 1: better after)"))
-    hours = " and ".join(f"{seconds / 3600:.1f} h {word}" for seconds, word in ((effect.before_s, "before"), (effect.after_s, "after")))
-    share = f"; {percent(effect.compared_ratio)} of the time after had a load that came before too" if effect.effects else ""
-    report.append(labelled("compared", hours + share))
-    report.append(labelled("note", "the hours were not drawn by lot: what else changed at that moment is part of the difference"))
-    return [*report, *(labelled("note", visible(note), "alert") for note in effect.notes)]
 
 
 def _lists(incident: Incident) -> Report:

@@ -21,7 +21,7 @@ FROZEN = {
     "completion": "shell",
     "devices": "--json --dcgm --timeout",
     "diagnose": "file --snapshot --json",
-    "explain": "file --at --restart --json",
+    "explain": "file --at --json",
     "doctor": "--timeout --json",
     "exporter": "--listen --token-file --interval --dcgm",
     "mcp": (
@@ -48,7 +48,7 @@ FROZEN = {
         "scenario --set --budget --allow-training-changes --only --certificate --resume --headless --snapshot --json --summary "
         f"--probe --patch --allow-numerics --allow-loader {SEVERAL_MACHINES} {LOAD} {WATCHING}"
     ),
-    "watch": f"url --duration --headless --snapshot --try --probe --advise --slo --json --model --api-key-env --wait --metrics-url --eco {WATCHING}",
+    "watch": f"url --duration --headless --snapshot --try --probe --slo --json --model --api-key-env --wait --metrics-url --eco {WATCHING}",
     "verify": f"file --measure --json {SEVERAL_MACHINES} {LOAD} {WATCHING}",
 }
 """The words after `gpuconsole` of each command; the console itself is the command without a name."""

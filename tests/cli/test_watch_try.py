@@ -1,4 +1,4 @@
-"""`gpuconsole watch --try` and `--advise` through the real command line, under the traffic of a client that knows nothing of it."""
+"""`gpuconsole watch --try` through the real command line, under the traffic of a client that knows nothing of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.wire.events import encode
 from gpuconsole.workloads.serving.live_limits import LEASE_S
 from tests.cli.test_watch import answered, client, embedded_server
 from tests.conftest import Cli
-from tests.experiments.test_restart_effect import hours_of_events
-from tests.fakes.processes import address_of
 from tests.waiting import wait_until
 
 LIVE = "--live-limits"
@@ -119,9 +116,8 @@ def test_a_limit_above_that_of_the_start_needs_a_restart(cli: Cli) -> None:
         (["--try", "max_num_seqs=2"], "--try: --apply-top and --try go with --headless"),
         (["--probe"], "--probe goes with --headless; on the screen, press P"),
         (["--headless", "--try", "dtype=float16"], "a running server has no setting 'dtype'"),
-        (["--headless", "--slo", "ttft_p99=1"], "--slo goes with --advise"),
-        (["--advise", "--slo", "ttft=1"], "expected ttft_p99=S"),
-        (["--advise", "--json"], "--advise prints for people"),
+        (["--headless", "--slo", "ttft_p99=1"], "--slo goes with --try"),
+        (["--headless", "--try", "max_num_seqs=2", "--slo", "ttft=1"], "expected ttft_p99=S"),
     ],
 )
 def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None:
@@ -129,22 +125,13 @@ def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None
     assert done.returncode == 2 and mistake.removeprefix("--try: ") in done.stderr and done.stdout == ""
 
 
-@pytest.mark.slow
-def test_the_flags_of_a_server_are_ranked_and_the_restart_is_written(cli: Cli) -> None:
-    with address_of("server_pages", "vllm", "capped") as url:
-        done = cli("watch", url, "--advise", "--slo", "e2e_p99=4", "--duration", "14")
-    advice = done.stdout.partition("\nadvice\n")[2]
-    assert "e2e_p99 below 4.00 s; now" in advice and ": missed" in advice
-    assert "vllm serve ... --max-num-seqs " in advice and "gpuconsole explain FOLDER --restart" in advice
-
-
-def test_a_restart_is_judged_by_the_recorded_hours(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "hours.jsonl"
-    file.write_bytes(b"".join(encode(event) + b"\n" for event in hours_of_events(3, 3, faster=1.6, every=10.0)))
-    done = cli("explain", str(file), "--restart")
-    assert done.returncode == 0 and done.stdout.startswith("The restart at ") and done.stdout.splitlines()[0].endswith(": better"), (
-        done.stdout
-    )
-    assert "time of a token, waiting included" in done.stdout and "3.0 h before" in done.stdout
-    nothing = cli("explain", str(file), "--restart", "--at", "not a time")
-    assert nothing.returncode == 2
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["watch", "http://127.0.0.1:1", "--advise"], "--advise is gone: the findings of gpuconsole watch name the flag"),
+        (["explain", "day/", "--restart"], "--restart is gone: gpuconsole compare BEFORE AFTER"),
+    ],
+)
+def test_an_option_that_is_gone_says_what_to_use(cli: Cli, words: list[str], instead: str) -> None:
+    done = cli(*words)
+    assert done.returncode == 2 and instead in done.stderr and done.stdout == "" and len(done.stderr.splitlines()) == 1

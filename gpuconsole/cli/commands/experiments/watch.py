@@ -33,7 +33,6 @@ EXAMPLES = """examples:
   gpuconsole watch https://models.example.com --api-key-env MY_KEY --record session.jsonl
   gpuconsole watch http://127.0.0.1:8000 --headless --try max_num_seqs=32
   gpuconsole watch http://127.0.0.1:8000 --headless --try max_num_seqs=32 --slo ttft_p99=0.5
-  gpuconsole watch http://127.0.0.1:8000 --advise --slo ttft_p99=0.5 --duration 300
   gpuconsole watch http://10.0.0.2:8000 --metrics-url http://10.0.0.2:9400/metrics --model llama
 """
 
@@ -46,20 +45,15 @@ OPTIONS = (
     Option(
         "--probe",
         f"send {PROBE_REQUESTS} small requests of ours, once: how long a client waits before the engine counts",
-        refused={"screen, no --advise": "goes with --headless; on the screen, press P"},
+        refused={"screen": "goes with --headless; on the screen, press P"},
         dest="probe_server",
     ),
     Option(
-        "--advise",
-        "rank flags by a model of the batch, and print the command of the restart (implies --headless)",
-        refused={"--json": "prints for people; --snapshot FILE writes the figures"},
-    ),
-    Option(
         "--slo",
-        "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99. A limit that is tried wins only if it keeps them; --advise ranks by them",
+        "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99. A limit that is tried wins only if it keeps them",
         "ttft_p99=S,itl_mean=S",
         parse_latency_bounds,
-        refused={"headless, no --advise, no --try": "goes with --advise, --try NAME=VALUE or the screen"},
+        refused={"headless, no --try": "goes with --try NAME=VALUE or the screen"},
         dest="bounds",
     ),
     options.JSON._replace(help="print only the snapshot on stdout (implies --headless)"),
@@ -86,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     writable(args, "--snapshot")
     writable(args, "--record")
     args.watch = "yes"
-    if args.headless or args.json or args.advise:
+    if args.headless or args.json:
         from gpuconsole.cli.watching import WatchedRun
 
         return WatchedRun(args, tries).run()

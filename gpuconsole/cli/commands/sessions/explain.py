@@ -11,27 +11,22 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.diagnosis.incident import explain
 from gpuconsole.engine.history import read_history
-from gpuconsole.experiments.restart_effect import judge_restart
-from gpuconsole.report.incident import incident_report, restart_report
+from gpuconsole.report.incident import incident_report
 from gpuconsole.wire.recording import RecordingError
 
-HELP = "say what happened at a latency peak, or at a restart"
+HELP = "say what happened at a latency peak"
 DESCRIPTION = """Find a latency peak in a recording of a model server, or in a ring of recordings, and name what changed with it: preemptions, longer prompts,
 more requests, clocks, restarts, other processes, ... each with figures; or say that nothing did.
-
-With --restart: what the last restart of the server, or the one at --at, has changed, by the recorded hours before and after at the same load: better, worse, or undecided with the reason.
 
 FILE is a recording (--record FILE), or the folder of a ring (--record FOLDER/: the last 24 hours in less than 50 MB). Times are those of this machine's time zone."""
 EXAMPLES = """examples:
   gpuconsole explain day/ --at 03:14           the peak nearest to this time of the last 24 recorded hours
   gpuconsole explain session.jsonl             the highest peak
-  gpuconsole explain day/ --restart            the hours before and after the last restart
   gpuconsole explain day/ --at 2026-11-29T03:14:20 --json
 """
 OPTIONS = (
     Option("file", "a recording, or the folder of a ring", "FILE", Path),
     Option("--at", "the time of the peak: HH:MM, HH:MM:SS, or a date and a time such as 2026-11-29T03:14", "TIME"),
-    Option("--restart", "judge the last restart of the server, up to --at, by the hours before and after"),
     JSON._replace(help="print the answer as JSON, and nothing else on stdout"),
 )
 
@@ -46,14 +41,6 @@ def run(args: argparse.Namespace) -> int:
     if history.begun is None:
         raise UsageError(f"{args.file}: this recording has no reading of a server or a device")
     asked = None if args.at is None else _moment(args.at, history.begun, history.ended)
-    if args.restart:
-        try:
-            effect = judge_restart(history, asked)
-        except ValueError as problem:
-            raise UsageError(f"{args.file}: {problem}") from None
-        effect.notes = notes
-        output.show_result(args, effect, lambda: restart_report(effect))
-        return OK
     incident = explain(history, asked)
     incident.notes = notes
     output.show_result(args, incident, lambda: incident_report(incident))
