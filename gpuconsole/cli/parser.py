@@ -62,6 +62,7 @@ TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "
 
 GONE = {
     "--advise": "the findings of gpuconsole watch name the flag of the server",
+    "--check": "gpuconsole scenarios NAME shows the settings by the size of a GPU",
     "--restart": "gpuconsole compare BEFORE AFTER compares the snapshots of two runs",
 }
 """Options that gpuconsole had, and what to use."""

@@ -8,10 +8,9 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from gpuconsole.diagnosis.models.run_memory import CONTEXT_BYTES, PEAKS
 from gpuconsole.engine.children.job import descendants
 from gpuconsole.engine.children.worker import WorkerHandle
-from gpuconsole.expected.card import CONTEXT_BYTES, Card
-from gpuconsole.expected.works import WORKS
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
@@ -138,13 +137,13 @@ def lacks_memory(cause: str) -> bool:
     return any(text in cause for text in MEMORY_LACKS)
 
 
-def needed_bytes(run: Run, knobs: Knobs, card: Card) -> float | None:
+def needed_bytes(run: Run, knobs: Knobs) -> float | None:
     """Memory that the workload of `run` needs with `knobs`: the model's figure, corrected by what the run itself used. None without a model."""
-    model = WORKS.get(run.workload)
-    changed, present = (model(values, card) for values in (knobs, run.knobs)) if model is not None else (None, None)
-    if changed is None or present is None or not run.summary.memory_peak_bytes:
+    model = PEAKS.get(run.workload)
+    changed, present = (model(knobs), model(run.knobs)) if model is not None else (None, None)
+    if not changed or not present or not run.summary.memory_peak_bytes:
         return None
-    return changed.memory_bytes * run.summary.memory_peak_bytes / present.memory_bytes + CONTEXT_BYTES
+    return changed * run.summary.memory_peak_bytes / present + CONTEXT_BYTES
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class RoomBeside:
         device = next((device for device in self.state.devices if device.id == self.run.device), None)
         if self.run.device == "cpu" or device is None or not device.memory_bytes:
             return ""
-        needed = needed_bytes(self.run, knobs, Card(device.name, device.memory_bytes, device.peaks))
+        needed = needed_bytes(self.run, knobs)
         if needed is None:
             return ""
         paused, deadline = self.state.session_time(time.monotonic()), time.monotonic() + SAMPLE_S

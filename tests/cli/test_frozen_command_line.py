@@ -37,7 +37,7 @@ FROZEN = {
         "scenario --set --duration --headless --snapshot --json --apply-top --try --save-baseline --fail-on-regression "
         f"--require-valid --profile --profile-dir --log-to --log-command --control --eco {OWN_JOB} {SEVERAL_MACHINES} {LOAD} {WATCHING}"
     ),
-    "scenarios": "name --check --device-name --json",
+    "scenarios": "name --json",
     "skill": "",
     "snapshot-schema": "",
     "sweep": (

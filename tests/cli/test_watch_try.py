@@ -129,6 +129,7 @@ def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None
     ("words", "instead"),
     [
         (["watch", "http://127.0.0.1:1", "--advise"], "--advise is gone: the findings of gpuconsole watch name the flag"),
+        (["scenarios", "--check"], "--check is gone: gpuconsole scenarios NAME"),
         (["explain", "day/", "--restart"], "--restart is gone: gpuconsole compare BEFORE AFTER"),
     ],
 )
