@@ -36,14 +36,18 @@ def gpu_names(snapshot: Snapshot) -> list[str]:
 
 
 def run_text(run: Run, environment: Environment | None = None, paint: Paint = plain) -> str:
-    """A run with its figures, attainable rate, models, profile and diagnosis. `environment`: the machine of the run."""
-    return "\n".join([printed([run_head(run)], paint=paint), printed([*run_report(run, environment), *firing_report(run)], 2, paint)])
+    """A run with its figures, attainable rate, the models that have a measurement, profile and diagnosis. `environment`: the machine of the run."""
+    return "\n".join(
+        [printed([run_head(run)], paint=paint), printed([*run_report(run, environment, whole=False), *firing_report(run)], 2, paint)]
+    )
 
 
-def run_report(run: Run, environment: Environment | None = None) -> Report:
-    """What went wrong in a run, its figures, attainable rate, models and profile."""
+def run_report(run: Run, environment: Environment | None = None, whole: bool = True) -> Report:
+    """What went wrong in a run, its figures, attainable rate, models and profile. Not `whole`: without models that lack a figure."""
     inside = [*cause_report(run), *figures(run), *owners_report(run)]
-    larger = [part for part in (places_report(run), attainable_report(run), models_report(run), profile_report(run, environment)) if part]
+    larger = [
+        part for part in (places_report(run), attainable_report(run), models_report(run, whole), profile_report(run, environment)) if part
+    ]
     for part in larger:
         inside += [BLANK, *part]
     return [*inside, BLANK] if larger else inside

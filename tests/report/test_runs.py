@@ -88,8 +88,13 @@ def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a
     unknown = Figure("flops.sample", "FLOPs of a sample", "FLOP", note="neither")
     job = Run("1", "train.py", JOB, {}, "cpu", "finished", figures=[known, unknown])
     words = printed(models_report(job))
-    assert "Parameters" in words and "FLOPs of a sample" not in words and "1 further model is n/a for this job" in words
+    assert (
+        "Parameters" in words and "FLOPs of a sample" not in words and "1 further model has neither a prediction nor a measurement" in words
+    )
     assert "FLOPs of a sample" in printed(models_report(msgspec.structs.replace(job, workload="training.gpt")))
+    assert (
+        printed(models_report(job, whole=False)) == "2 further models have no prediction or no measurement (the snapshot has the reasons)"
+    )
 
 
 def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> None:

@@ -35,21 +35,27 @@ Entry = Figure | Rank
 # --- all figures ---------------------------------------------------------------------------------------------
 
 
-def models_report(run: Run) -> Report:
-    """Both tables, or the reason why there are no figures. Of a user's own job many models do not apply: one line counts them."""
-    shown = [figure for figure in run.figures if not run.is_job or figure.predicted is not None or figure.measured is not None]
+def models_report(run: Run, whole: bool = True) -> Report:
+    """Both tables, or the reason why there are no figures. Of a user's own job many models do not apply: one line counts them. Not `whole`: only the models
+    with a prediction and a measurement."""
+    shown = [figure for figure in run.figures if _is_shown(figure, run, whole)]
     report: Report = [figure_table(shown)] if shown else []
     if shown and (words := _without_core_wait(run)):
         report.append(text(words, "dim"))
     if left_out := len(run.figures) - len(shown):
-        counted = "1 further model is" if left_out == 1 else f"{left_out} further models are"
-        sentence = f"{counted} n/a for this job: neither the prediction nor the measurement is known"
-        report.append(text(f"{sentence} (the snapshot has the reasons)", "dim"))
+        counted = "1 further model" if left_out == 1 else f"{left_out} further models"
+        lacks = "neither a prediction nor a measurement" if whole else "no prediction or no measurement"
+        report.append(text(f"{counted} {'has' if left_out == 1 else 'have'} {lacks} (the snapshot has the reasons)", "dim"))
     if len(run.ranks) > 1:
         report += [*([BLANK] if report else []), text(f"{len(run.ranks)} processes", "title"), rank_table(run)]
     if MISSING in run.unavailable:
         report.append(labelled("models", visible(run.unavailable[MISSING])))
     return report
+
+
+def _is_shown(figure: Figure, run: Run, whole: bool) -> bool:
+    known = [figure.predicted is not None, figure.measured is not None]
+    return all(known) if not whole else not run.is_job or any(known)
 
 
 def _without_core_wait(run: Run) -> str:
