@@ -55,7 +55,7 @@ CASES = {
     "report": Case(None, ("gone.json", "cannot be read"), ("s.json --json", "no option '--json'")),
     "rules": Case("", ("input.slow", "did you mean"), ("--snapshot x", "no option '--snapshot'")),
     "run": Case(None, ("train-gpt --set precision=bf61", "fp32|tf32|bf16"), ("train-gpt --apply-top", "--apply-top and --try go with --headless")),
-    "scenarios": Case("", ("nope", "no scenario 'nope'"), ("--device-name x", "--device-name needs --check")),
+    "scenarios": Case("", ("nope", "no scenario 'nope'"), ("--check", "--check is gone: gpuconsole scenarios NAME")),
     "skill": Case(None, ("--color green", "'auto', 'always', 'never'"), ("--json", "no option '--json'")),
     "snapshot_schema": Case("", ("--color x", "'auto', 'always', 'never'"), ("x", "unexpected argument 'x'")),
     "sweep": Case(None, ("train-gpt --vary precision=a,b", "fp32|tf32|bf16"), ("train-gpt --vary nproc=1,2 --grid", "--grid does not go with")),
