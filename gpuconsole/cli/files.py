@@ -1,4 +1,4 @@
-"""Files that commands read and write: snapshots, certificates, pages to share, patches of the user's code."""
+"""Files that commands read and write: snapshots, pages to share, patches of the user's code."""
 
 from __future__ import annotations
 
@@ -66,11 +66,16 @@ def in_range(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: a number is out of range: {error}") from None
 
 
-def read_certificate(path: Path) -> Certificate:
-    """The certificate in `path`; raises UsageError."""
-    from gpuconsole.model.certificate import MOST_BYTES, decode
-
-    return _read(path, MOST_BYTES, decode)
+def read_tuned(path: Path) -> tuple[Snapshot, Certificate]:
+    """A snapshot of `tune`, and what that session has proven; raises UsageError."""
+    allowed = "allowed is what gpuconsole tune --snapshot FILE has written"
+    try:
+        snapshot = read_snapshot(path)
+    except UsageError as error:
+        raise UsageError(f"{error}; {allowed}") from None
+    if snapshot.tuning is None:
+        raise UsageError(f"{path}: not a snapshot of tune; {allowed}")
+    return snapshot, snapshot.tuning
 
 
 def _read(path: Path, most_bytes: int, decode: Callable[[bytes], Content]) -> Content:
@@ -104,28 +109,6 @@ def save(snapshot: Snapshot, path: Path | None) -> bool:
         problem(str(error))
         return False
     return True
-
-
-class CertificateFile:
-    """The file of --certificate, written again after every trial. Where that fails, a line says so once, and the tuning goes on."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.failed = False
-        self._path = path
-
-    def write(self, certificate: Certificate) -> None:
-        from gpuconsole.model.certificate import encode
-
-        if self._path is None:
-            return
-        try:
-            write_whole(self._path, encode(certificate))
-        except OSError as error:
-            if not self.failed:
-                problem(f"{self._path}: cannot be written: {error.strerror}")
-            self.failed = True
-        else:
-            self.failed = False
 
 
 STDOUT = Path("-")
