@@ -8,9 +8,9 @@ import errno
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import problem
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpuconsole.report.patch import Patch
     from gpuconsole.report.share.document import Document
 
-Content = TypeVar("Content")
 MOST_SOURCE_BYTES = 8 * 2**20
 """The largest file of source code that is read for a patch."""
 
@@ -54,7 +53,12 @@ def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]
     """A snapshot file, decoded and as plain JSON data; raises UsageError."""
     from gpuconsole.model.snapshot import MOST_BYTES, decode_with_unknown
 
-    return _read(path, MOST_BYTES, decode_with_unknown)
+    try:
+        return decode_with_unknown(read_limited(path, MOST_BYTES))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -76,16 +80,6 @@ def read_tuned(path: Path) -> tuple[Snapshot, Certificate]:
     if snapshot.tuning is None:
         raise UsageError(f"{path}: not a snapshot of tune; {allowed}")
     return snapshot, snapshot.tuning
-
-
-def _read(path: Path, most_bytes: int, decode: Callable[[bytes], Content]) -> Content:
-    """The content of a file that is not larger than `most_bytes`; raises UsageError. `decode` raises ValueError."""
-    try:
-        return decode(read_limited(path, most_bytes))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
 
 
 def write(path: Path, content: bytes) -> None:
