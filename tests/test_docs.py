@@ -178,8 +178,8 @@ def test_every_command_line_in_a_sentence_is_understood(line: str) -> None:
 @pytest.mark.parametrize("line", examples())
 def test_every_command_line_on_the_pages_and_in_the_help_is_understood(line: str) -> None:
     args = parse(shlex.split(line)[1:])  # raises SystemExit if it is not
-    if getattr(args, "connect", None) is not None:
-        return None  # the console has the scenario, or the command
+    if getattr(args, "connect", None) is not None or getattr(args, "verify", None) is not None:
+        return None  # the console has the scenario, or the command; or the file has it
     name = getattr(args, "scenario", "my.toml")
     if args.job:
         return assert_a_command_line_of_a_job(args)

@@ -1,4 +1,4 @@
-"""Files that commands read and write: snapshots, certificates, pages to share, patches of the user's code."""
+"""Files that commands read and write: snapshots, pages to share, patches of the user's code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import errno
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import problem
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpuconsole.report.patch import Patch
     from gpuconsole.report.share.document import Document
 
-Content = TypeVar("Content")
 MOST_SOURCE_BYTES = 8 * 2**20
 """The largest file of source code that is read for a patch."""
 
@@ -54,7 +53,12 @@ def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]
     """A snapshot file, decoded and as plain JSON data; raises UsageError."""
     from gpuconsole.model.snapshot import MOST_BYTES, decode_with_unknown
 
-    return _read(path, MOST_BYTES, decode_with_unknown)
+    try:
+        return decode_with_unknown(read_limited(path, MOST_BYTES))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -66,21 +70,16 @@ def in_range(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: a number is out of range: {error}") from None
 
 
-def read_certificate(path: Path) -> Certificate:
-    """The certificate in `path`; raises UsageError."""
-    from gpuconsole.model.certificate import MOST_BYTES, decode
-
-    return _read(path, MOST_BYTES, decode)
-
-
-def _read(path: Path, most_bytes: int, decode: Callable[[bytes], Content]) -> Content:
-    """The content of a file that is not larger than `most_bytes`; raises UsageError. `decode` raises ValueError."""
+def read_tuned(path: Path) -> tuple[Snapshot, Certificate]:
+    """A snapshot of `tune`, and what that session has proven; raises UsageError."""
+    allowed = "allowed is what gpuconsole tune --snapshot FILE has written"
     try:
-        return decode(read_limited(path, most_bytes))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
+        snapshot = read_snapshot(path)
+    except UsageError as error:
+        raise UsageError(f"{error}; {allowed}") from None
+    if snapshot.tuning is None:
+        raise UsageError(f"{path}: not a snapshot of tune; {allowed}")
+    return snapshot, snapshot.tuning
 
 
 def write(path: Path, content: bytes) -> None:
@@ -104,28 +103,6 @@ def save(snapshot: Snapshot, path: Path | None) -> bool:
         problem(str(error))
         return False
     return True
-
-
-class CertificateFile:
-    """The file of --certificate, written again after every trial. Where that fails, a line says so once, and the tuning goes on."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.failed = False
-        self._path = path
-
-    def write(self, certificate: Certificate) -> None:
-        from gpuconsole.model.certificate import encode
-
-        if self._path is None:
-            return
-        try:
-            write_whole(self._path, encode(certificate))
-        except OSError as error:
-            if not self.failed:
-                problem(f"{self._path}: cannot be written: {error.strerror}")
-            self.failed = True
-        else:
-            self.failed = False
 
 
 STDOUT = Path("-")

@@ -113,7 +113,7 @@ class HeadlessJob:
         lines = [session_text(snapshot, output.paint(sys.stderr) if self._args.summary is None else plain)]
         if self._work is not None:
             lines.append(self._work.report())
-            snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps())
+            snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps(), tuning=self._work.certificate)
         lines += self._last_lines(snapshot)
         save(snapshot, self._args.snapshot)
         self._write_summary("\n".join(lines) + "\n")

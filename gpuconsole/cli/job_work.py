@@ -7,14 +7,13 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
-from gpuconsole.cli.files import CertificateFile, save
+from gpuconsole.cli.files import save
 from gpuconsole.cli.options import CommandFailed
 from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.cli.trying import ready, try_now
@@ -49,6 +48,8 @@ class JobWork:
     """
 
     settles = False
+    certificate: Certificate | None = None
+    """What a tuning session has proven, for the snapshot."""
 
     async def run(self, engine: LiveSession, say: Say) -> None:
         raise NotImplementedError
@@ -79,17 +80,14 @@ class TrialOnJob(JobWork):
 class TuneJob(JobWork):
     """`tune -- COMMAND`: a tuning session on the job. The job then continues with the kept changes."""
 
-    def __init__(self, args: argparse.Namespace, target: Path | None) -> None:
-        """`target`: the file of the certificate."""
-        self._args, self._file = args, CertificateFile(target)
-        self._certificate: Certificate | None = None
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
 
     async def run(self, engine: LiveSession, say: Say) -> None:
         run = await trains(engine)
 
         def on_change(certificate: Certificate) -> None:
-            self._certificate = msgspec.structs.replace(certificate, command_digest=run.command_digest)
-            self._file.write(self._certificate)
+            self.certificate = msgspec.structs.replace(certificate, command_digest=run.command_digest)
             if certificate.attempts and certificate.proof is None and not certificate.stopped:
                 say(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
@@ -118,9 +116,7 @@ class TuneJob(JobWork):
 
     def report(self) -> str:
         return (
-            printed(certificate_report(self._certificate))
-            if self._certificate is not None
-            else "tuning did not begin: the job made no step"
+            printed(certificate_report(self.certificate)) if self.certificate is not None else "tuning did not begin: the job made no step"
         )
 
 

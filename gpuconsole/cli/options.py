@@ -191,7 +191,7 @@ DURATION = Option(
     "--duration", "seconds from the first step (headless default: 60)", "S", settings.seconds,
     refused=not_for_jobs("the job runs until its own end"),
 )
-HEADLESS = Option("--headless", "accepted, and always on: progress on stderr, the result on stdout")
+HEADLESS = Option("--headless", "no screen: progress on stderr, the summary on stdout")
 SNAPSHOT = Option("--snapshot", "write the session as JSON when it ends", "FILE", Path)
 JSON = Option(
     "--json", "print JSON", refused=not_for_jobs("stdout belongs to the job; --snapshot FILE writes the session")

@@ -61,11 +61,15 @@ TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "
 """The titles of the group folders, in the order of the help."""
 
 GONE = {
+    "verify": "gpuconsole tune --verify FILE checks a snapshot of tune",
+    "--certificate": "gpuconsole tune --snapshot FILE writes what was proven, and gpuconsole tune --verify FILE checks it",
+    "tune --headless": "tune never opens the screen",
+    "sweep --headless": "sweep never opens the screen",
     "--advise": "the findings of gpuconsole watch name the flag of the server",
     "--check": "gpuconsole scenarios NAME shows the settings by the size of a GPU",
     "--restart": "gpuconsole compare BEFORE AFTER compares the snapshots of two runs",
 }
-"""Options that gpuconsole had, and what to use."""
+"""Commands and options that gpuconsole had, and what to use. An option that only some commands had stands there with its command."""
 
 WIDEST = 110
 REMARK = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
@@ -245,8 +249,9 @@ def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistak
     parsers: list[argparse.ArgumentParser] = [parser, *commands.values()]
     options = {option for each_parser in parsers for option in each_parser._option_string_actions}
     for name in (text.partition("=")[0] for text in argv):
-        if name in GONE and name not in options:
-            _exit(parsers[-1], f"{name} is gone: {GONE[name]}")
+        gone = next((former for former in (name, *(f"{command} {name}" for command in commands)) if former in GONE), "")
+        if gone and name not in options:
+            _exit(parsers[-1], f"{name} is gone: {GONE[gone]}")
         if name.startswith("--") and name not in options:
             _exit(parsers[-1], f"there is no option {name!r}{nearest(name, options)}")
     if unknown.startswith("-"):

@@ -69,7 +69,7 @@ _T_975 = {
 def student(degrees: float) -> float:
     """The 97.5 % quantile of Student's t, for the next smaller `degrees` in a table.
 
-    `gpuconsole verify` computes the intervals of a certificate again and expects the same digits: so this table must not change.
+    `gpuconsole tune --verify` computes the intervals of a snapshot again and expects the same digits: so this table must not change.
     """
     return NORMAL_975 if degrees >= 60 else _T_975[max(tabulated for tabulated in _T_975 if tabulated <= max(1, degrees))]
 

@@ -4,14 +4,12 @@ until none is worth another trial."""
 from __future__ import annotations
 
 import asyncio
-import datetime
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole import __version__
 from gpuconsole.diagnosis.engine import Standing, in_doubt, probes_waiting
 from gpuconsole.diagnosis.rule import TRIAL_ERROR
 from gpuconsole.experiments.block_order import MEAN_STRETCH
@@ -227,9 +225,6 @@ class Tuner:
             msgspec.structs.replace(resumed, proof=None, stopped="")
             if resumed
             else Certificate(
-                created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                gpuconsole=__version__,
-                environment=engine.environment(),
                 scenario=scenario,
                 device=run.device,
                 start=dict(run.knobs),

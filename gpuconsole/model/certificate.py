@@ -1,20 +1,12 @@
-"""The proven results of a tuning session, in a form that other people can check: schema `gpuconsole.certificate/1`."""
+"""The proven results of a tuning session, in a form that other people can check. The snapshot of `tune` has them as `tuning`."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model import encoding
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, show
-from gpuconsole.model.snapshot import Environment
-
-SCHEMA = "gpuconsole.certificate/1"
-
-
-class CertificateError(ValueError):
-    """A file that is not a valid certificate; the message is one line."""
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,10 +39,6 @@ class Certificate(msgspec.Struct, kw_only=True):
     where no change was kept, or where no time was left.
     """
 
-    schema: str = SCHEMA
-    created: str
-    gpuconsole: str
-    environment: Environment
     scenario: str
     device: str
     start: Knobs
@@ -89,26 +77,3 @@ class Tuning(msgspec.Struct, frozen=True):
     certificate: Certificate
     budget_s: float
     under_way: bool
-
-
-MOST_BYTES = 8 * 2**20
-"""The largest file that is read as a certificate."""
-
-
-def encode(certificate: Certificate) -> bytes:
-    """Pretty JSON, UTF-8, ending in a newline."""
-    return msgspec.json.format(encoding.encode(certificate), indent=1) + b"\n"
-
-
-def decode(data: bytes) -> Certificate:
-    """Raises CertificateError."""
-    try:
-        raw = msgspec.json.decode(data)
-    except encoding.UNREADABLE as error:
-        raise CertificateError(f"not JSON: {error}") from None
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise CertificateError(f'not a certificate (no "schema": "{SCHEMA}")')
-    try:
-        return msgspec.convert(raw, Certificate)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise CertificateError(f"not a valid certificate: {error}") from None

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpuconsole.model import encoding
+from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Sweep, Trial
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
@@ -39,7 +40,8 @@ class Environment(msgspec.Struct, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """A session: runs and trials in order, with their environment. `recording`: the session is a replay of a recorded session."""
+    """A session: runs and trials in order, with their environment. `recording`: the session is a replay of a recorded session. `tuning`: what
+    `gpuconsole tune` has proven; None in the snapshots of other commands."""
 
     schema: str = SCHEMA
     created: str
@@ -50,6 +52,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     unavailable: dict[str, str] = {}
     sweeps: list[Sweep] = []
     recording: bool = False
+    tuning: Certificate | None = None
 
 
 def encode(snapshot: Snapshot) -> bytes:

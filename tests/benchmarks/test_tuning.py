@@ -13,7 +13,6 @@ from gpuconsole.experiments.sweep import points
 from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.knobs.catalogue import check_knobs
-from gpuconsole.model.snapshot import Environment
 
 
 @pytest.mark.parametrize("scenario", SPACES)
@@ -59,9 +58,7 @@ def attempt(at_s: float, gain: float, kept: bool) -> Attempt:
 
 def test_the_tuners_curve_goes_back_from_what_it_ended_with() -> None:
     attempts = [attempt(10.0, 2.0, True), attempt(20.0, 1.5, False), attempt(30.0, 1.25, True)]
-    made = Certificate(
-        created="", gpuconsole="", environment=Environment(), scenario="train-gpt", device="cpu", start={}, end={}, attempts=attempts
-    )
+    made = Certificate(scenario="train-gpt", device="cpu", start={}, end={}, attempts=attempts)
     found = tuner_curve(made, 1.0)
     assert found == [(0.0, pytest.approx(0.4)), (10.0, pytest.approx(0.8)), (30.0, 1.0)]
     shares = {name: [(50.0 * n, share) for n, share in enumerate((0.5, 0.9, 1.0), 1)] for name in ("grid", "random", "tpe")}

@@ -19,12 +19,11 @@ import pytest
 from gpuconsole.cli.exits import CODES
 from gpuconsole.cli.main import main
 from gpuconsole.cli.parser import COMMANDS, WIDEST
-from gpuconsole.model.certificate import encode as encode_certificate
 from gpuconsole.model.installation import install_command
 from gpuconsole.model.snapshot import encode
 from gpuconsole.wire.recording import RecordingWriter
 from tests.conftest import Cli
-from tests.experiments.test_choose import certificate
+from tests.experiments.test_choose import tuned
 from tests.report.small_session import small_session
 
 
@@ -59,9 +58,8 @@ CASES = {
     "skill": Case(None, ("--color green", "'auto', 'always', 'never'"), ("--json", "no option '--json'")),
     "snapshot_schema": Case("", ("--color x", "'auto', 'always', 'never'"), ("x", "unexpected argument 'x'")),
     "sweep": Case(None, ("train-gpt --vary precision=a,b", "fp32|tf32|bf16"), ("train-gpt --vary nproc=1,2 --grid", "--grid does not go with")),
-    "tune": Case(None, ("train-gpt --only batchsize", "did you mean 'batch_size'?"), ("train-gpt --patch p", "--patch goes with a command")),
+    "tune": Case("--verify c.json", ("train-gpt --only batchsize", "did you mean 'batch_size'?"), ("train-gpt --patch p", "--patch goes with a command")),
     "watch": Case(None, ("ftp://127.0.0.1", "http"), ("http://127.0.0.1:1 --headless --eco", "--eco goes with the screen")),
-    "verify": Case("c.json", ("gone.json", "cannot be read"), ("c.json --interval 2", "--interval goes with --measure")),
 }  # fmt: skip
 NOT_ASKED = ("snapshot_schema",)
 """Prints JSON without being asked."""
@@ -69,10 +67,10 @@ NOT_ASKED = ("snapshot_schema",)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a session, a recording and a certificate."""
+    """A folder with a session, a recording and the session of a `tune`."""
     (tmp_path / "s.json").write_bytes(encode(small_session()))
     RecordingWriter(tmp_path / "r.jsonl").close()
-    (tmp_path / "c.json").write_bytes(encode_certificate(certificate()))
+    (tmp_path / "c.json").write_bytes(encode(tuned()))
     return tmp_path
 
 
@@ -169,7 +167,9 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("sweep train-gpt --vary nproc=1,2 --repeat 4", "--repeat does not go with --vary nproc="),
         ("sweep train-gpt --vary nproc=1,2 --url http://h:1", "--url: only for serving scenarios"),
         ("sweep train-gpt --vary batch_size=1,2 --summary x", "--summary goes with a command of your own"),
-        ("tune train-gpt --resume c.json --certificate d.json", "--certificate does not go with --resume"),
+        ("tune train-gpt --certificate d.json", "--certificate is gone: gpuconsole tune --snapshot FILE writes what was proven"),
+        ("tune train-gpt --headless", "--headless is gone: tune never opens the screen"),
+        ("sweep train-gpt --vary batch_size=1,2 --headless", "--headless is gone: sweep never opens the screen"),
         ("tune --only no_such -- true", "--only no_such: no setting of the job"),
         ("baselines --key s.json --json", "--json does not go with --key"),
         ("baselines --key s.json --remove x", "--key does not go with --remove"),
@@ -185,8 +185,13 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("mcp --connect -- true", "--connect goes without a command"),
         ("mcp --connect --record r", "--connect goes without --record"),
         ("run train-gpt --headless --control", "--control goes with the screen"),
-        ("verify c.json --url http://h:1", "--url goes with --measure"),
-        ("verify c.json --nnodes 2", "--nnodes goes with --measure"),
+        ("verify c.json --measure", "verify is gone: gpuconsole tune --verify FILE"),
+        ("tune --verify c.json train-gpt", "scenario does not go with --verify"),
+        ("tune --verify c.json --budget 30", "--budget does not go with --verify"),
+        ("tune --verify c.json --interval 2", "--interval goes with --measure"),
+        ("tune --verify c.json --url http://h:1", "--url goes with --measure"),
+        ("tune --verify c.json --nnodes 2", "--nnodes goes with --measure"),
+        ("tune train-gpt --measure", "--measure goes with --verify FILE"),
     ],
 )  # fmt: skip
 def test_an_option_without_effect_is_refused(
@@ -225,7 +230,7 @@ def test_settings_come_from_variable_before_file(cli: Cli, folder: Path, tmp_pat
     done = cli("doctor", "--json", env=own)
     rows = {row["name"]: row["text"] for row in json.loads(done.stdout)["settings"]}
     assert (rows["price"], rows["interval"], rows["eco"]) == ("4.0  (GPUCONSOLE_PRICE)", f"0.5  ({file}, line 3)", "false  (built-in)")
-    assert "\x1b[" in cli("verify", "c.json", env=own).stdout, "always, in a pipe too"
+    assert "\x1b[" in cli("tune", "--verify", "c.json", env=own).stdout, "always, in a pipe too"
 
 
 def test_a_mistake_in_the_file_is_one_line_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
@@ -261,7 +266,7 @@ def test_a_service_whose_home_is_dev_null_has_no_settings(cli: Cli) -> None:
 BASH = """source completion; compopt() { :; }
 complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); COMPREPLY=(); _gpuconsole_without_blank gpuconsole; echo "${COMPREPLY[@]}"; }
 complete_words gpuconsole swe; complete_words gpuconsole run data-st; complete_words gpuconsole run train-gpt --set batch_s
-complete_words gpuconsole rules input.t; complete_words gpuconsole tune --certif
+complete_words gpuconsole rules input.t; complete_words gpuconsole tune --verif
 """
 
 
@@ -274,7 +279,7 @@ def test_the_shell_completes_commands_scenarios_knobs_rules_and_options(cli: Cli
     assert script.returncode == 0, script.stderr
     (tmp_path / "completion").write_text(script.stdout)
     done = subprocess.run([bash, "-c", BASH], cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
-    assert done.stdout.split("\n")[:5] == ["sweep", "data-starved", "batch_size=", "input.too_few_workers", "--certificate"], done.stderr
+    assert done.stdout.split("\n")[:5] == ["sweep", "data-starved", "batch_size=", "input.too_few_workers", "--verify"], done.stderr
 
 
 def test_without_shtab_one_line_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

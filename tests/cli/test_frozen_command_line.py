@@ -41,15 +41,14 @@ FROZEN = {
     "skill": "",
     "snapshot-schema": "",
     "sweep": (
-        "scenario --vary --set --grid --repeat --duration --stop-settled --headless --snapshot --json --summary --restart-knob --allow-loader "
+        "scenario --vary --set --grid --repeat --duration --stop-settled --snapshot --json --summary --restart-knob --allow-loader "
         f"{LOAD} {WATCHING}"
     ),
     "tune": (
-        "scenario --set --budget --allow-training-changes --only --certificate --resume --headless --snapshot --json --summary "
+        "scenario --set --budget --allow-training-changes --only --resume --verify --measure --snapshot --json --summary "
         f"--probe --patch --allow-numerics --allow-loader {SEVERAL_MACHINES} {LOAD} {WATCHING}"
     ),
     "watch": f"url --duration --headless --snapshot --try --probe --slo --json --model --api-key-env --wait --metrics-url --eco {WATCHING}",
-    "verify": f"file --measure --json {SEVERAL_MACHINES} {LOAD} {WATCHING}",
 }
 """The words after `gpuconsole` of each command; the console itself is the command without a name."""
 

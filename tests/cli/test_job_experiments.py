@@ -62,8 +62,8 @@ def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
-    text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--certificate", "c.json", "--allow-loader")
-    certificate = json.loads((tmp_path / "c.json").read_text())
+    text, snapshot = until_said(tmp_path, "faster: kept", "tune", "--only", "num_workers", "--allow-loader")
+    certificate = snapshot["tuning"]
     assert certificate["scenario"] == "starved.py" and certificate["command_digest"]
     # the job ends as soon as a change is kept: a machine that is slow to end the job looks for the next change first
     assert certificate["stopped"] in ("the job has ended", "no further change is predicted to gain 5 %")

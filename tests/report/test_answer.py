@@ -18,7 +18,6 @@ from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
-from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.account import LOOKS
@@ -295,9 +294,7 @@ def test_a_kept_trial_stays_what_it_is_once_a_tuning_session_begins() -> None:
     before = marks(view)
     proven = view.trials[-1]
     assert proven.kept
-    made = Certificate(
-        created="", gpuconsole="", environment=Environment(), scenario="", device="cpu", start={**proven.changes, "batch_size": 16}, end={}
-    )
+    made = Certificate(scenario="", device="cpu", start={**proven.changes, "batch_size": 16}, end={})
     assert marks(msgspec.structs.replace(view, tuning=Tuning(made, 300.0, under_way=True))) == before
     tried = msgspec.structs.replace(proven, id="9", changes={"precision": "bf16"}, kept=False, verdict="no_gain")
     attempted = msgspec.structs.replace(made, attempts=[Attempt("gpu.fp32_no_tensor_core", {}, tried)])

@@ -282,9 +282,9 @@ NESTED = "[" * 200_000 + "]" * 200_000
         ("deep.json", '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}", ("diagnose", "deep.json")),
         ("deep.toml", "name = 'x'\nknobs = " + NESTED, ("run", "./deep.toml", "--headless")),
         ("deep.jsonl", '{"event": "hello", "x": ' + NESTED + "}\n", ("replay", "deep.jsonl", "--headless")),
-        ("deep.json", '{"schema": "x", "attempts": ' + NESTED + "}", ("verify", "deep.json")),
+        ("deep.json", '{"schema": "gpuconsole.snapshot/1", "tuning": ' + NESTED + "}", ("tune", "--verify", "deep.json")),
     ],
-    ids=["report", "diagnose", "scenario", "replay", "certificate"],
+    ids=["report", "diagnose", "scenario", "replay", "tune"],
 )
 def test_a_file_of_many_levels_is_refused_in_one_line(cli: Cli, tmp_path: Path, name: str, text: str, words: tuple[str, ...]) -> None:
     (tmp_path / name).write_text(text)

@@ -187,7 +187,7 @@ def tuned_view(under_way: bool) -> View:
         Attempt("host.logging_io", after, last, "if step % 20 == 0:\n    logger.log(metrics)", 61.0),
     ]
     made = Certificate(
-        created="2026-11-21T10:00:00+00:00", gpuconsole="0.1.0", environment=Environment(), scenario="data-starved", device="gpu:0",
+        scenario="data-starved", device="gpu:0",
         start=KNOBS, end={**after, "log_every": 20}, attempts=attempts, elapsed_s=78.0,
         stopped="" if under_way else "no further change is predicted to gain 5 %",
         proof=None if under_way else Trial("5", "3", {}, "done", Speedup(0.55, 0.52, 0.58), None, 16, verdict="worse"),

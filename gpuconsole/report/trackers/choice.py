@@ -22,10 +22,6 @@ class Kind(NamedTuple):
     takes: str = ""
 
 
-GONE = {
-    "same-run": "gpuconsole no longer writes into the run that the job has open. Use --log-to wandb or --log-to mlflow: each makes a new run"
-}
-"""Former choices, and what to use."""
 KINDS = (
     Kind("tensorboard", "tensorboard", "TensorBoard", "tensorboard", "FOLDER"),
     Kind("wandb", "wandb", "WeightsAndBiases", "wandb"),
@@ -45,8 +41,6 @@ class Choice(NamedTuple):
 
 def choice(text: str) -> Choice:
     """`wandb`, `tensorboard=FOLDER`. Raises ValueError."""
-    if text in GONE:
-        raise ValueError(f"{text}: {GONE[text]}")
     name, equals, value = text.partition("=")
     kind = BY_NAME.get(name)
     if kind is None or bool(equals) > bool(kind.takes) or (equals and not value):

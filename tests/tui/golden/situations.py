@@ -304,7 +304,7 @@ def cancelled() -> Script:
     script.trial("2", "1", {"precision": "bf16"}, Interval(1.1, 1.25), Speedup(1.12, 1.02, 1.2), state="running")
     trials = [event.trial for event in script.events if isinstance(event, TrialUpdate)]
     made = Certificate(
-        created="2026-11-21T10:00:00+00:00", gpuconsole="0.1.0", environment=Environment(), scenario="data-starved", device="gpu:0",
+        scenario="data-starved", device="gpu:0",
         start=LOADER, end=LOADER, attempts=[Attempt("input.too_few_workers", LOADER, trials[1], "", 20.0)], elapsed_s=41.0,
     )  # fmt: skip
     script.events.append(TuningUpdate(script.t, Tuning(made, 300.0, True)))

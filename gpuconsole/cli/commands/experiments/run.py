@@ -53,7 +53,7 @@ OPTIONS = (
     options.SCENARIO,
     options.SET,
     options.DURATION,
-    options.HEADLESS._replace(help="no screen: progress on stderr, the summary on stdout"),
+    options.HEADLESS,
     options.SNAPSHOT,
     options.JSON._replace(help="print only the snapshot on stdout (implies --headless)"),
     options.APPLY_TOP,

@@ -55,7 +55,6 @@ OPTIONS = (
         help="with --vary nproc=: seconds from the first step of each (default 20)", refused={**options.DURATION.refused, **NPROC_ONLY}
     ),
     Option("--stop-settled", "stop measuring a setting as soon as it is proven not to be the best", refused={**NO_RESTARTS, **NO_NPROC}),
-    options.HEADLESS,
     options.SNAPSHOT._replace(help="write the sweep, with its environment, as a snapshot"),
     options.JSON._replace(help="the sweep on stdout and nothing else there"),
     options.SUMMARY,

@@ -39,7 +39,7 @@ EXAMPLES = """examples:
 OPTIONS = (
     Option("url", "the address of the server, or of its metrics page", "URL"),
     options.DURATION._replace(help="seconds from the first reading (headless default: 60)"),
-    options.HEADLESS._replace(help="no screen: progress on stderr, the summary on stdout"),
+    options.HEADLESS,
     options.SNAPSHOT,
     options.TRY._replace(help="try a lower limit (max_num_seqs, max_num_batched_tokens) under the traffic that comes; it is taken back"),
     Option(

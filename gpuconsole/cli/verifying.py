@@ -1,17 +1,16 @@
-"""`gpuconsole verify`."""
+"""`gpuconsole tune --verify`: whether what a snapshot of `tune` claims follows from its pairs of blocks, and whether it holds on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from pathlib import Path
 
 import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import FAILED, OK, exit_code
-from gpuconsole.cli.files import read_certificate
-from gpuconsole.cli.options import JSON, NODES, SERVING, WATCHING, CommandFailed, Option, UsageError
+from gpuconsole.cli.files import read_tuned
+from gpuconsole.cli.options import CommandFailed, UsageError
 from gpuconsole.cli.scenario import check_nodes, check_server, scenario, server_of
 from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.cli.values import writable
@@ -25,34 +24,18 @@ from gpuconsole.report.experiments import gain, measured, verdict
 from gpuconsole.report.parts import Report, labelled, text
 from gpuconsole.session.api import SessionError
 
-HELP = "check a certificate of tune"
-DESCRIPTION = """Compute every interval and verdict of a certificate again from its pairs. With --measure, also try its settings on this machine. Exit
-code 1: the certificate does not hold."""
-EXAMPLES = """examples:
-  gpuconsole verify tuned.json                 do the intervals and verdicts follow from the measured pairs of blocks?
-  gpuconsole verify tuned.json --measure       and is the speedup the same on this machine?
-"""
-MEASURES = {"no --measure": "goes with --measure: without it nothing runs"}
-OPTIONS = (
-    Option("file", None, "CERTIFICATE", Path),
-    Option("--measure", "run the scenario with the settings of the start, and try all kept changes together"),
-    JSON._replace(help="the result as JSON, and nothing else on stdout"),
-    NODES.refused_too(MEASURES),
-    SERVING.refused_too(MEASURES),
-    WATCHING.refused_too(MEASURES),
-)
 
-
-def run(args: argparse.Namespace) -> int:
+def verify(args: argparse.Namespace) -> int:
+    """Check the snapshot of --verify; with --measure, try its settings on this machine too. Returns the exit code. Raises UsageError."""
     writable(args, "--record")
-    certificate = read_certificate(args.file)
+    snapshot, certificate = read_tuned(args.verify)
     if args.measure:
         if not certificate.changed:
-            raise UsageError(f"--measure: {args.file} kept nothing")
+            raise UsageError(f"--measure: {args.verify} kept nothing")
         chosen = scenario(certificate.scenario)
         check_server(args, chosen.workload, server_of(chosen, certificate.start))
         check_nodes(args, chosen.workload)
-    result = Verified(str(args.file), certificate.scenario, certificate.device, certificate.created, mistakes(certificate))
+    result = Verified(str(args.verify), certificate.scenario, certificate.device, snapshot.created, mistakes(certificate))
     result.trials = len(certificate.attempts) + (certificate.proof is not None)
     result.claimed = certificate.gain
     for mistake in result.mistakes:
@@ -62,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if trial_here is None:
             return exit_code()
         result.measured, environment = trial_here
-        result.differences = _differences(certificate, environment)
+        result.differences = _differences(snapshot.environment, environment)
     output.show_result(args, result, lambda: report(result, certificate))
     holds = not result.mistakes and (result.measured is None or result.measured.verdict == "win")
     return OK if holds else FAILED
@@ -117,11 +100,11 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
         return trial, engine.environment()
 
 
-def _differences(certificate: Certificate, here: Environment) -> dict[str, tuple[str, str]]:
-    """What differs between the machine of the certificate and this machine."""
+def _differences(tuned: Environment, here: Environment) -> dict[str, tuple[str, str]]:
+    """What differs between the machine of the snapshot and this machine."""
     differences = {}
     for name in ("cpu", "cores", "torch", "cuda", "driver"):
-        there, now = getattr(certificate.environment, name), getattr(here, name)
+        there, now = getattr(tuned, name), getattr(here, name)
         if there != now:
             differences[name] = (str(there or "none"), str(now or "none"))
     return differences
