@@ -12,9 +12,8 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from .clock import ThreadTimes, now
 from .median import median
@@ -147,16 +146,13 @@ class StepAccount:
 
 
 class CudaStepAccount(StepAccount):
-    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before.
+    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before."""
 
-    `make_event`: another accelerator's event with the same methods; None: a CUDA event.
-    """
-
-    def __init__(self, times: ThreadTimes, make_event: Callable[[], Any] | None = None) -> None:
+    def __init__(self, times: ThreadTimes) -> None:
         import torch
 
         # blocking: waiting uses no CPU
-        self._make_event = make_event or partial(torch.cuda.Event, enable_timing=True, blocking=True)
+        self._make_event = partial(torch.cuda.Event, enable_timing=True, blocking=True)
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []

@@ -35,6 +35,14 @@ def install_command(extra: str) -> str:
     return " ".join([_installer(), *(name if re.fullmatch(r"[\w.-]+", name) else f'"{name}"' for name in wanted)])
 
 
+def torch_version() -> str | None:
+    """Return the version of the installed torch; None without torch."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _install_folder(folder: Path, extra: str, editable: bool) -> str:
     return f'{_installer()} {"-e " if editable else ""}"{folder}[{extra}]"'
 

@@ -21,7 +21,6 @@ from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
-from gpuconsole.telemetry.other_gpus import find_other_gpus
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, STUCK_S, Fallback, Poller, Preferred, Source
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import Command, Devices, Hello, Sample, SourceState, Stop
@@ -79,10 +78,6 @@ class Sampler:
                 reason = reason or str(why)
                 if str(why) != reason:
                     self._driver_gone(str(why))
-                if others := find_other_gpus():
-                    self._announce(others.devices(), "")
-                    self._add(others)
-                    return
                 self._announce([], str(why))
                 self.stop.wait(RETRY_S)
             else:

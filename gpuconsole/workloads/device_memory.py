@@ -101,12 +101,10 @@ class Peaks:
 
 
 def peak_bytes(device: torch.device) -> float:
-    """Peak device memory that this process allocated; on a CPU its peak resident set; on mps, which keeps no peak, what it holds now."""
+    """Peak device memory that this process allocated; on a CPU its peak resident set."""
     if device.type == "cuda":
         # torch.cuda.max_memory_allocated sorts all figures of the allocator, which takes 160 µs
         return float(torch.cuda.memory_stats_as_nested_dict(device).get("allocated_bytes", {}).get("all", {}).get("peak", 0))
-    if device.type == "mps":
-        return float(torch.mps.driver_allocated_memory())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 

@@ -114,7 +114,7 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     import torch
 
     from gpuconsole.workloads.calibration.repeating import RepeatingLoop
-    from gpuconsole.workloads.device import refuse_unless_tested, refusing, torch_device
+    from gpuconsole.workloads.device import torch_device
     from gpuconsole.workloads.device_memory import set_up_allocator
     from gpuconsole.workloads.training.loop import TrainingLoop
     from gpuconsole.workloads.training.parallel.choose import plan_for
@@ -126,14 +126,13 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     torch.manual_seed(start.seed)
     module = importlib.import_module(f"gpuconsole.workloads.{start.workload}")
     if hasattr(module, "create_work"):
-        refuse_unless_tested(device, start.workload)
         work = module.create_work(start.knobs, device, start.seed)
         return RepeatingLoop(work, start.knobs, device, scratch)
     plan = plan_for(start.knobs, world)
     task = module.create(start.knobs, device, start.seed + plan.replica)
     channel.send(Progress(now(), "warming", "first steps"))
     loop = TrainingLoop(task, start.knobs, device, scratch, plan)
-    loop.probes = probes_of(loop) if device.type in ("cpu", "cuda") else refusing(list(probes_of(loop)))
+    loop.probes = probes_of(loop)
     return loop
 
 

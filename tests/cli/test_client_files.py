@@ -111,7 +111,7 @@ def test_a_report_of_a_result_claims_nothing_that_the_file_does_not_hold(cli: Cl
     first = done.stdout.splitlines()[0]
     assert first.startswith("# 3") and "tokens/s; TTFT 49" in first and "E2E " in first
     assert "its file has no signals of the server" in done.stdout and "machine: n/a: the file of the client does not name it" in done.stdout
-    for claim in ("no fault", "No rule found", "torch is not installed", "this machine has no GPU", "with gpuconsole"):
+    for claim in ("no fault", "No rule found", "torch is not installed", "this machine has no NVIDIA GPU", "with gpuconsole"):
         assert claim not in done.stdout, claim
     assert "measured 2026-" in done.stdout and "with vllm bench serve" in done.stdout
     page = tmp_path / "page.html"

@@ -82,6 +82,19 @@ def test_doctor_without_a_gpu(cli: Cli, machine: Machine) -> None:
     assert "/dev/shm" in told
 
 
+def test_doctor_says_that_a_gpu_of_amd_or_apple_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "DRM", tmp_path)
+    assert doctor.other_gpu_rows() == []
+    for node, vendor in (("renderD128", "0x10de"), ("renderD129", "0x1002"), ("renderD130", "0x1002")):
+        (tmp_path / node / "device").mkdir(parents=True)
+        (tmp_path / node / "device" / "vendor").write_text(f"{vendor}\n")
+    assert doctor.other_gpu_rows() == [("AMD GPU", "is there; gpuconsole measures NVIDIA GPUs only")]
+    monkeypatch.setattr(doctor, "DRM", tmp_path / "none")
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
+    assert doctor.other_gpu_rows() == [("Apple GPU", "is there; gpuconsole measures NVIDIA GPUs only")]
+
+
 def test_doctor_reports_a_shared_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = {"total": 64 * 2**20}
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(**sizes))

@@ -96,7 +96,7 @@ def test_red_is_for_what_needs_action() -> None:
 def test_trouble_comes_first() -> None:
     assert "gpu:3 is lost: fell off the bus" in text(paint_devices(BOX, 120, "gpu:3")[:1])
     assert "source nvml has not answered for 1m01s: gpu:5: nvmlDeviceGetPowerUsage" in text(paint_devices(BOX, 120)[:1])
-    assert "no GPU: no NVIDIA driver" in text(paint_devices(view(), 120)[:1])
+    assert "no NVIDIA GPU: no NVIDIA driver" in text(paint_devices(view(), 120)[:1])
     lost = text(paint_devices(BOX, 120, "gpu:3"))
     assert "device lost: fell off the bus" in lost and " % " not in lost
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.engine.catalog import shipped_folder
-from gpuconsole.model.installation import install_command
+from gpuconsole.model.installation import install_command, torch_version
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.run import Run
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.serving import LatencyBound, Objective
 from gpuconsole.session.api import SessionError
-from gpuconsole.telemetry.other_gpus import torch_version
 
 
 def no_torch() -> str:

@@ -1,20 +1,18 @@
 """Result files of other clients: `vllm bench serve`, SGLang's bench_serving, AIPerf and GuideLLM. A file is recognised by its content, never by its name.
 
-Each format has a file here, which makes a `Result` of it; `run_of` makes a run of a result. Names and meanings of the fields come from the programs that
-write them; the versions that were read stand in the files.
+The tables in `formats` make a `Result` of a file; `run_of` makes a run of a result.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole.engine.clients import aiperf, guidellm, sglang, vllm
 from gpuconsole.engine.clients.fields import ClientFileError, Fields, finite_json
+from gpuconsole.engine.clients.formats import AIPERF, FORMATS, is_record, read_records
 from gpuconsole.engine.clients.result import Result, run_of
 from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.files import read_regular, read_start
@@ -22,35 +20,17 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 
 MOST_BYTES = 256 * 2**20
 """The largest result file that is read. 10,000 requests with the times of all their tokens have about 100 MB."""
-ALLOWED = f"a gpuconsole snapshot, or a JSON result of {vllm.CLIENT}, {sglang.CLIENT}, {aiperf.CLIENT} or {guidellm.CLIENT}"
+ALLOWED = "a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or GuideLLM"
 MOST_RESULTS = 1000
 MOST_BESIDE = 20
 """Files of a folder in which the other half of a result of AIPerf is looked for."""
-
-
-class _Format(NamedTuple):
-    """One format: whether an object is of it, and how its objects become results."""
-
-    recognises: Callable[[Fields], bool]
-    read: Callable[[Sequence[Fields]], list[Result]]
-
-
-FORMATS = (
-    _Format(vllm.recognises, lambda objects: [vllm.read(fields) for fields in objects]),
-    _Format(sglang.recognises, lambda objects: [sglang.read(fields) for fields in objects]),
-    _Format(aiperf.recognises, lambda objects: [aiperf.read(fields) for fields in objects]),
-    _Format(aiperf.is_record, lambda objects: [aiperf.read_records(objects)]),
-    _Format(guidellm.recognises, lambda objects: [result for fields in objects for result in guidellm.read(fields)]),
-)
+SAME = 1e-3
+"""The summary and the single requests of one run agree on its rates: the end of a run may be counted a little differently."""
 
 
 def read_runs(path: Path, data: bytes) -> Snapshot:
-    """The runs of a result file with these bytes. Raises ClientFileError, with one line, also for a file that is of no known format.
-
-    AIPerf writes two files for a run, and each has what the other lacks. So the other one is looked for beside `path`, by its content.
-    """
-    results = [aiperf.joined(result, lambda: _beside(path)) if result.client == aiperf.CLIENT else result for result in read_results(data)]
-    runs = [run_of(result, str(number)) for number, result in enumerate(results, 1)]
+    """The runs of a result file with these bytes. Raises ClientFileError, with one line, also for a file that is of no known format."""
+    runs = [run_of(_joined(result, path), str(number)) for number, result in enumerate(read_results(data), 1)]
     return Snapshot(created=runs[-1].started, gpuconsole="", environment=Environment(), runs=runs, trials=[])
 
 
@@ -59,32 +39,44 @@ def read_results(data: bytes) -> list[Result]:
     if not data.strip():
         raise ClientFileError(f"the file is empty; allowed: {ALLOWED}")
     objects = _objects(finite_json(data))
-    formats = [next((known for known in FORMATS if known.recognises(fields)), None) for fields in objects]
-    known = formats[0]
-    if known is None or any(other is not known for other in formats):
+    if all(map(is_record, objects)):
+        return [read_records(objects)]
+    known = next((known for known in FORMATS if all(map(known.recognises, objects))), None)
+    if known is None:
         raise ClientFileError(f"no known result; allowed: {ALLOWED}")
-    results = known.read(objects)
+    results = [result for fields in objects for result in known.read(fields)]
     if len(results) > MOST_RESULTS:
         raise ClientFileError(f"{len(results)} results in one file; at most {MOST_RESULTS} are read")
     return results
 
 
+def _joined(result: Result, path: Path) -> Result:
+    """The summary and the single requests of a run of AIPerf, which writes two files, each with what the other one lacks. `result` itself where the other half is not beside `path`."""
+    for other in _beside(path) if result.client == AIPERF.client and not (result.load and result.requests) else ():
+        pairs = ((result.tokens_per_s, other.tokens_per_s), (result.requests_per_s, other.requests_per_s))
+        alike = all(one and two and abs(one - two) <= SAME * max(one, two) for one, two in pairs)
+        halves = other.client == result.client and bool(other.requests) != bool(result.requests)
+        if halves and alike and (result.answered, result.failed) == (other.answered, other.failed):
+            summary, single = (other, result) if result.requests else (result, other)
+            missing = {name: why for name, why in summary.unavailable.items() if name != "workload.intervals"}
+            return msgspec.structs.replace(summary, requests=single.requests, started=single.started, unavailable=missing)
+    return result
+
+
 def _beside(path: Path) -> Iterator[Result]:
     """The results of AIPerf in the other files of the folder. What cannot be read is passed over: nobody has named it."""
-    try:
-        files = sorted(other for other in path.parent.iterdir() if other.name != path.name)[:MOST_BESIDE]
-    except OSError:
-        return
-    for file in files:
-        with contextlib.suppress(OSError, ClientFileError):
-            if aiperf.may_be(read_start(file)):
-                yield from read_results(read_regular(file, MOST_BYTES))
+    with contextlib.suppress(OSError):
+        for file in sorted(other for other in path.parent.iterdir() if other.name != path.name)[:MOST_BESIDE]:
+            with contextlib.suppress(OSError, ClientFileError):
+                if any(key in read_start(file) for key in (b'"request_start_ns"', b'"request_throughput"', b'"aiperf_version"')):
+                    yield from read_results(read_regular(file, MOST_BYTES))
 
 
 def _objects(data: bytes) -> list[Fields]:
     """The JSON objects of the file: one, or one on each line. Raises ClientFileError."""
+    kind = dict[str, msgspec.Raw]
     try:
-        return [Fields.of(data)]
+        return [Fields(msgspec.json.decode(data, type=kind))]
     except UNREADABLE as error:
         problem = error
     lines = [line for line in data.splitlines() if line.strip()]
@@ -93,9 +85,9 @@ def _objects(data: bytes) -> list[Fields]:
     objects = []
     for number, line in enumerate(lines, 1):
         try:
-            objects.append(Fields.of(line))
+            objects.append(Fields(msgspec.json.decode(line, type=kind)))
         except UNREADABLE as error:
-            if number == len(lines) > 1 and isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+            if number == len(lines) and isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
                 raise ClientFileError(f"line {number}, the last one, is cut off: {error}") from None
             raise ClientFileError(f"line {number} is not a JSON object ({error}); allowed: {ALLOWED}") from None
     return objects

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.text import cut, visible
 
-Kind = TypeVar("Kind")
 NOT_FINITE = re.compile(rb"(?<=[\[,:\s])-?(?:Infinity|NaN)(?=[\s,\]}])")
 LONGEST = 200
 CLOCKS_S = 0.01
 MOST_SECONDS = 1e8
 """The longest time that counts as one: three years."""
+UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
 
 class ClientFileError(ValueError):
@@ -30,85 +30,95 @@ def finite_json(data: bytes) -> bytes:
 
 
 class Fields:
-    """An object. A field that is missing or null reads None; a field of another kind raises ClientFileError."""
+    """An object. A path has the keys from object to object, `metrics.ttft.mean`; `a|b` is the first path with a value. A field that is missing or null reads
+    None; a field of another kind raises ClientFileError."""
 
     def __init__(self, raw: dict[str, msgspec.Raw], name: str = "") -> None:
-        self._raw, self._name = raw, name
+        self.raw, self._name = raw, name
+        self._inner: dict[str, Fields] = {}
 
-    @classmethod
-    def of(cls, data: bytes | msgspec.Raw, name: str = "") -> Fields:
-        """Raises one of UNREADABLE where `data` is no JSON object."""
-        return cls(msgspec.json.decode(data, type=dict[str, msgspec.Raw]), name)
+    def inner(self, path: str) -> Fields:
+        """The object at a path; without fields where there is none. The empty path is this object."""
+        key, _, rest = path.partition(".")
+        if key and key not in self._inner:
+            self._inner[key] = Fields(self._decoded(key, dict[str, msgspec.Raw]) or {}, f"{self._name}{key}.")
+        return self._inner[key].inner(rest) if key else self
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._raw
+    def has(self, path: str) -> bool:
+        """Whether there is such a field, with a value or null."""
+        way, _, key = path.rpartition(".")
+        with contextlib.suppress(ClientFileError):
+            return key in self.inner(way).raw
+        return False
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._raw)
+    def value(self, paths: str, kind: Any) -> Any:
+        """The field as this kind."""
+        for path in paths.split("|"):
+            way, _, key = path.rpartition(".")
+            if (value := self.inner(way)._decoded(key, kind)) is not None:
+                return value
+        return None
 
-    def value(self, key: str, kind: type[Kind]) -> Kind | None:
-        """The field `key`. Raises ClientFileError where it is not of this kind."""
-        raw = self._raw.get(key)
-        if raw is None:
-            return None
+    def _decoded(self, key: str, kind: Any) -> Any:
         try:
-            return msgspec.json.decode(raw, type=kind | None)
+            return msgspec.json.decode(self.raw[key], type=kind | None) if key in self.raw else None
         except UNREADABLE as error:
             raise ClientFileError(f"{self._name}{key}: {visible(str(error))}") from None
 
-    def text(self, key: str) -> str:
+    def text(self, paths: str) -> str:
         """A text; empty where there is none. A long text is cut."""
-        return cut(visible(self.value(key, str) or ""), LONGEST)
+        return cut(visible(self.value(paths, str) or ""), LONGEST)
 
-    def number(self, key: str) -> float | None:
-        """A number of 0 or more. Raises ClientFileError for another value."""
-        number = self.value(key, float)
+    def number(self, paths: str) -> float | None:
+        """A number of 0 or more."""
+        number: float | None = self.value(paths, float)
         if number is not None and not 0 <= number < math.inf:
-            raise ClientFileError(f"{self._name}{key}: {number} must be 0 or more")
+            raise ClientFileError(f"{self._name}{paths}: {number} must be 0 or more")
         return number
 
-    def number_or_word(self, key: str) -> float | str | None:
-        """A number, or a text such as `inf`."""
-        value = self.value(key, object)
-        return value if isinstance(value, int | float | str) else None
-
-    def count(self, key: str) -> int | None:
-        number = self.number(key)
+    def count(self, paths: str) -> int | None:
+        number = self.number(paths)
         return None if number is None else round(number)
 
-    def seconds(self, key: str, scale: float = 1.0) -> float | None:
-        """A time in seconds, where the field counts units of `scale` seconds. Raises ClientFileError for what is no time. A difference of two clocks may be a
-        little below 0: it counts as 0."""
-        number = self.value(key, float)
-        if number is not None and -CLOCKS_S <= number * scale <= 0:
-            return 0.0
-        if number is not None and not 0 < number * scale <= MOST_SECONDS:
-            raise ClientFileError(f"{self._name}{key}: {number} is no time")
-        return None if number is None else number * scale
+    def limit(self, paths: str) -> float | None:
+        """The first of the paths that holds a number above 0. Raises nothing: a list, or a word such as `inf`, is no limit."""
+        for path in paths.split("|"):
+            with contextlib.suppress(ClientFileError):
+                value = self.value(path, object)
+                if isinstance(value, int | float) and 0 < value < math.inf:
+                    return value
+        return None
 
-    def duration(self, key: str) -> float:
-        """The seconds of the run: more than 0. Raises ClientFileError."""
-        seconds = self.seconds(key)
-        if not seconds:
-            raise ClientFileError(f"{self._name}{key}: must be the seconds of the run, more than 0")
-        return seconds
+    def seconds(self, paths: str) -> float | None:
+        """A time in seconds. A difference of two clocks may be a little below 0: it counts as 0."""
+        for path in paths.split("|"):
+            number: float | None = self.value(path, float)
+            if number is not None:
+                if not -CLOCKS_S <= number * self.unit(path) <= MOST_SECONDS:
+                    raise ClientFileError(f"{self._name}{path}: {number} is no time")
+                return max(0.0, number * self.unit(path))
+        return None
 
-    def numbers(self, key: str) -> list[float]:
-        """A list of numbers of 0 or more, 0 for null. Empty where there is no list. Raises ClientFileError."""
-        values = [0.0 if number is None else number for number in self.value(key, list[float | None]) or []]
+    def unit(self, path: str) -> float:
+        """The seconds of the unit of a field, which stands in a field `unit` beside it or in a key of the path (`time_ms`); 1 where there is none."""
+        own, beside = re.search(r"_(ns|us|ms)\b", path), f"{path.rpartition('.')[0]}.unit"
+        name = self.text(beside) if "." in path and self.has(beside) else own[1] if own else "s"
+        if name not in UNITS:
+            raise ClientFileError(f"{name!r} is no unit of time; known: {', '.join(UNITS)}")
+        return UNITS[name]
+
+    def numbers(self, path: str) -> list[float]:
+        """A list of numbers of 0 or more, 0 for null. Empty where there is no list."""
+        values = [0.0 if number is None else number for number in self.value(path, list[float | None]) or []]
         if not all(0 <= number <= MOST_SECONDS for number in values):
-            raise ClientFileError(f"{self._name}{key}: a number is not in 0 to {MOST_SECONDS:g}")
+            raise ClientFileError(f"{self._name}{path}: a number is not in 0 to {MOST_SECONDS:g}")
         return values
 
-    def inner(self, key: str) -> Fields:
-        """The object in the field `key`; without fields where there is none. Raises ClientFileError where it is no object."""
-        return Fields(self.value(key, dict[str, msgspec.Raw]) or {}, f"{self._name}{key}.")
+    def sums(self, path: str) -> list[float]:
+        """The sum of each list in a list: one list after the other, because all together are large."""
+        return [sum(Fields({path: raw}, self._name).numbers(path)) for raw in self.value(path, list[msgspec.Raw]) or []]
 
-    def each(self, key: str) -> list[Fields]:
-        """The objects of a list; empty where there is none. Raises ClientFileError."""
-        found: Any = self.value(key, list[dict[str, msgspec.Raw]]) or []
-        return [Fields(raw, f"{self._name}{key}[{place}].") for place, raw in enumerate(found)]
-
-    def raws(self, key: str) -> list[msgspec.Raw]:
-        """The undecoded items of a list; empty where there is none. Raises ClientFileError."""
-        return self.value(key, list[msgspec.Raw]) or []
+    def each(self, path: str) -> list[Fields]:
+        """The objects of a list; empty where there is none."""
+        found = self.value(path, list[dict[str, msgspec.Raw]]) or []
+        return [Fields(raw, f"{self._name}{path}[{place}].") for place, raw in enumerate(found)]

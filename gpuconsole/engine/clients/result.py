@@ -6,11 +6,12 @@ two things are computed from these times: the figures that the client did not pr
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -39,18 +40,16 @@ NO_TIMES = "the file has no times of single requests"
 class Result(msgspec.Struct, kw_only=True):
     """One run of a client.
 
-    - `load`: how requests were sent; every entry must be equal in runs that are compared. `answered`, `failed`: numbers of requests; `failed` is None where
-      the file does not tell. `prompt_tokens`, `output_tokens`: the means of an answered request; `length_errors`: their standard
-      errors as shares of them, where the client has printed them.
-    - `latencies`: what the client has printed, by the field of `Summary`. `requests`: single requests in the order in which they were sent. `whole`: they are all
-      that were answered. `timed`: their times `t` are seconds after the start of the run; otherwise `t` is 0.
+    - `load`: how requests were sent; every entry must be equal in runs that are compared. `failed` is None where the file does not tell. `prompt_tokens`, `output_tokens`:
+      the means of an answered request; `length_errors`: their standard errors as shares of them, where the client has printed them.
+    - `latencies`: what the client has printed, by the field of `Summary`. `requests`: all that were answered, and failures, in the order in which they were sent; none where the
+      file has a part of them. `t` is in seconds after the start of the run, or 0 for all.
     """
 
     client: str
     version: str = ""
     model: str = ""
     engine: str = ""
-    engine_source: str = ""
     started: str = ""
     duration_s: float
     load: Knobs
@@ -65,8 +64,6 @@ class Result(msgspec.Struct, kw_only=True):
     length_errors: dict[str, float] = {}
     latencies: dict[str, Distribution] = {}
     requests: list[Request] = []
-    whole: bool = True
-    timed: bool = True
     doubts: list[str] = []
     unavailable: dict[str, str] = {}
 
@@ -80,21 +77,26 @@ def run_of(result: Result, number: str) -> Run:
         failures={cut(visible(cause), CUT): count for cause, count in Counter(result.failures).most_common(5)},
         goodput_per_s=result.goodput_per_s,
     )
-    for field in (*REQUEST_TIMES, "client_queue_s"):
-        own = distribution(request_times(answered, field)) if result.whole else None
+    for field in (*REQUEST_TIMES, "client_queue_s", "itl_s", "chunk_gap_s"):
+        own = distribution(request_times(answered, field)) if field not in ("itl_s", "chunk_gap_s") else None
         setattr(summary, field, _completed(result.latencies.get(field), own if own is not None and own.mean > 0 else None))
-    for field in ("itl_s", "chunk_gap_s"):
-        setattr(summary, field, result.latencies.get(field))
-    series = _series(answered, result) if result.whole else {}
+    series = _series(answered, result)
     for field, mean in (("tokens_per_s", result.tokens_per_s), ("requests_per_s", result.requests_per_s)):
         setattr(summary, field, _rate(mean, series.get(_key(field)), summary, result.answered))
     summary.samples_per_s = summary.requests_per_s
-    facts = {"prompt_tokens_mean": result.prompt_tokens, "output_tokens_mean": result.output_tokens, **_length_errors(answered, result)}
+    facts = {"prompt_tokens_mean": result.prompt_tokens, "output_tokens_mean": result.output_tokens}
+    facts |= {f"{name}_error": error for name, error in result.length_errors.items()}
+    for name in ("prompt_tokens", "output_tokens"):
+        values = [getattr(request, name) for request in answered]
+        if len(values) > 1 and (mean := statistics.fmean(values)) > 0:
+            facts[f"{name}_error"] = statistics.stdev(values) / math.sqrt(len(values)) / mean
     unavailable = dict(result.unavailable)
     if result.failed is None:
         unavailable["workload.failed_requests"] = "the file has no number of failed requests"
     if not series:
-        unavailable.setdefault("workload.intervals", _why_no_series(result))
+        unavailable.setdefault("workload.intervals", "fewer than 20 requests have no interval" if result.requests else NO_TIMES)
+    model = Fact(result.model, "the client's file") if result.model else None
+    engine = Fact(result.engine, "the option --backend of the client") if result.engine else None
     return Run(
         id=number,
         scenario=result.client,
@@ -109,7 +111,7 @@ def run_of(result: Result, number: str) -> Run:
         series=series,
         unavailable=unavailable,
         facts={name: mean for name, mean in facts.items() if mean is not None},
-        server=_server(result),
+        server=ServerFacts(model=model, engine=engine) if model or engine else None,
         elsewhere=True,
         validity=_validity(result),
         client=f"{result.client} {result.version}".strip(),
@@ -119,41 +121,27 @@ def run_of(result: Result, number: str) -> Run:
 def lengths_of(requests: Sequence[Request]) -> tuple[float | None, float | None]:
     """The mean tokens of prompt and answer over the answered requests; None without them."""
     answered = [request for request in requests if not request.error]
-    if not answered:
-        return None, None
-    prompt, output = (statistics.fmean(getattr(request, name) for request in answered) for name in ("prompt_tokens", "output_tokens"))
-    return prompt or None, output or None
+    prompt, output = ([getattr(request, name) for request in answered] for name in ("prompt_tokens", "output_tokens"))
+    return (statistics.fmean(prompt) or None, statistics.fmean(output) or None) if answered else (None, None)
 
 
-def began(ended: datetime.datetime, duration_s: float) -> str:
-    """When a run of this duration began, as in a snapshot."""
-    return (ended - datetime.timedelta(seconds=duration_s)).isoformat()
+def start_of(time: float | str | None, duration_s: float) -> str:
+    """The start of a run as in a snapshot, from the Unix seconds or the ISO time of its start, or from the end in vLLM's form; empty for other texts."""
+    if not isinstance(time, str):
+        return unix(time) if time else ""
+    with contextlib.suppress(ValueError, OverflowError):
+        if "T" in time:
+            return datetime.datetime.fromisoformat(time).isoformat()
+        return (datetime.datetime.strptime(time, "%Y%m%d-%H%M%S") - datetime.timedelta(seconds=duration_s)).isoformat()
+    return ""
 
 
-def at(unix: float) -> str:
+def unix(seconds: float) -> str:
     """A time in Unix seconds, as in a snapshot. Raises ClientFileError for what is no time."""
     try:
-        return datetime.datetime.fromtimestamp(unix, datetime.UTC).isoformat()
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
     except (OverflowError, OSError, ValueError):
-        raise ClientFileError(f"{unix} is no time") from None
-
-
-def closed_loop(concurrency: int) -> Knobs:
-    return {"concurrency": concurrency, "request_rate": 0.0}
-
-
-def open_loop(per_s: float, arrivals: str, max_concurrency: int | None) -> Knobs:
-    """Requests at a rate, whatever the answers. `arrivals`: how the intervals are distributed."""
-    load: Knobs = {"request_rate": per_s, "arrivals": arrivals}
-    return load if max_concurrency is None else {**load, "max_concurrency": max_concurrency}
-
-
-def printed(mean: float | None, std: float | None, count: int, percentiles: Mapping[str, float | None]) -> Distribution | None:
-    """The figures of a latency that a client has printed, in seconds; None where it has no mean or no median, and where it measured none (0)."""
-    median = percentiles.get("p50")
-    if not mean or median is None:
-        return None
-    return Distribution(mean, std or 0.0, count, median, percentiles.get("p90"), percentiles.get("p95"), percentiles.get("p99"))
+        raise ClientFileError(f"{seconds} is no time") from None
 
 
 # --- the parts of a run --------------------------------------------------------------------------------------
@@ -163,24 +151,7 @@ def _completed(said: Distribution | None, own: Distribution | None) -> Distribut
     """What the client has printed, with the percentiles that only its requests tell."""
     if said is None or own is None:
         return said or own
-    missing = {name: getattr(own, name) for name in ("p90", "p95", "p99") if getattr(said, name) is None}
-    return msgspec.structs.replace(said, **missing)
-
-
-def _length_errors(answered: Sequence[Request], result: Result) -> dict[str, float]:
-    """The standard errors of the mean lengths as shares of them: from single requests, or as the client has printed them."""
-    errors = dict(result.length_errors)
-    for name in ("prompt_tokens", "output_tokens"):
-        values = [getattr(request, name) for request in answered]
-        if len(values) > 1 and (mean := statistics.fmean(values)) > 0:
-            errors[name] = statistics.stdev(values) / math.sqrt(len(values)) / mean
-    return {f"{name}_error": error for name, error in errors.items()}
-
-
-def _server(result: Result) -> ServerFacts | None:
-    model = Fact(result.model, "the client's file") if result.model else None
-    engine = Fact(result.engine, result.engine_source) if result.engine else None
-    return ServerFacts(model=model, engine=engine) if model or engine else None
+    return msgspec.structs.replace(said, **{name: getattr(own, name) for name in ("p90", "p95", "p99") if getattr(said, name) is None})
 
 
 def _validity(result: Result) -> Validity:
@@ -195,16 +166,6 @@ def _validity(result: Result) -> Validity:
     doubts = [f"{failed / sent * 100:.2g} % of the requests failed{words}"] if failed > FAILED * sent else []
     doubts += result.doubts
     return Validity("degraded" if doubts else "valid", doubts)
-
-
-def _why_no_series(result: Result) -> str:
-    if not result.requests:
-        return NO_TIMES
-    return (
-        "fewer than 20 requests have no interval"
-        if result.whole
-        else "the single requests in the file are not those that its figures count"
-    )
 
 
 def _key(field: str) -> str:
@@ -232,26 +193,29 @@ def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData
     if len(answered) < FEW_REQUESTS:
         return {}
     series: dict[str, SeriesData] = {}
-    source = f"{result.client}, single requests" if result.timed else f"{result.client}, single requests in the order of sending"
-    if result.timed:
+    timed, ordered = any(request.t for request in answered), list(answered)
+    source = f"{result.client}, single requests{'' if timed else ' in the order of sending'}"
+    if timed:
         low, high = _steady(answered, result.duration_s)
-        edges = [low + (high - low) * place / BLOCKS for place in range(BLOCKS + 1)]
         width = (high - low) / BLOCKS
+        times = [low + width * (place + 1) for place in range(BLOCKS)]
         tokens, ends = [0.0] * BLOCKS, [0] * BLOCKS
         for request in answered:
             if low <= request.t < high:
                 ends[min(BLOCKS - 1, int((request.t - low) / width))] += 1
             _spread(request, low, width, tokens)
-        times = edges[1:]
         if any(tokens):
             series[_key("tokens_per_s")] = SeriesData(times, [amount / width for amount in tokens], source, [width] * BLOCKS)
         series[_key("requests_per_s")] = SeriesData(times, [count / width for count in ends], source, [width] * BLOCKS)
         ordered = sorted((request for request in answered if request.t >= low), key=lambda request: request.t)
-    else:
-        ordered = list(answered)
     for field in REQUEST_TIMES:
-        if data := _of_latency(ordered, field, source, result):
-            series[_key(field)] = data
+        known = [(request.t, value) for request in ordered if (value := getattr(request, field)) is not None and value > 0]
+        count = min(BLOCKS, len(known) // 5)
+        if count >= LEAST_BLOCKS:  # the mean latency of successive requests, as many in each block
+            parts = [known[len(known) * place // count : len(known) * (place + 1) // count] for place in range(count)]
+            times = [part[-1][0] if timed else result.duration_s * (place + 1) / count for place, part in enumerate(parts)]
+            means = [statistics.fmean(value for _, value in part) for part in parts]
+            series[_key(field)] = SeriesData(times, means, source, [float(len(part)) for part in parts])
     return series
 
 
@@ -265,26 +229,9 @@ def _steady(answered: Sequence[Request], duration_s: float) -> tuple[float, floa
 
 def _spread(request: Request, low: float, width: float, tokens: list[float]) -> None:
     """Add the output tokens of a request to the blocks in which they came."""
-    begun = request.t - (request.e2e_s or 0.0) + (request.ttft_s or 0.0)
-    seconds = request.t - begun
-    if seconds <= 0:
-        place = math.floor((request.t - low) / width)
-        if 0 <= place < len(tokens):
-            tokens[place] += request.output_tokens
-        return
+    seconds = max(1e-6, (request.e2e_s or 0.0) - (request.ttft_s or 0.0))
+    begun = request.t - seconds
     first, last = math.floor((begun - low) / width), math.floor((request.t - low) / width)
     for place in range(max(0, first), min(len(tokens) - 1, last) + 1):
         edge = low + place * width
-        inside = min(request.t, edge + width) - max(begun, edge)
-        tokens[place] += request.output_tokens * max(0.0, inside) / seconds
-
-
-def _of_latency(ordered: Sequence[Request], field: str, source: str, result: Result) -> SeriesData | None:
-    """The mean latency of successive requests, as many in each block."""
-    known = [(request.t, value) for request in ordered if (value := getattr(request, field)) is not None and value > 0]
-    count = min(BLOCKS, len(known) // 5)
-    if count < LEAST_BLOCKS:
-        return None
-    parts = [known[len(known) * place // count : len(known) * (place + 1) // count] for place in range(count)]
-    times = [part[-1][0] if result.timed else result.duration_s * (place + 1) / count for place, part in enumerate(parts)]
-    return SeriesData(times, [statistics.fmean(value for _, value in part) for part in parts], source, [float(len(part)) for part in parts])
+        tokens[place] += request.output_tokens * max(0.0, min(request.t, edge + width) - max(begun, edge)) / seconds

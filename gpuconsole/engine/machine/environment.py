@@ -19,10 +19,10 @@ import psutil
 from gpuconsole.model import encoding
 from gpuconsole.model.cores import allowed_cores
 from gpuconsole.model.files import write_whole
+from gpuconsole.model.installation import torch_version
 from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.torch_build import Card, Driver, TorchBuild, why_unusable
-from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import AnyEvent, Sample
 
 SCHEMA = "gpuconsole.calibration/1"

@@ -153,7 +153,7 @@ def device_line(view: View, device: Device, width: int) -> Row:
         figures = [*named(view, columns, device.id)]
     else:
         why = view.no_gpu_reason
-        name = (f"CPU (no GPU: {why})" if why else "CPU" if any(other.is_gpu for other in view.devices) else "CPU (no GPU)", style)
+        name = (f"CPU ({why})" if why else "CPU" if any(other.is_gpu for other in view.devices) else "CPU (no NVIDIA GPU)", style)
         figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
     return line_of([name, *((GAP + text, "") for text in fitting(figures, width - row_width(line_of([name]))))])
 

@@ -255,7 +255,7 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
     elif (device := _device_at(view, place)) and device.is_gpu and (state := _state(view, place)).kind == "n/a":
         rows += paragraph(f"whether {place} is free is not known: {plain(state.reason)}", width, "alert" if unreadable(view, gpu) else "")
     if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
-        rows += paragraph(f"no GPU: {plain(view.no_gpu_reason)}", width)
+        rows += paragraph(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}", width)
     for name, source in view.sources.items():
         if source.stuck_s:
             detail = f": {plain(source.detail)}" if source.detail else ""
@@ -329,7 +329,7 @@ def devices_report(view: View) -> Report:
     """Every device with its metrics, links and processes."""
     report: Report = [text(f"driver {plain(view.environment.driver)}"), BLANK] if view.environment.driver else []
     if view.no_gpu_reason:
-        report += [text(f"no GPU: {plain(view.no_gpu_reason)}"), BLANK]
+        report += [text(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}"), BLANK]
     for device in view.devices:
         report += [*_device_report(view, device), BLANK]
     return report[:-1]

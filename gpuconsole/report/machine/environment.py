@@ -52,7 +52,7 @@ def environment_report(environment: Environment, used: Sequence[str], runs: Sequ
     gpus = any(device.is_gpu for device in environment.devices)
     for label, version in (("CUDA", environment.cuda), ("GPU driver", environment.driver)):
         report.append(
-            labelled(label, plain(version) if version else f"{units.NA}: {'not reported' if gpus else 'this machine has no GPU'}")
+            labelled(label, plain(version) if version else f"{units.NA}: {'not reported' if gpus else 'this machine has no NVIDIA GPU'}")
         )
     for run in runs:
         if run.job is not None:

@@ -214,8 +214,8 @@ def _title(view: View, width: int) -> str:
     why = view.no_gpu_reason
     if not why:
         return "CPU"
-    wordings = (f"CPU (no GPU: {why})", f"CPU (no GPU: {why.partition(':')[0]})")
-    return next((wording for wording in wordings if cell_width(wording) <= width - 2), "CPU (no GPU)")
+    wordings = (f"CPU ({why})", f"CPU ({why.partition(':')[0]})")
+    return next((wording for wording in wordings if cell_width(wording) <= width - 2), "CPU (no NVIDIA GPU)")
 
 
 def _figures(view: View, width: int) -> list[Segment]:

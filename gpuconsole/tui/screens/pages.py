@@ -153,7 +153,7 @@ READING = (
     ("551/700 W, 49/87°", "Power and its limit; the temperature, and that at which the hardware lowers its clocks."),
     ("mem rw, RSS, K", "Of a process: the share of time in which it reads or writes device memory; its host memory; its kind, compute (C) or graphics (G)."),
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
-    ("CPU (no GPU: ...)", "All numbers belong to the host. No number is GPU data."),
+    ("CPU (no NVIDIA GPU)", "All numbers belong to the host. No number is GPU data."),
     ("throughput", "Since the start of the work. ▼ marks a change: on trial, kept or reverted. Lines show where a trial begins and ends; 'changed' marks its blocks with the change. Green: with a change that was kept."),
     ("sparklines", "A column is at most two seconds, the newest at the right. Without a workload it is up to ten seconds, to show 90 seconds. A gap is a time without samples. Brighter is higher."),
 )  # fmt: skip

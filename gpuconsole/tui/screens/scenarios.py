@@ -80,7 +80,7 @@ class ScenariosScreen(ListScreen):
         at = f"{names.index(str(self.list_zone.selected)) + 1} of {len(names)}; " if self.list_zone.selected in names else ""
         if device.is_gpu:
             return f"{at}they run on {device.id}{occupied(view) or f' {facts.short_name(device.name)}'}"
-        return f"{at}they run on the CPU (no GPU: {view.no_gpu_reason})"
+        return f"{at}they run on the CPU ({view.no_gpu_reason})"
 
     def show(self, view: View) -> None:
         super().show(view)

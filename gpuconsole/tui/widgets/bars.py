@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 from textual import events
 
-from gpuconsole.model.installation import install_command
+from gpuconsole.model.installation import install_command, torch_version
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, spread
 from gpuconsole.report.screen.answer import STEPS, guide, narrate
 from gpuconsole.session.api import View
-from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.tui import keys
 from gpuconsole.tui.messages import Messages
 from gpuconsole.tui.widgets.header import replay_mark

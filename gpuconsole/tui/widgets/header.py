@@ -77,7 +77,7 @@ def replay_mark(view: View) -> list[Segment]:
 def _device_name(view: View) -> str:
     gpus = [device for device in view.devices if device.is_gpu and not device.is_mig]
     if not gpus:
-        return "CPU (no GPU)"
+        return "CPU (no NVIDIA GPU)"
     name = facts.short_name(gpus[0].name)
     return f"{len(gpus)}x {name}" if len(gpus) > 1 else name
 

@@ -27,7 +27,7 @@ from gpuconsole.workloads.calibration.measures import (
     transfer,
     triad,
 )
-from gpuconsole.workloads.device import DTYPES, accelerator, build, set_matmul_precision, set_threads
+from gpuconsole.workloads.device import DTYPES, build, set_matmul_precision, set_threads
 from gpuconsole.workloads.serving.engine.packing import BLOCK, WIDTH, reading
 
 ONE_THREAD = "gemm_fp32_1_thread_flops_per_s"
@@ -201,9 +201,7 @@ def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
     gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid or device.partition(":")[2]
     if not torch.cuda.is_available():
-        kind = accelerator()
-        reason = f"{kind} is not calibrated" if kind else f"torch {torch.__version__} ({build()}) cannot use {device}"
-        raise RuntimeError(f"{reason}; the host is calibrated with --device cpu")
+        raise RuntimeError(f"torch {torch.__version__} ({build()}) cannot use {device}; the host is calibrated with --device cpu")
     return Bench(torch.device("cuda", 0), threads, budget_s, scratch, gpus, visible)
 
 

@@ -162,10 +162,7 @@ class Recorder:
         plan: dict[str, Any] = (
             {"schedule": schedule(wait=0, warmup=1, active=steps, repeat=1), "on_trace_ready": self._write} if steps else {}
         )
-        if device.type in ("cpu", "cuda"):
-            self._guarded(lambda: self._begin(activities, plan))
-        else:  # the launches alone would look like the work
-            self.error = f"torch.profiler does not see what runs on {device.type}"
+        self._guarded(lambda: self._begin(activities, plan))
 
     def step(self) -> None:
         """Mark the end of a step. The device is synchronized where the window begins or ends."""

@@ -16,12 +16,11 @@ from gpuconsole.cli.values import chosen_device
 from gpuconsole.engine.children.once import read_devices
 from gpuconsole.engine.machine.environment import cache_path, fingerprint, load, machine_of, save
 from gpuconsole.engine.machine.settings import seconds
-from gpuconsole.model.installation import install_command
+from gpuconsole.model.installation import install_command, torch_version
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
 from gpuconsole.report.machine.environment import calibration_report
-from gpuconsole.telemetry.other_gpus import torch_version
 from gpuconsole.wire.events import Progress
 
 HELP = "measure what this machine reaches, and keep it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import sys
 import time
@@ -43,6 +44,11 @@ KERNEL_FILES = {
     "memory pressure": (Path("/proc/pressure/memory"), "waiting for memory reads n/a"),
     "schedstat": (Path("/proc/self/schedstat"), "the training thread's wait for a core reads n/a"),
 }
+DRM = Path("/sys/class/drm")
+"""The kernel lists the GPUs of all vendors there."""
+AMD = "0x1002"
+"""AMD's number as a vendor of PCI devices."""
+NVIDIA_ONLY = "is there; gpuconsole measures NVIDIA GPUs only"
 SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED_BYTES = 2 * 2**30
 """Twelve workers with two batches of 64 images each need 1 GB. Docker's default is 64 MB."""
@@ -69,7 +75,7 @@ def sections(reading: Reading) -> dict[str, list[Row]]:
     """All rows, by the title of their section."""
     return {
         "program": program_rows(reading.state),
-        "GPU": gpu_rows(reading),
+        "GPU": gpu_rows(reading) + other_gpu_rows(),
         "topology": topology_rows(reading.state),
         "kernel": kernel_rows(),
         "terminal": terminal_rows(),
@@ -153,6 +159,20 @@ def gpu_rows(reading: Reading) -> list[Row]:
     rows += torch_rows(state)
     rows += [(source.source, source.detail) for source in state.sources.values() if source.detail]
     return rows
+
+
+def other_gpu_rows() -> list[Row]:
+    """A row for a GPU of AMD or Apple."""
+    amd = any(_vendor(file) == AMD for file in DRM.glob("renderD*/device/vendor"))
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return [(name, NVIDIA_ONLY) for name, found in (("AMD GPU", amd), ("Apple GPU", apple)) if found]
+
+
+def _vendor(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _condition(state: SessionState, gpu: Device, seen: GpuState) -> str:
