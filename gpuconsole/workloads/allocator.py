@@ -1,6 +1,6 @@
 """The allocator of a workload's device: its figures, and the settings of glibc's heap.
 
-On CUDA torch's caching allocator counts what it has taken from the system and what is in use. On a CPU tensors come from the C library, see `agent.allocator`.
+On CUDA torch's caching allocator counts what it has taken from the system and what is in use. On a CPU tensors come from the C library, see `agent.counters`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpuconsole.agent.allocator import glibc, heap_stats
+from gpuconsole.agent.counters import glibc, heap_stats
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameter numbers of mallopt (malloc.h)."""

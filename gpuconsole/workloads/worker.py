@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Loop
-from gpuconsole.agent.reasons import PlainError
+from gpuconsole.agent.protocol import PlainError
 from gpuconsole.agent.service import Inbox, Profiler, Service, explain
 from gpuconsole.agent.world import World
 from gpuconsole.model.installation import install_command
