@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
-from .borders.opened import opened
+from .borders.border import opened
 from .guard import OWN as OWN
 from .guard import ask, from_outside, switch
 from .recorder import Recorder, get_ident

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...free_memory import free_and_total
 from ...protocol import PlainError, Value
-from ..first_steps import first_steps
+from ..memory import first_steps
 from ..watch import place_name
 
 if TYPE_CHECKING:
