@@ -12,9 +12,9 @@ from gpuconsole.agent.account import StepAccount
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.agent.world import World
 from gpuconsole.workloads import device as subject
-from gpuconsole.workloads.allocator import allocator_stats
 from gpuconsole.workloads.calibration.stages import prepare
 from gpuconsole.workloads.device import DeviceError, account_for, refuse_unless_tested, refusing, torch_device
+from gpuconsole.workloads.device_memory import allocator_stats
 from gpuconsole.workloads.profiling.window import Recorder
 from tests.agent.test_account import Timeline
 

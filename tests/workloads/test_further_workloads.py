@@ -19,9 +19,9 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import ProbeDone, RunProbe, Started
-from gpuconsole.workloads.allocator import allocator_stats
 from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
+from gpuconsole.workloads.device_memory import allocator_stats
 from gpuconsole.workloads.training import exchange, ragged, recommender
 from gpuconsole.workloads.training.loop import TrainingLoop
 from gpuconsole.workloads.training.parallel import straggler
@@ -208,7 +208,7 @@ def test_what_is_allocated_is_what_tensors_take() -> None:
 
 HOLES = """
 import torch
-from gpuconsole.workloads.allocator import allocator_stats, fix_mmap_threshold
+from gpuconsole.workloads.device_memory import allocator_stats, fix_mmap_threshold
 
 def unused():
     stats = allocator_stats(torch.device("cpu"))

@@ -23,7 +23,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.device import account_for
 from gpuconsole.workloads.training.loader import Copier, Streams, settle_steps
-from gpuconsole.workloads.training.parallel.choose import check_precision
+from gpuconsole.workloads.training.parallel import check_precision
 from gpuconsole.workloads.training.parallel.plan import Plan
 from gpuconsole.workloads.training.parallel.straggler import lose, losing_backward, lost_s
 from gpuconsole.workloads.training.settings import (
