@@ -1,14 +1,14 @@
 """Signals of the collectives of a user's job, of any kind of parallelism, from the record that torch keeps of them: nothing is tried.
 
 `comm.KIND_calls`, `comm.KIND_bytes` and, with NCCL and TORCH_NCCL_ENABLE_TIMING=1, `comm.KIND_s`: of one process, in a step. How much of these seconds computation
-hides is not known: they are an upper bound of what a step waits for. The process that comes last is known in all its ways: see `session.collectives`.
+hides is not known: they are an upper bound of what a step waits for. The process that comes last is known in all its ways: see `session.communication`.
 """
 
 from __future__ import annotations
 
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import COLLECTIVE_KINDS
-from gpuconsole.session.collectives import Late, Matched, is_timed, latest, matched, shortest_s, span_s
+from gpuconsole.session.communication import Late, Matched, is_timed, latest, matched, shortest_s, span_s
 from gpuconsole.session.run import RunRecord
 
 RECORDER = "torch's flight recorder"

@@ -13,7 +13,7 @@ from gpuconsole.diagnosis.signals.collectives import LATE_BEFORE, collective_sig
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Exchange
 from gpuconsole.model.text import percent
-from gpuconsole.session.exchanges import LEAST, Exchanges, in_common
+from gpuconsole.session.communication import LEAST, Exchanges, in_common
 from gpuconsole.session.run import RunRecord
 
 LARGE_MB = 25.0
