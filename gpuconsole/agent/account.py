@@ -4,6 +4,8 @@ The loop calls `mark(phase)` at the end of a phase; the time since the mark befo
 between two steps (messages, commands) counts as `other` of the later step.
 On CUDA a mark records an event in the stream, and the events are read some steps later, without synchronisation. The stream's own timeline
 then shows the exposed time of each phase: overlap is already subtracted.
+
+The median has a function here, because `import torch` does not load Python's `statistics`, and a program may have a `statistics.py` of its own.
 """
 
 from __future__ import annotations
@@ -12,15 +14,23 @@ import itertools
 import math
 import random
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from .clock import ThreadTimes, now
-from .median import median
 from .protocol import MarkedStep, Message
 
 if TYPE_CHECKING:
     import torch
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median of one value or more. Raises IndexError without values."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
 
 DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(10)
 """The phases that our own loop marks, as indices of PHASES. Its loss is a part of the forward pass."""

@@ -1,18 +1,63 @@
-"""Counters of a training process that no phase of the step breakdown shows. They are cumulative; the console takes differences."""
+"""Counters of a training process that no phase of the step breakdown shows. They are cumulative; the console takes differences.
+
+And the figures of the C library's heap: memory that it has taken from the system, and the part of that which is in use. glibc 2.33 and newer reports both figures
+for all its arenas (mallinfo2); blocks that glibc maps individually count as in use.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import operator
 import os
+import sys
 from collections import deque
+from functools import cache
 from typing import Any
 
-from .allocator import heap_stats
 from .clock import now
 from .held import ProcFile
+
+# --- the heap of the C library -------------------------------------------------------------------------------
+
+
+class _MallInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc's malloc.h.
+
+    `arena`: bytes of all heaps; `hblkhd`: bytes in individually mapped blocks; `uordblks`: in use.
+    """
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
+@cache
+def glibc() -> ctypes.CDLL | None:
+    """The C library, if it is a glibc that has mallinfo2."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return None
+    library.mallinfo2.restype = _MallInfo
+    return library
+
+
+def heap_stats() -> dict[str, float]:
+    """`heap_allocated_bytes` and `heap_reserved_bytes` of the whole process, libraries included; empty where the C library has no
+    figures."""
+    library = glibc()
+    if library is None:
+        return {}
+    info = library.mallinfo2()
+    return {"heap_allocated_bytes": float(info.uordblks + info.hblkhd), "heap_reserved_bytes": float(info.arena + info.hblkhd)}
+
+
+# --- the counters --------------------------------------------------------------------------------------------
 
 MEMORY_EVERY_S = 0.5
 """Period of the memory reading. One reading between two steps takes 0.1 ms, because none of its code and data is in a cache then."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .account import median
 from .clock import now
 from .loop import Signals, Subject, Timed
-from .median import median
-from .protocol import Knobs, Signal
-from .reasons import PlainError
+from .protocol import Knobs, PlainError, Signal
 
 if TYPE_CHECKING:
     import torch

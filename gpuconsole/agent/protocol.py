@@ -1,4 +1,4 @@
-"""Plain data that the agent exchanges with the console: steps, messages, commands.
+"""Plain data that the agent exchanges with the console: steps, messages, commands, and the words for what failed.
 
 The console imports these types from here, and nothing else of the agent. This module needs the standard library only, because the agent also runs where
 gpuconsole is not installed. The events of the console are in `gpuconsole.wire.events`: `tests/agent/test_protocol.py` checks that the agent's messages have
@@ -199,3 +199,23 @@ def command_of(fields: Mapping[str, Any]) -> Command:
     """The command that a decoded JSON line holds. Raises KeyError for an unknown tag, TypeError for other fields."""
     rest = dict(fields)
     return COMMANDS[rest.pop("command")](**rest)
+
+
+# --- why something failed, in words for the user -------------------------------------------------------------
+
+UNEXPECTED = "an unexpected error"
+
+
+class PlainError(RuntimeError):
+    """An error whose message is a sentence of ours for the user."""
+
+
+def reason(problem: BaseException) -> str:
+    """Say in one line why something failed, without the name of an exception class. If the message alone says nothing, as for a missing key, the line calls
+    the error unexpected."""
+    lines = str(problem).strip().splitlines()
+    if not lines:
+        return UNEXPECTED
+    if isinstance(problem, PlainError) or (" " in lines[0] and not isinstance(problem, KeyError)):
+        return lines[0]
+    return f"{UNEXPECTED}: {lines[0]}"

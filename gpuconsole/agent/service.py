@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from .clock import now
 from .loop import Loop
 from .probes import ProbeError
-from .protocol import Channel, Command, Pause, Profile, Resume, RunProbe, SetKnobs, Stop, Value, message
-from .reasons import PlainError, reason
+from .protocol import Channel, Command, Pause, PlainError, Profile, Resume, RunProbe, SetKnobs, Stop, Value, message, reason
 from .world import World
 
 # --- commands wait until the training thread takes them ------------------------------------------------------

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from .reasons import PlainError
+from .protocol import PlainError
 
 T = TypeVar("T")
 

@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
-from gpuconsole.diagnosis.claims import share_out
+from gpuconsole.diagnosis.claims import open_question, share_out, unexplained
 from gpuconsole.diagnosis.families import watched
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
-from gpuconsole.diagnosis.unexplained import open_question, unexplained
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.run import Run
 

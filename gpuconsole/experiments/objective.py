@@ -15,7 +15,7 @@ from gpuconsole.experiments.statistics import MIN_PAIRS, simultaneous_interval
 from gpuconsole.model import units
 from gpuconsole.model.experiments import BoundMeasured, Meets, Range
 from gpuconsole.model.serving import LatencyBound
-from gpuconsole.session.figures.histograms import PERCENTILES, quantile
+from gpuconsole.session.figures.distributions import PERCENTILES, quantile
 
 LEAST_BEYOND = 3.0
 """A percentile is kept if so many values are expected beyond it: of 300 values none beyond p99 has a chance of 5 % where 1 % are (the rule of three: Hanley and Lippman-Hand 1983)."""

@@ -17,9 +17,8 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.memory import MOST_FAILURES, MemoryFailure
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
-from gpuconsole.session.collectives import CollectivesRecord, why_not_compared
+from gpuconsole.session.communication import CollectivesRecord, Exchanges, exposed_of_each, least_exposed_s, why_not_compared
 from gpuconsole.session.counters import CompileCounts, WorkCounts
-from gpuconsole.session.exchanges import Exchanges, exposed_of_each, least_exposed_s
 from gpuconsole.session.figures.account import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.figures.trend import StepBlocks

@@ -19,8 +19,8 @@ import msgspec
 
 from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.model.stacks import StackSample
+from gpuconsole.session.communication import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS, Exchanges
 from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S, GENERATED, GENERATED_STEPS
-from gpuconsole.session.exchanges import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS, Exchanges
 from gpuconsole.session.places import LEAST_REST, after_step_ratio, between_passes, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 

@@ -17,8 +17,7 @@ from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_shares, request_times, server_shares, summarize_serving
-from gpuconsole.session.figures.distributions import Latencies, percentile
-from gpuconsole.session.figures.histograms import of_histogram
+from gpuconsole.session.figures.distributions import Latencies, of_histogram, percentile
 from gpuconsole.wire.events import Requests, ServerState
 
 Name = TypeVar("Name", bound=str | tuple[str, float])

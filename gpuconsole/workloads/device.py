@@ -9,7 +9,7 @@ import torch
 
 from gpuconsole.agent.account import CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
-from gpuconsole.agent.reasons import PlainError
+from gpuconsole.agent.protocol import PlainError
 from gpuconsole.agent.world import World
 from gpuconsole.model.cores import cores
 from gpuconsole.model.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable

@@ -28,7 +28,7 @@ from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import Command, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
-from gpuconsole.workloads import caches
+from gpuconsole.workloads import process
 from gpuconsole.workloads.process import without_collections
 from gpuconsole.workloads.torchrun import LAUNCHER
 from gpuconsole.workloads.worker import build, failed, put_into, train, warm_up
@@ -139,7 +139,7 @@ def make_scratch() -> Scratch:
 def set_up_environment(scratch: Path) -> None:
     """Set the variables that the console sets for its workers."""
     share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    caches.set_variables(str(scratch))
+    process.set_variables(str(scratch))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, share - 1))))
 
 

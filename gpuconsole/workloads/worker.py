@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
 from gpuconsole.agent.loop import Loop
-from gpuconsole.agent.reasons import PlainError
+from gpuconsole.agent.protocol import PlainError
 from gpuconsole.agent.service import Inbox, Profiler, Service, explain
 from gpuconsole.agent.world import World
 from gpuconsole.model.installation import install_command
@@ -26,7 +26,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import Command, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
-from gpuconsole.workloads import caches
+from gpuconsole.workloads import process
 from gpuconsole.workloads.process import without_collections
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     from gpuconsole.workloads.device import torch_device
     from gpuconsole.workloads.device_memory import set_up_allocator
     from gpuconsole.workloads.training.loop import TrainingLoop
-    from gpuconsole.workloads.training.parallel.choose import plan_for
+    from gpuconsole.workloads.training.parallel import plan_for
     from gpuconsole.workloads.training.probes.catalog import probes_of
 
     channel.send(Progress(now(), "building", start.workload))
@@ -184,7 +184,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    caches.set_variables(str(args.scratch))
+    process.set_variables(str(args.scratch))
     # torch takes all cores, and each of its compile processes imports torch: leave one core for the rest
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, (os.cpu_count() or 1) - 1))))
     channel = ChildChannel(args.fd)

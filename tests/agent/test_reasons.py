@@ -6,7 +6,7 @@ import pytest
 
 from gpuconsole.agent.hooks.changes import Refused
 from gpuconsole.agent.probes import ProbeError
-from gpuconsole.agent.reasons import reason
+from gpuconsole.agent.protocol import reason
 from gpuconsole.agent.service import explain
 
 

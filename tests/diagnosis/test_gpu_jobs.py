@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpuconsole.diagnosis.claims import unexplained
 from gpuconsole.diagnosis.engine import evaluate
-from gpuconsole.diagnosis.families.clocks import capped_clock
-from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL
-from gpuconsole.diagnosis.unexplained import unexplained
+from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL, capped_clock
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.peaks import peaks_of

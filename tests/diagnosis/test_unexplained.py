@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.diagnosis.claims import SERVING, TRAINING, Part, claims_time, parts_of, share_out
+from gpuconsole.diagnosis.claims import LARGE, SERVING, TRAINING, Part, claims_time, parts_of, share_out, unexplained
 from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
-from gpuconsole.diagnosis.unexplained import LARGE, unexplained
 from gpuconsole.model.experiments import Speedup, Trial, with_trials
 from gpuconsole.model.finding import Finding, Signal, Suggestion, Tried
 from gpuconsole.model.job import JOB

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpuconsole.agent.hooks.source import EDITED, MOST_BYTES, line_digests, process_start_s
+from gpuconsole.agent.hooks.watch import EDITED, MOST_BYTES, line_digests, process_start_s
 from gpuconsole.cli.files import patch_of, place_in_patch, source, write_patch
 from gpuconsole.model import job as model_job
 from gpuconsole.model.job import EFFECTS, JOB, MAY_DIFFER, JobFacts, Site
@@ -385,7 +385,7 @@ PATCHED = "train = DataLoader(t, 8, shuffle=True, num_workers=4)"
 LINE = 3
 
 
-STARTED_S = "gpuconsole.agent.hooks.source.STARTED_S"
+STARTED_S = "gpuconsole.agent.hooks.watch.STARTED_S"
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from gpuconsole.model.run import COLLECTIVE_KINDS, Arrival, CollectiveKind, Collectives
-from gpuconsole.session.collectives import GROUPS, HOSTS, TIMING, CollectivesRecord, is_timed, latest, matched, shortest_s, why_not_compared
+from gpuconsole.session.communication import (
+    GROUPS,
+    HOSTS,
+    TIMING,
+    CollectivesRecord,
+    is_timed,
+    latest,
+    matched,
+    shortest_s,
+    why_not_compared,
+)
 
 GATHER, REDUCE = COLLECTIVE_KINDS.index("all_gather"), COLLECTIVE_KINDS.index("all_reduce")
 TRANSFER_S = 0.001

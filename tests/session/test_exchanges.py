@@ -8,7 +8,7 @@ import pytest
 
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, OPTIMIZER, pack
 from gpuconsole.model.run import PHASES, Exchange
-from gpuconsole.session.exchanges import Exchanges, in_common, least_exposed_s
+from gpuconsole.session.communication import Exchanges, in_common, least_exposed_s
 from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import Segments, Steps
 

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from gpuconsole.session.figures.distributions import percentile
-from gpuconsole.session.figures.histograms import of_histogram
+from gpuconsole.session.figures.distributions import of_histogram, percentile
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 

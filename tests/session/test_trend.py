@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from gpuconsole.diagnosis.rules.host_slowing_down import HostSlowingDown
-from gpuconsole.diagnosis.signals.run import run_signals
-from gpuconsole.diagnosis.signals.trend import trend_signals
+from gpuconsole.diagnosis.signals.run import run_signals, trend_signals
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.stacks import StackSample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.telemetry.nvml.pairs import BELOW_ZERO, MORE_THAN_ALL, NO_TOTAL
+from gpuconsole.telemetry.nvml.calls import BELOW_ZERO, MORE_THAN_ALL, NO_TOTAL
 from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gpuconsole.model.text import visible
-from gpuconsole.telemetry.nvml import library, links
+from gpuconsole.telemetry.nvml import gpu, library
 from gpuconsole.telemetry.nvml.library import CallFailed, call
 from gpuconsole.telemetry.source import next_time
 
@@ -32,8 +32,8 @@ def test_the_links_end_where_the_driver_has_no_further_one(code: int, expected: 
             raise CallFailed(code)
         return 1 - link
 
-    monkeypatch.setattr(links, "call", state)
-    assert links.link_states(None) == expected
+    monkeypatch.setattr(gpu, "call", state)
+    assert gpu.link_states(None) == expected
 
 
 def test_the_sampler_imports_neither_torch_nor_a_screen() -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from gpuconsole.model.machine import UNIFIED
-from gpuconsole.telemetry.nvml.shared_memory import is_memory_only, without_files
+from gpuconsole.telemetry.nvml.facts import is_memory_only, without_files
 from gpuconsole.wire.events import Devices
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli, Machine

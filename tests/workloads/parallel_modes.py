@@ -17,7 +17,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.parallel.choose import plan_for
+from gpuconsole.workloads.training.parallel import plan_for
 from gpuconsole.workloads.training.probes import communication
 from gpuconsole.workloads.training.probes.memory import held_bytes, state_bytes
 from gpuconsole.workloads.worker import make_service

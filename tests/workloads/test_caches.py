@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.workloads import caches
+from gpuconsole.workloads import process
 
 
 def test_a_folder_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (caches.INDUCTOR, caches.HEADERS):
+    for name in (process.INDUCTOR, process.HEADERS):
         monkeypatch.delenv(name, raising=False)
-    caches.set_variables("/private")
-    assert (os.environ[caches.INDUCTOR], os.environ[caches.HEADERS]) == ("/private/inductor", "0")
-    monkeypatch.setenv(caches.INDUCTOR, "/chosen")
-    caches.set_variables("/private")
-    assert os.environ[caches.INDUCTOR] == "/chosen"
+    process.set_variables("/private")
+    assert (os.environ[process.INDUCTOR], os.environ[process.HEADERS]) == ("/private/inductor", "0")
+    monkeypatch.setenv(process.INDUCTOR, "/chosen")
+    process.set_variables("/private")
+    assert os.environ[process.INDUCTOR] == "/chosen"
 
 
 def test_the_small_measurements_of_torch_move_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,8 +25,8 @@ def test_the_small_measurements_of_torch_move_too(tmp_path: Path, monkeypatch: p
     cache = memoizers.should_pad_memoizer._disk_cache
     monkeypatch.setattr(cache, "_cache_dir", cache._cache_dir)
     monkeypatch.setattr(cache, "_flock", cache._flock)
-    monkeypatch.setenv(caches.INDUCTOR, str(tmp_path))
-    caches.keep_measurements()
+    monkeypatch.setenv(process.INDUCTOR, str(tmp_path))
+    process.keep_measurements()
     cache.insert("key", b"a pickle")
     assert any(path.is_file() for path in (tmp_path / "measured" / "should_pad").iterdir())
     assert Path(cache._flock.lock_file).is_relative_to(tmp_path)

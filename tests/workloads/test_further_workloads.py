@@ -19,12 +19,11 @@ from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import ProbeDone, RunProbe, Started
-from gpuconsole.workloads.allocator import allocator_stats
 from gpuconsole.workloads.calibration import gemm, stream
 from gpuconsole.workloads.calibration.repeating import RepeatingLoop
+from gpuconsole.workloads.device_memory import allocator_stats
 from gpuconsole.workloads.training import exchange, ragged, recommender
-from gpuconsole.workloads.training.loop import TrainingLoop
-from gpuconsole.workloads.training.parallel import straggler
+from gpuconsole.workloads.training.loop import TrainingLoop, losing_backward, lost_s
 from gpuconsole.workloads.training.probes.memory import heap_peaks
 from tests.workloads.running import RunningWorker, knobs_of
 from tests.workloads.small import CPU, added_up, job_state, losses
@@ -129,10 +128,10 @@ def test_the_last_process_loses_time_in_the_chosen_phase_and_its_gradients_are_t
         world.rank, world.size = rank, size
         return world
 
-    assert [straggler.lost_s("backward", knobs, of(rank, 2)) for rank in (0, 1)] == [0.0, 0.02]
-    assert straggler.lost_s("forward", knobs, of(1, 2)) == straggler.lost_s("backward", knobs, of(0, 1)) == 0.0
+    assert [lost_s("backward", knobs, of(rank, 2)) for rank in (0, 1)] == [0.0, 0.02]
+    assert lost_s("forward", knobs, of(1, 2)) == lost_s("backward", knobs, of(0, 1)) == 0.0
     weight = torch.tensor(3.0, requires_grad=True)
-    loss = straggler.losing_backward(weight.square(), 0.02)
+    loss = losing_backward(weight.square(), 0.02)
     begun = time.perf_counter()
     loss.backward()
     assert time.perf_counter() - begun >= 0.02
@@ -208,7 +207,7 @@ def test_what_is_allocated_is_what_tensors_take() -> None:
 
 HOLES = """
 import torch
-from gpuconsole.workloads.allocator import allocator_stats, fix_mmap_threshold
+from gpuconsole.workloads.device_memory import allocator_stats, fix_mmap_threshold
 
 def unused():
     stats = allocator_stats(torch.device("cpu"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuconsole.diagnosis.models.gpt import first_positions, gpt_shape, gpt_tensors
+from gpuconsole.diagnosis.models.inputs import first_positions, gpt_shape, gpt_tensors
 from gpuconsole.diagnosis.models.memory import states
 from gpuconsole.engine.catalog import workloads
 from tests.workloads import parallel_modes

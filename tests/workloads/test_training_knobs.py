@@ -20,13 +20,13 @@ from gpuconsole.agent import counters
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads import device_memory
-from gpuconsole.workloads.allocator import allocator_stats
+from gpuconsole.workloads.device_memory import allocator_stats
 from gpuconsole.workloads.facts import model_facts
 from gpuconsole.workloads.training import gpt, settings
 from gpuconsole.workloads.training.gpt import TextStream, add_lora, next_token_loss, padded
 from gpuconsole.workloads.training.loader import Copier
 from gpuconsole.workloads.training.loop import TrainingLoop, largest_gradient_percentiles
-from gpuconsole.workloads.training.parallel.choose import plan_for
+from gpuconsole.workloads.training.parallel import plan_for
 from gpuconsole.workloads.training.probes.memory import held_bytes, saved_bytes, state_bytes
 from gpuconsole.workloads.training.settings import FLOOR, HORIZON, factor, without_effect
 from tests.workloads.running import knobs_of

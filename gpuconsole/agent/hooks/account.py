@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF
+from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF, median
 from ..clock import ThreadTimes, now
-from ..median import median
 from ..protocol import Message
 from . import described, passes
 from .calls import compiled

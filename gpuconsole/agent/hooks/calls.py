@@ -8,7 +8,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from . import tracing
-from .borders.table import Border
+from .borders.border import Border
 from .guard import OWN, switch
 from .recorder import BACKWARD, COMM, COMPILED, GAP, LOG, OPTIMIZER, SAVE, WHOLE, ZERO
 from .recorder import OWN as OWN_WORK

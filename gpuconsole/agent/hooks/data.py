@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..clock import now
 from ..forks import in_forked_children
-from .borders.table import Border, Note
+from .borders.border import Border, Note
 from .changes.servers import Origin, Spec, belongs_to
 from .evidence.loading import Place, loading, size_of
 from .guard import switch

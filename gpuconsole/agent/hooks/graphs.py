@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..protocol import SETTLING
-from .borders.table import Border
+from .borders.border import Border
 from .guard import switch
 from .optimizer import end_whole, steppers
 from .recorder import GAP, WHOLE, get_ident

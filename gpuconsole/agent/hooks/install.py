@@ -12,7 +12,7 @@ from typing import Any
 from ..forks import in_forked_children
 from . import calls, data, graphs, memory, optimizer, passes
 from .borders import older
-from .borders.table import Border, Note
+from .borders.border import Border, Note
 from .changes import loader
 from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT_FILE, history

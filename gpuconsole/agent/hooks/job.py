@@ -32,8 +32,8 @@ from ..protocol import (
     RunProbe,
     SetKnobs,
     message,
+    reason,
 )
-from ..reasons import reason
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import described, passes, tracing

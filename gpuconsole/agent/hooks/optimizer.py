@@ -14,7 +14,7 @@ from typing import Any
 
 from ..forks import in_forked_children
 from . import calls, passes, tracing
-from .borders.table import Border, Note
+from .borders.border import Border, Note
 from .guard import switch
 from .memory import memory
 from .recorder import BACKWARD, COMPILED, OPTIMIZER, Mark, get_ident

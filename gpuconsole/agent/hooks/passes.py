@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from . import tracing
-from .borders.table import Border
+from .borders.border import Border
 from .guard import entry, switch
 from .modes import autocast_around, has_modes, is_profiled, modes
 from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident

@@ -1,4 +1,4 @@
-"""Shared by rules about the GPU's work: how well it computes (MFU), whether the host or the GPU is the limit of a step, and how long the GPU is busy.
+"""Shared by rules about the GPU's work: how well it computes (MFU), whether the host or the GPU is the limit of a step, how long the GPU is busy, how much of the SM clock is lost, and to what.
 
 All of this is known without a probe. A step ends on the host when its last kernel is issued. If the GPU has then done all earlier work, the host was
 the limit, or it has waited for the GPU (a synchronisation). If the GPU still has work, the GPU is the limit.
@@ -6,8 +6,55 @@ the limit, or it has waited for the GPU (a synchronisation). If the GPU still ha
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import clocks
-from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
+from gpuconsole.diagnosis.rule import MOST, Case, Evidence, Threshold, percent
+
+# --- clocks --------------------------------------------------------------------------------------------------
+
+CAPPED_TIME = 0.10
+"""Share of time: a power cap that works for less than this is not why the mean clock is low (survey T39, as `hw.power`)."""
+
+
+def clock_loss(case: Case) -> float:
+    """1 - SM clock under load / the clock that the card should have: NVML's maximum, or the boost clock of a graphics card. Raises Missing."""
+    return max(0.0, 1 - case.value("hw.sm_clock_ratio"))
+
+
+def loss_is_sure(case: Case) -> bool:
+    """Whether the clock is compared with one that the card reaches at full load. For a graphics card without a known boost clock it is not."""
+    return not case.get("hw.clock_unsure", 0.0)
+
+
+def held_by_power(case: Case) -> float:
+    """Share of time in which a power limit or an external brake lowered the clocks. Raises Missing."""
+    return max(case.value("hw.power_cap_time_ratio"), case.get("hw.power_brake_time_ratio", 0.0))
+
+
+def lost_to_heat(case: Case) -> float:
+    """The part of the lost clock that heat explains. Heat and power share the loss in proportion to their times. Raises Missing."""
+    heat, power = (
+        case.value("hw.thermal_time_ratio"),
+        max(case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.power_brake_time_ratio", 0.0)),
+    )
+    return min(MOST, clock_loss(case) * heat / (heat + power)) if heat > 0 else 0.0
+
+
+def lost_to_power(case: Case) -> float:
+    """The part of the lost clock that power explains. Raises Missing."""
+    power, heat = held_by_power(case), case.get("hw.thermal_time_ratio", 0.0)
+    return min(MOST, clock_loss(case) * power / (heat + power)) if power > 0 else 0.0
+
+
+def capped_clock(case: Case) -> float:
+    """The SM clock under load over the datasheet's, as far as the power cap lowers it; 1 where it does not, or where one of both is not known.
+
+    An L4 of 72 W or a T4 of 70 W reaches the datasheet's clock in no large product, so no program reaches their peak.
+    """
+    held, heat = case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.thermal_time_ratio", 0.0)
+    lost = max(0.0, 1 - case.get("hw.datasheet_clock_ratio", 1.0))
+    return 1 - min(MOST, lost) * held / (heat + held) if lost and held >= CAPPED_TIME else 1.0
+
+
+# --- the work of the GPU -------------------------------------------------------------------------------------
 
 MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
 MFU_CAUSAL = Threshold(
@@ -50,12 +97,12 @@ def mfu_level(case: Case) -> float:
     keep the GPU busy, too: HFU counts with the threshold of the full count. Where the power cap lowers the clock, the thresholds are lower by as much.
     Raises Missing."""
     level = case.value("mfu_causal_ratio") / MFU_CAUSAL if case.has("mfu_causal_ratio") else case.value("mfu_ratio") / MFU
-    return max(level, case.get("hfu_ratio", 0.0) / MFU) / clocks.capped_clock(case)
+    return max(level, case.get("hfu_ratio", 0.0) / MFU) / capped_clock(case)
 
 
 def mfu_evidence(case: Case) -> tuple[Evidence, ...]:
     """MFU by each count that is known, the one that decides with its threshold; the clock, where it lowers the threshold. Raises Missing."""
-    scale = clocks.capped_clock(case)
+    scale = capped_clock(case)
     capped = case.evidence("hw.datasheet_clock_ratio", "hw.power_cap_time_ratio") if scale < 1 else ()
     recomputed = case.if_known(("hfu_ratio", MFU * scale))
     if case.has("mfu_causal_ratio"):

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.gpt import lengths, transformer_linear
-from gpuconsole.diagnosis.models.inputs import ModelInputs, with_note
+from gpuconsole.diagnosis.models.inputs import ModelInputs, lengths, transformer_linear, with_note
 from gpuconsole.model.figure import Figure
 from gpuconsole.model.machine import Published
 from gpuconsole.model.text import percent

@@ -13,8 +13,7 @@ from dataclasses import replace as copy_with
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.gpt import GptShape, Tensor
-from gpuconsole.diagnosis.models.inputs import ModelInputs, with_note
+from gpuconsole.diagnosis.models.inputs import GptShape, ModelInputs, Tensor, with_note
 from gpuconsole.model.figure import Figure
 
 # --- bytes by part in each process ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.gpt import GptShape
+from gpuconsole.diagnosis.models.inputs import GptShape
 from gpuconsole.diagnosis.models.memory import BLOCK, FP32, States, block, optimizer_bytes, optimizer_working, weight_casts
 from gpuconsole.model import units
 from gpuconsole.model.memory import Fit, MemoryFailure

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuconsole.diagnosis.models.gpt import VOCABULARY
-from gpuconsole.diagnosis.models.inputs import ModelInputs
+from gpuconsole.diagnosis.models.inputs import VOCABULARY, ModelInputs
 from gpuconsole.diagnosis.models.memory import predicted_peak, states_of
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import embedded_limits

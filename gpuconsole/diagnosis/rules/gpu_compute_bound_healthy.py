@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import clocks, comm, device, passes
+from gpuconsole.diagnosis.families import comm, device, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
 SURE = 1.25
@@ -47,7 +47,7 @@ probe P5 no gain in another implementation. More speed then needs other mathemat
         )
         causal = f" ({percent(case.value('mfu_causal_ratio'))} by the causal count)" if case.has("mfu_causal_ratio") else ""
         again = f"; {percent(case.value('hfu_ratio'))} with what the backward pass computes a second time" if case.has("hfu_ratio") else ""
-        clock = clocks.capped_clock(case)
+        clock = device.capped_clock(case)
         capped = (
             f"; the power cap lowers the SM clock to {percent(clock)} of the datasheet's, and the threshold with it" if clock < 1 else ""
         )

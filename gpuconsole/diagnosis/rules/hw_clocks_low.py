@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import clocks
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if, percent, short_of
 
 CLOCK = Threshold("clock", 0.90, "ratio", "90 % of the highest SM clock (survey T40)")
@@ -27,8 +27,8 @@ of its maximum under load (GeForce and workstation cards: of the boost clock of 
 the clock low, for a benchmark or to save power, and has not restored it. Readings without load are left out."""
 
     def judge(self, case: Case) -> Finding:
-        clock, loss = case.value("hw.sm_clock_ratio"), clocks.clock_loss(case)
-        held = max(case.value("hw.thermal_time_ratio"), clocks.held_by_power(case), case.value("hw.other_hold_time_ratio"))
+        clock, loss = case.value("hw.sm_clock_ratio"), device.clock_loss(case)
+        held = max(case.value("hw.thermal_time_ratio"), device.held_by_power(case), case.value("hw.other_hold_time_ratio"))
         by_setting = case.value("hw.app_clocks_ratio") >= SET
         holds = ((f"hw.{cause}_time_ratio", HELD) for cause in ("thermal", "power_cap", "other_hold"))
         evidence = case.evidence(("hw.sm_clock_ratio", CLOCK), "hw.app_clocks_ratio", *holds)
@@ -43,7 +43,7 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
             else "the driver names no reason, as with locked clocks: nvidia-smi -q -d CLOCK,PERFORMANCE shows locks, nvidia-smi -rgc removes them (root)"
         )
         summary = f"under load the SM clock is {percent(clock)} of its usual value; {why}"
-        if not by_setting and not clocks.loss_is_sure(case):
+        if not by_setting and not device.loss_is_sure(case):
             return self.note(
                 level,
                 evidence,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import clocks
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 
 TIME = Threshold("power_time", 0.10, "ratio", "10 % of the time (survey T39)")
@@ -32,7 +32,7 @@ Otherwise the finding is a note, also where the limit could be raised above its 
 external brake is different: the power supply or the management of the server requests it."""
 
     def judge(self, case: Case) -> Finding:
-        held, loss = clocks.held_by_power(case), clocks.clock_loss(case)
+        held, loss = device.held_by_power(case), device.clock_loss(case)
         evidence = case.evidence(("hw.power_cap_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known(
             "hw.power_brake_time_ratio", "hw.power_ratio", "hw.power_limit_w", "hw.power_limit_default_w", "hw.power_limit_max_w"
         )
@@ -44,8 +44,8 @@ external brake is different: the power supply or the management of the server re
             f"power lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its usual value. "
         )
         summary += cure or _as_sold(case)
-        fault = bool(cure) and clocks.loss_is_sure(case)
-        recoverable = clocks.lost_to_power(case) if fault else 0.0
+        fault = bool(cure) and device.loss_is_sure(case)
+        recoverable = device.lost_to_power(case) if fault else 0.0
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence="medium", note=not fault)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import clocks
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 TIME = Threshold(
@@ -29,7 +29,7 @@ decides together with the SM clock under load. The temperature does not decide: 
 are left out, since an idle GPU lowers its clocks to save power. Memory-bound work loses less than the clock suggests."""
 
     def judge(self, case: Case) -> Finding:
-        held, loss = case.value("hw.thermal_time_ratio"), clocks.clock_loss(case)
+        held, loss = case.value("hw.thermal_time_ratio"), device.clock_loss(case)
         evidence = case.evidence(("hw.thermal_time_ratio", TIME), ("hw.sm_clock_ratio", 1 - LOSS)) + case.if_known("hw.temperature_c")
         level = min(held / TIME, loss / LOSS)
         if level < 1:
@@ -38,4 +38,4 @@ are left out, since an idle GPU lowers its clocks to save power. Memory-bound wo
             f"heat lowers the clock for {percent(held)} of the time; under load the SM clock is {percent(1 - loss)} of its usual value."
             " Check the cooling: airflow, fans, dust, inlet temperature, hot air from other devices. No setting of the job helps"
         )
-        return self.fires(level, evidence, summary, recoverable=clocks.lost_to_heat(case), confidence=high_if(held >= SURE))
+        return self.fires(level, evidence, summary, recoverable=device.lost_to_heat(case), confidence=high_if(held >= SURE))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from gpuconsole.diagnosis.claims import Unexplained, unexplained
 from gpuconsole.diagnosis.engine import still_measuring, why_no_claim
 from gpuconsole.diagnosis.rule import NEEDS, NOT_ON_GPU
-from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.job import EFFECTS, PERMISSIONS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gpuconsole.diagnosis.claims import Unexplained, unexplained
 from gpuconsole.diagnosis.engine import still_measuring
-from gpuconsole.diagnosis.unexplained import Unexplained, unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial, last_trial
 from gpuconsole.model.finding import Finding, Suggestion

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpuconsole.diagnosis.claims import unexplained
 from gpuconsole.diagnosis.engine import why_no_claim
-from gpuconsole.diagnosis.unexplained import unexplained
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup, Sweep, Trial
 from gpuconsole.model.finding import Finding

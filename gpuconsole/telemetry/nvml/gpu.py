@@ -1,32 +1,99 @@
-"""One GPU or MIG slice: each of its metrics as a value or as the reason for a missing value."""
+"""One GPU or MIG slice: each of its metrics as a value or as the reason for a missing value; its NVLinks, each with its state, traffic and errors; and the links between GPUs."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any, Protocol
 
-from gpuconsole.model.machine import Device, Process
-from gpuconsole.model.metrics import CATALOGUE
+from gpuconsole.model.machine import Device, Link, Process
+from gpuconsole.model.metrics import CATALOGUE, LINK_METRICS
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
-from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, is_plausible
-from gpuconsole.telemetry.nvml.facts import describe, describe_slice, fact, is_mig_on
-from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_FIELDS, FieldReader, reason_fields
-from gpuconsole.telemetry.nvml.gpm import C2C, GpmReader, gpm_metrics
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, driver_is_at_least, meter
-from gpuconsole.telemetry.nvml.links import LinksReader, link_states
-from gpuconsole.telemetry.nvml.pairs import contradictions
-from gpuconsole.telemetry.nvml.shared_memory import (
+from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, contradictions, is_plausible
+from gpuconsole.telemetry.nvml.facts import (
     NO_RESERVE,
     NO_SIZES,
     PROCESSES,
     SOURCE,
     WITHOUT_FILES,
+    describe,
+    describe_slice,
+    fact,
+    is_mig_on,
     memory_of,
+    pci_address,
     unified_values,
     used_by,
     without_files,
 )
+from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_FIELDS, FieldReader, link_fields, reason_fields
+from gpuconsole.telemetry.nvml.gpm import C2C, GpmReader, gpm_metrics, link_gpm_metrics
+from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, driver_is_at_least, meter
+
+# --- the single NVLinks of a GPU, read every few seconds -----------------------------------------------------
+
+_MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; an older driver rejects higher link numbers
+_INVALID_ARGUMENT = 2
+_NAMES = tuple(metric.name for metric in LINK_METRICS)
+_NOT_REPORTED = "the driver does not report it"
+
+
+def link_states(handle: Any) -> list[bool] | None:
+    """Whether each NVLink of the device is active; None when the driver does not report it. Raises CallFailed for a lost device."""
+    states = []
+    for link in range(_MAX_NVLINKS):
+        try:
+            states.append(bool(call("nvmlDeviceGetNvLinkState", handle, link)))
+        except CallFailed as failure:
+            if failure.is_loss:
+                raise
+            if failure.code in (NOT_SUPPORTED, _INVALID_ARGUMENT):  # no such link: the previous link was the last
+                break
+            return None
+    return states
+
+
+class LinksReader:
+    """`read` yields the values of each link of a device and the reasons for missing values."""
+
+    def __init__(self, handle: Any, links: int) -> None:
+        self.links = links
+        self._handle = handle
+        self._gpm = GpmReader(handle, link_gpm_metrics(links))
+        self._fields = FieldReader(handle, link_fields(links))
+
+    def read(self) -> list[tuple[dict[str, float], dict[str, str]]]:
+        """Values and reasons by link. Raises CallFailed only for a lost device."""
+        if not self.links:
+            return []
+        states = link_states(self._handle)
+        values, failures = self._gpm.read()
+        more_values, more_failures = self._fields.read(())
+        values |= more_values
+        failures |= more_failures
+        if states is not None:
+            values |= {f"gpu.link_up/{link}": float(up) for link, up in enumerate(states)}
+        return [_of_link(link, values, failures) for link in range(self.links)]
+
+
+def _of_link(link: int, values: dict[str, float], failures: dict[str, CallFailed]) -> tuple[dict[str, float], dict[str, str]]:
+    """The part of the readings that belongs to one link."""
+    of_link: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for name in _NAMES:
+        value = values.get(f"{name}/{link}")
+        if value is None:
+            reasons[name] = str(failures.get(f"{name}/{link}", _NOT_REPORTED))
+        elif is_plausible(name, value):
+            of_link[name] = value
+        else:
+            reasons[name] = GARBAGE
+    return of_link, reasons
+
+
+# --- a GPU ---------------------------------------------------------------------------------------------------
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
 SLOW_S = 10.0
@@ -311,3 +378,51 @@ def _slice_handles(whole: Gpu) -> list[tuple[int, Any]]:
         if handle is not None:  # otherwise the index has no slice
             slices.append((index, handle))
     return slices
+
+
+# --- the links between the GPUs of this machine --------------------------------------------------------------
+
+# nvmlGpuTopologyLevel_t in nvidia-smi's words.
+_LEVELS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_TO_GPU, _TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
+_SWITCH = "switch"
+_MOST_GPUS = 128
+"""No machine has more GPUs, and the number of pairs grows with the square."""
+
+
+def links_between(gpus: list[Gpu]) -> list[Link]:
+    """The best path of each pair: NVLink if present, otherwise PCIe. A pair that the driver does not report is left out."""
+    if len(gpus) > _MOST_GPUS:
+        return []
+    ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
+    places = {gpu.device.id: pci_address(gpu.handle) for gpu in gpus}
+    links = []
+    for gpu, other in combinations(gpus, 2):
+        a, b = gpu.device.id, other.device.id
+        direct = ends[a][places[b]]
+        through_switch = min(ends[a][_SWITCH], ends[b][_SWITCH])
+        nvlinks = max(direct, through_switch)
+        if nvlinks:
+            links.append(Link(a, b, f"NV{nvlinks}"))
+            continue
+        meter.device = a
+        level = fact("nvmlDeviceGetTopologyCommonAncestor", gpu.handle, other.handle)
+        if level in _LEVELS:
+            links.append(Link(a, b, _LEVELS[level]))
+    return links
+
+
+def _nvlink_ends(gpu: Gpu) -> Counter[str]:
+    """The number of the GPU's NVLinks to each PCI address, or to a switch."""
+    ends: Counter[str] = Counter()
+    meter.device = gpu.device.id
+    for link in gpu.links_up():
+        kind = fact("nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link)
+        if kind == _TO_SWITCH:
+            ends[_SWITCH] += 1
+        elif kind == _TO_GPU:
+            info = fact("nvmlDeviceGetNvLinkRemotePciInfo", gpu.handle, link)
+            if info is not None:
+                raw = info.busId
+                ends[(raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)).lower()] += 1
+    return ends

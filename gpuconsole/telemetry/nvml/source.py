@@ -7,10 +7,9 @@ import time
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.telemetry.nvml.calls import SlowCalls
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME, fact
-from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, mig_layout, mig_slices
+from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, links_between, mig_layout, mig_slices
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.processes import ProcessDetails, processes_of
-from gpuconsole.telemetry.nvml.topology import links_between
 from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
 from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology

@@ -48,7 +48,7 @@ from gpuconsole.wire.events import (
     decode_event,
     encode,
 )
-from gpuconsole.workloads import caches
+from gpuconsole.workloads import process
 from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
 from gpuconsole.workloads.serving.http import api_key, connect, explain, make_key
 from gpuconsole.workloads.serving.scraping import Scraper
@@ -376,7 +376,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
-    caches.set_variables(str(args.scratch))
+    process.set_variables(str(args.scratch))
     code = asyncio.run(serve(channel, args.scratch))
     end_others_in_group()  # a helper of vLLM removes shared memory after the end of the server
     channel.end(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -23,9 +24,8 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
 from gpuconsole.workloads.device import account_for
 from gpuconsole.workloads.training.loader import Copier, Streams, settle_steps
-from gpuconsole.workloads.training.parallel.choose import check_precision
+from gpuconsole.workloads.training.parallel import check_precision
 from gpuconsole.workloads.training.parallel.plan import Plan
-from gpuconsole.workloads.training.parallel.straggler import lose, losing_backward, lost_s
 from gpuconsole.workloads.training.settings import (
     Schedule,
     apply_model_knobs,
@@ -41,6 +41,37 @@ from gpuconsole.workloads.training.settings import (
     set_memory_format,
 )
 from gpuconsole.workloads.training.task import Batch, Task
+
+# --- a fault for exercises: the last process is slower, like one with a hot GPU or a busy core ---------------
+
+
+def lost_s(phase: str, knobs: Knobs, world: World) -> float:
+    """The extra seconds of this process in `phase` of a pass."""
+    slow = world.size > 1 and world.rank == world.size - 1 and knobs.get("straggler_phase") == phase
+    return float(knobs.get("straggler_ms", 0.0)) / 1000 if slow else 0.0
+
+
+def lose(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)
+
+
+def losing_backward(loss: torch.Tensor, seconds: float) -> torch.Tensor:
+    """`loss` with a backward pass that takes `seconds` longer."""
+    return _Slow.apply(loss, seconds) if seconds else loss
+
+
+class _Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
 
 # --- side work of a training script: logs, gradient statistics, checkpoints in the scratch folder ------------
 

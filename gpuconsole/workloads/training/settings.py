@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpuconsole.model.knobs.catalogue import Knobs, Value
 from gpuconsole.model.knobs.training import GRAPH_MODES
-from gpuconsole.workloads import caches
+from gpuconsole.workloads import process
 from gpuconsole.workloads.device import set_matmul_precision, set_threads
 from gpuconsole.workloads.training.parallel.plan import Parameters, unwrapped
 
@@ -82,7 +82,7 @@ def compiled(model: torch.nn.Module, knobs: Knobs) -> torch.nn.Module:
     if mode == "off":
         return model
     dynamic = DYNAMIC[str(knobs.get("compile_dynamic", "auto"))]
-    caches.keep_measurements()
+    process.keep_measurements()
     result: torch.nn.Module = torch.compile(model, mode=mode, dynamic=dynamic)  # type: ignore[assignment]
     return result
 

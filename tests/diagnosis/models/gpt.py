@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpuconsole.diagnosis.models.gpt import GptShape
+from gpuconsole.diagnosis.models.inputs import GptShape
 from gpuconsole.workloads.training.gpt import GPT, VOCABULARY, add_lora, next_token_loss
 
 POSITIONS = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.gpt import HEAD_SIZE, VOCABULARY, GptShape
+from gpuconsole.diagnosis.models.inputs import HEAD_SIZE, VOCABULARY, GptShape
 from gpuconsole.diagnosis.models.memory import activations
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.probes import memory

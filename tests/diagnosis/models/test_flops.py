@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpuconsole.diagnosis.models import flops
-from gpuconsole.diagnosis.models.gpt import transformer_linear
+from gpuconsole.diagnosis.models.inputs import transformer_linear
 from gpuconsole.workloads.training.gpt import GPT, add_lora, next_token_loss
 from gpuconsole.workloads.training.task import count_training_flops
 

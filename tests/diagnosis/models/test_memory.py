@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpuconsole.diagnosis.models.gpt import GptShape, Tensor, gpt_tensors
+from gpuconsole.diagnosis.models.inputs import GptShape, Tensor, gpt_tensors
 from gpuconsole.diagnosis.models.memory import gathered_bytes, greedy_share, optimizer_bytes, states, states_by_count
 from gpuconsole.workloads.training.gpt import GPT
 from gpuconsole.workloads.training.probes import memory

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from gpuconsole.diagnosis.models.gpt import GptShape, gpt_tensors
+from gpuconsole.diagnosis.models.inputs import GptShape, gpt_tensors
 from gpuconsole.diagnosis.models.memory import Pass, activations, peak_bytes, states
 from tests.diagnosis.models.gpt import POSITIONS, Case, batch_of, build, forward
 from tests.matrix import matrix

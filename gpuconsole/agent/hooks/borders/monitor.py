@@ -23,8 +23,7 @@ from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, UNMARKED, get_ident
 from ..threads import TICK
 from ..watch import recorder
-from .opened import opened
-from .table import Border, Note, code_of
+from .border import Border, Note, code_of, opened
 
 TOOLS = (4, 3, 5)
 """Ids of tools. 0 to 2 belong to debuggers, coverage and profilers; small tools of others take 3 to 5 too."""

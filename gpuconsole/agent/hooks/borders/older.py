@@ -20,8 +20,7 @@ from ..optimizer import begin_step, end, optimizer_seen
 from ..passes import begin_backward, end_backward
 from ..recorder import get_ident
 from ..watch import batch_taken, count_batch, recorder, watch
-from .opened import opened
-from .table import Border
+from .border import Border, opened
 
 COARSER = "on Python 3.11 gpuconsole does not see forward passes, logging and checkpoints: phases are coarser, and the model is not known. Python 3.12 shows them"
 OPTIMIZER = Border("torch.optim.optimizer", "Optimizer.step", lambda frame: begin_step(_stepping[-1]), end)

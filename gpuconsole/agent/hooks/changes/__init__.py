@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ...protocol import Value
-from ..first_steps import first_steps
 from ..guard import from_outside, switch, unseen
+from ..memory import first_steps
 from .change import CHANGES_NUMERICS, Change, Refused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile, device_of

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...free_memory import free_and_total
-from ...protocol import Value
-from ...reasons import PlainError
-from ..first_steps import first_steps
+from ...protocol import PlainError, Value
+from ..memory import first_steps
 from ..watch import place_name
 
 if TYPE_CHECKING:

@@ -18,9 +18,7 @@ from typing import Any
 
 from ..guard import from_outside
 from .change import Refused
-from .children import handles_children
-from .indices import Feed, Indices
-from .servers import Recipe, Server, Settings, in_one_line, settings_of
+from .servers import Feed, Indices, Recipe, Server, Settings, handles_children, in_one_line, settings_of
 from .state import WRITES, Use, cannot_share, shared_by, use
 
 IDLE_S = 60.0

@@ -1,4 +1,5 @@
-"""Servers of batches: iterators of torch that draw their indices from a feed, in place of the iterator that the program holds.
+"""Servers of batches: iterators of torch that draw their indices from a feed, in place of the iterator that the program holds. The indices of an epoch are one
+stream, from which all servers draw in turn. The program notices nothing of the worker processes of a server, which are its children.
 
 They use private names of torch.utils.data. `missing_names` finds out whether this torch has them (2.4 to 2.13 do).
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import io
 import multiprocessing
 import multiprocessing.process
 import os
@@ -16,8 +18,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,8 +28,153 @@ from ...forks import in_forked_children
 from ..guard import from_outside
 from ..identity import ByIdentity
 from .change import Refused
-from .children import begin_worker, printed_by
-from .indices import Feed
+
+# --- the indices of an epoch ---------------------------------------------------------------------------------
+
+UNKNOWN = object()
+"""An index that was drawn before the stream was followed."""
+
+
+class Indices:
+    """The one stream of indices. What was drawn in vain is drawn again. `error`: of the sampler. It is raised after the last batch of the indices before it,
+    as without workers."""
+
+    def __init__(self, draws: Iterator[Any]) -> None:
+        self._draws = draws
+        self._ahead: deque[Any] = deque()
+        self._ended = False
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Indices:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead:
+            return self._ahead.popleft()
+        if self._ended:
+            raise StopIteration
+        try:
+            return next(self._draws)
+        except StopIteration:
+            self._ended = True
+            raise
+        except Exception as problem:
+            if from_outside(problem):
+                raise
+            self.error, self._ended = problem, True
+            raise StopIteration from None
+
+    def give_back(self, drawn: list[Any]) -> None:
+        """Put what was drawn in front again."""
+        self._ahead.extendleft(reversed(drawn))
+
+    def rest(self) -> Iterator[Any]:
+        """What the program's own iterator draws from when nothing is changed any longer."""
+        return self if self._ahead or self._ended else self._draws
+
+
+class Feed:
+    """The indices that one server may draw. `drawn`: those whose batch it has not delivered yet, in order."""
+
+    def __init__(self, indices: Iterator[Any], drawn: int = 0) -> None:
+        """`drawn`: how many indices the server drew before its draws were followed."""
+        self._indices = indices
+        self.drawn: deque[Any] = deque([UNKNOWN] * drawn)
+        self.closed = False
+
+    def __iter__(self) -> Feed:
+        return self
+
+    def __next__(self) -> Any:
+        if self.closed:
+            raise StopIteration
+        index = next(self._indices)
+        if type(index) is list:  # a sampler may fill one list again and again, and the queue of a worker pickles it later
+            index = list(index)
+        self.drawn.append(index)
+        return index
+
+
+# --- what the program would notice ---------------------------------------------------------------------------
+
+
+def handles_children() -> bool:
+    """Whether the program has a handler of SIGCHLD, also one that torch's handler calls."""
+    handler: Any = signal.getsignal(signal.SIGCHLD)
+    while str(getattr(handler, "__module__", "")).startswith("torch."):
+        handler = next((cell.cell_contents for cell in getattr(handler, "__closure__", None) or () if callable(cell.cell_contents)), None)
+    return callable(handler)
+
+
+# --- what the workers keep to themselves ---------------------------------------------------------------------
+
+OF_TORCH = (signal.SIGTERM, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE)
+"""Signals for which torch's workers have handlers of their own."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def begin_worker(program_own: Any, ready: Any, ends_with_thread: bool, number: int) -> None:
+    """Prepare a worker. Runs in place of the program's `worker_init_fn`, and calls it. The worker leaves the process group of the program, so a signal to
+    that group does not reach it, and it runs no signal handler of the program. It prints into a file in memory, whose length `printed_by` reads. `ready`: a
+    semaphore that is released in the end. `ends_with_thread`: the system kills the worker once the thread that started it has ended."""
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    if ends_with_thread:  # else a signal that ends the whole group of the program leaves the worker for 5 s, with the program's sockets
+        with suppress(AttributeError, OSError):  # a system without this function
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    signal.set_wakeup_fd(-1)  # the other end is in the program
+    for number_of_signal in signal.valid_signals():
+        if number_of_signal not in OF_TORCH and callable(signal.getsignal(number_of_signal)):
+            signal.signal(number_of_signal, _handle_nothing)
+    hidden = _hide_output()
+    try:
+        if program_own is not None:
+            program_own(number)
+    finally:
+        with suppress(OSError):  # the program's function may have closed it, or put a file of the program in its place
+            if hidden is not None and os.path.samestat(hidden, os.fstat(1)):
+                os.lseek(1, 0, os.SEEK_SET)  # what the beginning of a worker prints is no output of the program
+                os.ftruncate(1, 0)
+        ready.release()
+
+
+def _handle_nothing(*_: Any) -> None:
+    """Take the place of a handler of the program. SIG_IGN would also hold for the programs that the worker starts, and would lose their exit codes."""
+
+
+def _hide_output() -> os.stat_result | None:
+    """Let descriptors 1 and 2 be a file in memory without a name, and let streams write to it at once. None where this is not possible."""
+    try:
+        file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
+    except (OSError, AttributeError):
+        return None
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if file > 2:  # 1 or 2 where the program has closed its own
+        os.close(file)
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
+        if type(stream) is io.TextIOWrapper:
+            with suppress(ValueError, OSError):  # closed, or detached
+                stream.reconfigure(write_through=True)
+    return os.fstat(1)
+
+
+def printed_by(pid: int) -> int:
+    """The bytes that a worker has printed since the end of `begin_worker`; 0 where the output is not hidden."""
+    hidden, own = _of_descriptor(f"/proc/{pid}/fd/1"), _of_descriptor(1)
+    return hidden.st_size if hidden is not None and (own is None or not os.path.samestat(hidden, own)) else 0
+
+
+def _of_descriptor(file: str | int) -> os.stat_result | None:
+    """Return the status of an open file; None where the descriptor is closed."""
+    try:
+        return os.stat(file)
+    except OSError:
+        return None
+
+
+# --- servers -------------------------------------------------------------------------------------------------
 
 PREFETCH = 2
 """torch's own default of prefetch_factor."""

@@ -18,7 +18,7 @@ from typing import Any
 from ...clock import now
 from ...forks import in_forked_children
 from ...protocol import Exchange, Knobs
-from ..borders.table import Border, Note
+from ..borders.border import Border, Note
 from ..calls import segment
 from ..guard import switch
 from ..recorder import COMM

@@ -27,7 +27,7 @@ from ...forks import before_forks, in_forked_children
 from ...loop import Signals
 from ...probes import ProbeError
 from ...protocol import Signal
-from ..borders.table import Border
+from ..borders.border import Border
 from ..guard import switch
 from ..sampler import sampler
 from ..threads import ShortSwitches, Ticker

@@ -8,7 +8,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import JSON, SCENARIO, SET, Option, UsageError
 from gpuconsole.cli.scenario import assignments, scenario
-from gpuconsole.diagnosis.models.gpt import VOCABULARY, lengths
+from gpuconsole.diagnosis.models.inputs import VOCABULARY, lengths
 from gpuconsole.diagnosis.models.training import training_figures
 from gpuconsole.model import units
 from gpuconsole.model.figure import Figure

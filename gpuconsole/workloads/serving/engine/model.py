@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
-from gpuconsole.workloads import caches
+from gpuconsole.workloads import process
 from gpuconsole.workloads.process import cache_folder
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, Block
@@ -149,7 +149,7 @@ def one_row(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch
 @cache
 def compiled_product() -> Product:
     """`one_row` as one kernel for each shape."""
-    caches.keep_measurements()
+    process.keep_measurements()
     product: Product = torch.compile(one_row, dynamic=False)
     return product
 

@@ -11,8 +11,7 @@ from gpuconsole.agent.free_memory import free_and_total
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds, untouched
 from gpuconsole.agent.protocol import Signal
-from gpuconsole.workloads.allocator import allocator_name, allocator_stats, watched_heap_peaks
-from gpuconsole.workloads.device_memory import MB, limit_bytes
+from gpuconsole.workloads.device_memory import MB, allocator_name, allocator_stats, limit_bytes, watched_heap_peaks
 from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.5

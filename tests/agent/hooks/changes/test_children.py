@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpuconsole.agent.hooks.changes import control
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.children import begin_worker
 from gpuconsole.agent.hooks.changes.loader import NumWorkers
+from gpuconsole.agent.hooks.changes.servers import begin_worker
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import hooked, workers_alive
 from tests.waiting import wait_until

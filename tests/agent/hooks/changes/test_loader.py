@@ -40,8 +40,7 @@ from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import control, servers
 from gpuconsole.agent.hooks.changes import loader as loaders_of
 from gpuconsole.agent.hooks.changes.change import MAY_DIFFER, NEEDS_PERMISSION, SAME_SAMPLES, Refused, site
-from gpuconsole.agent.hooks.changes.known import is_out_of_reach
-from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, lost
+from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, is_out_of_reach, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, refusal, workers_alive
 from tests.matrix import matrix

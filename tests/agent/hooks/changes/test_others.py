@@ -14,7 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpuconsole.agent.hooks import described, first_steps, graphs
+from gpuconsole.agent.hooks import described, graphs, memory
 from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks import modes as modes_of_agent
 from gpuconsole.agent.hooks.changes import change
@@ -462,11 +462,11 @@ def test_a_job_whose_optimizer_is_on_the_host_is_a_job_of_its_gpu(shards: bool, 
 
 @pytest.mark.parametrize("of_ours", [True, False])
 def test_an_allocation_that_fails_in_the_first_steps_of_a_change_takes_it_back(of_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, taken_back = first_steps.FirstSteps(), list[str]()
-    monkeypatch.setattr(first_steps.recorder, "index", 7)
+    steps, taken_back = memory.FirstSteps(), list[str]()
+    monkeypatch.setattr(memory.recorder, "index", 7)
     steps.begin("optim=adamw_fused", lambda: taken_back.append("fused"))
     assert steps.under_way
-    monkeypatch.setattr(first_steps.recorder, "index", 8 if of_ours else 9)
+    monkeypatch.setattr(memory.recorder, "index", 8 if of_ours else 9)
     assert steps.failed("CUDA out of memory.\nTried") == ("optim=adamw_fused" if of_ours else "")
     assert taken_back == ["fused"] * of_ours
     assert steps.why_failed() == ("out of memory in the first steps with optim=adamw_fused: CUDA out of memory." if of_ours else "")

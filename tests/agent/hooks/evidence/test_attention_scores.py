@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpuconsole.agent.hooks.evidence import arithmetic, attention
+from gpuconsole.agent.hooks.evidence import arithmetic
 from gpuconsole.agent.hooks.evidence.arithmetic import StepCount
 from gpuconsole.agent.protocol import Signal
 
@@ -87,7 +87,7 @@ def test_torchs_attention_without_a_fused_kernel_is_no_code_of_the_program() -> 
 
     signal = seen(of_torch)
     assert signal.value >= 11 * 2 * SCORES
-    assert f": {attention.BY_TORCH} at {HERE}:" in signal.source
+    assert f": {arithmetic.BY_TORCH} at {HERE}:" in signal.source
 
 
 def test_other_softmaxes_and_small_scores_are_no_attention() -> None:
@@ -123,4 +123,4 @@ def test_the_name_of_a_module_runs_no_code_of_the_program() -> None:
 
     frames = Own(frame=sys._getframe, __name__=Name())
     exec("here = frame()", frames)
-    assert attention.caller(frames["here"], ("nothing",)) is frames["here"]  # type: ignore[arg-type]
+    assert arithmetic.caller(frames["here"], ("nothing",)) is frames["here"]  # type: ignore[arg-type]

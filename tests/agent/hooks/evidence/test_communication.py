@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpuconsole.agent.hooks.borders.table import code_of
+from gpuconsole.agent.hooks.borders.border import code_of
 from gpuconsole.agent.hooks.calls import BORDERS
 from gpuconsole.agent.hooks.evidence import communication as module
 from gpuconsole.agent.hooks.evidence.communication import RATES, Exchanges
