@@ -23,7 +23,7 @@ from gpuconsole.experiments.baselines import (
     key_of,
 )
 from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, doubts, why_no_rate
-from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.run import Validity
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import SessionError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.model import units
-from gpuconsole.model.gate import Gate, GateFigure, GateFinding
+from gpuconsole.model.comparison import Gate, GateFigure, GateFinding
 from gpuconsole.model.text import cut, percent, visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.comparison import difference

@@ -20,8 +20,8 @@ from gpuconsole.agent.protocol import RunProbe as RunProbe
 from gpuconsole.agent.protocol import SetKnobs as SetKnobs
 from gpuconsole.agent.protocol import Stop as Stop
 from gpuconsole.model import credentials, encoding
-from gpuconsole.model.baseline import BaselineComparison
 from gpuconsole.model.certificate import Tuning
+from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import JobFacts
