@@ -9,8 +9,7 @@ from typing import TextIO
 
 from gpuconsole.cli.output import quiet
 from gpuconsole.model import units
-from gpuconsole.model.credentials import without_credentials
-from gpuconsole.model.text import clean, cut
+from gpuconsole.model.text import clean, cut, without_credentials
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session import facts
 from gpuconsole.session.api import View

@@ -19,7 +19,7 @@ from gpuconsole.agent.protocol import Resume as Resume
 from gpuconsole.agent.protocol import RunProbe as RunProbe
 from gpuconsole.agent.protocol import SetKnobs as SetKnobs
 from gpuconsole.agent.protocol import Stop as Stop
-from gpuconsole.model import credentials, encoding
+from gpuconsole.model import encoding
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.experiments import Trial
@@ -532,7 +532,7 @@ def without_credentials(event: AnyEvent) -> AnyEvent:
     changes: dict[str, Any] = {}
     for name in _TEXTS_OF.get(type(event), ()):
         text = getattr(event, name)
-        if text and (clean := credentials.without_credentials(text)) != text:
+        if text and (clean := text.without_credentials(text)) != text:
             changes[name] = clean
     return msgspec.structs.replace(event, **changes) if changes else event
 

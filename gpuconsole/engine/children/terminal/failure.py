@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpuconsole.model.credentials import without_credentials
-from gpuconsole.model.text import cut, plain
+from gpuconsole.model.text import cut, plain, without_credentials
 
 UNCAUGHT = 1
 """The exit code of Python after an exception that nothing catches."""
