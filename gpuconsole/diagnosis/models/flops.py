@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.gpt import lengths, transformer_linear
 from gpuconsole.diagnosis.models.inputs import ModelInputs, with_note
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.machine import Published
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.flops import training_per_token, training_per_token_causal

@@ -9,7 +9,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.gpt import GptShape, Tensor, first_positions, gpt_shape, gpt_tensors, transformer_linear
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, Published

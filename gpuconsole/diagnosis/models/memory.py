@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.gpt import GptShape, Tensor
 from gpuconsole.diagnosis.models.inputs import ModelInputs, with_note
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 
 # --- bytes by part in each process ---------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from gpuconsole.model import units
-from gpuconsole.model.figure import Attainable, TimePart
+from gpuconsole.model.figures import Attainable, TimePart
 from gpuconsole.model.run import IN_A_STEP, Run
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import cell_width
