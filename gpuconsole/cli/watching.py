@@ -8,9 +8,8 @@ import time
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import USAGE, exit_code
-from gpuconsole.cli.headless import AFTER_TRIAL_S, TICK_S, TRIAL_LATEST, HeadlessWork
+from gpuconsole.cli.headless import AFTER_TRIAL_S, TICK_S, TRIAL_LATEST, HeadlessWork, ready, try_now
 from gpuconsole.cli.session import ended_before, pause
-from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.trial import USUAL
 from gpuconsole.model.knobs.catalogue import Knobs
