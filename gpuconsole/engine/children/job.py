@@ -32,7 +32,7 @@ from gpuconsole.engine.children.environment import without_ours
 from gpuconsole.engine.children.host_memory import WorkersMemory, oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.signals import signal_name
-from gpuconsole.engine.children.terminal.failure import failure_words
+from gpuconsole.engine.children.terminal.lines import failure_words
 from gpuconsole.model.encoding import utf8
 from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState
