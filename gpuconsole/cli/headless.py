@@ -266,6 +266,7 @@ def nsys_command(scenario: str, changes: Knobs, device: str) -> str:
 
 
 # --- the progress of a headless run on stderr ----------------------------------------------------------------
+# One line that redraws itself on a terminal, a plain line every few seconds elsewhere.
 
 LINE_EVERY_S = 5.0
 BAR = 24

@@ -92,6 +92,8 @@ class Attainable(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # --- the figures of a run's summary --------------------------------------------------------------------------
+# One row for each. Reports, comparisons, the list of baselines and live metrics are made from these rows.
+# A figure is added as a field of `model.run.Summary` with a row here, and where it is computed (`session.figures`).
 
 Better = Literal["higher", "lower", ""]
 

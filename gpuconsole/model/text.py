@@ -100,7 +100,10 @@ def cut(text: str, width: int) -> str:
     return "".join(kept) + ELLIPSIS
 
 
-# --- credentials ---------------------------------------------------------------------------------------------
+# --- passwords, keys and tokens in texts of errors -----------------------------------------------------------
+# A library puts into its error what the program gave it: an address with a password, a query, a header. All such texts pass here:
+# `wire.events.decode_event` and `Engine.emit` for what is recorded and shown, `SessionError` for refusals, `cli.output` for stderr.
+# What looks like a credential is cut, also where it is none: an error is still clear without the value.
 
 CUT = "***"
 _NAME = r"(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
