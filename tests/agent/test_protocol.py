@@ -22,7 +22,7 @@ from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.wire import events, marks
+from gpuconsole.wire import events
 
 AGENT = Path(gpuconsole.agent.__file__).parent
 
