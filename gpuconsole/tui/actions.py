@@ -44,7 +44,7 @@ SCREENS = {
     "tuning": "pages.TuningScreen",
     "profile": "pages.ProfileScreen",
     "help": "pages.HelpScreen",
-    "history": "history.HistoryScreen",
+    "history": "pages.HistoryScreen",
     "device": "device.DeviceScreen",
     "processes": "processes.ProcessesScreen",
     "models": "pages.ModelsScreen",

@@ -1,4 +1,4 @@
-"""The screens that only show a report: findings in detail, tuning, profile, models, help."""
+"""The screens that only show a report: findings in detail, tuning, profile, models, history, help."""
 
 from __future__ import annotations
 
