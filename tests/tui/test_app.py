@@ -13,10 +13,10 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.report.cells import Row
 from gpuconsole.session.api import View
 from gpuconsole.tui import actions
-from gpuconsole.tui.widgets import bars
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
+from gpuconsole.tui.widgets import bars
 from gpuconsole.tui.widgets.live import Zone
 from tests.tui.fake_session import SCENARIOS, STARVED, FakeSession, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_paint import HOSTILE, hostile_view
