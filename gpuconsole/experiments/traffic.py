@@ -263,6 +263,11 @@ def _factor(log_ratio: float) -> str:
     return f"{math.exp(log_ratio):.2f}x"
 
 
+# --- whether each side keeps the latencies that the user wants kept (`--slo ttft_p99=0.5`) -------------------
+# The server's histograms know the mean, and of each value only its bucket. p99 is at most 0.5 s if at most 1 % of the values are above 0.5 s. So the share of the
+# values above the limit is taken of each block: of those that are certainly above it, and of those that may be, because their bucket has the limit inside. The shares of the blocks have
+# an interval like all figures of the trial, and the whole interval must be on one side.
+
 LEAST_BEYOND = 3.0
 """A percentile is kept if so many values are expected beyond it: of 300 values none beyond p99 has a chance of 5 % where 1 % are (the rule of three: Hanley and Lippman-Hand 1983)."""
 

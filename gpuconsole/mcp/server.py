@@ -19,6 +19,10 @@ from mcp.server.stdio import stdio_server
 from gpuconsole import __version__
 from gpuconsole.mcp.tools import TOOLS, Progress, Tool, ToolError
 
+# --- stdin and stdout as the two ends of the protocol --------------------------------------------------------
+# Threads read and write, so that a client that writes or reads nothing never blocks the session, and the process can end at any time. After `claim`,
+# file descriptor 0 is empty and 1 is stderr: no print and no child can write into the protocol.
+
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is dropped: no message of a client is that long."""
 WAITING = 64
@@ -112,6 +116,8 @@ class Writer:
             except RuntimeError:  # the loop has ended
                 return
 
+
+# --- the server ----------------------------------------------------------------------------------------------
 
 INSTRUCTIONS = """One running program, its diagnosis, and proven changes. Work in this order: status with wait_s until the diagnosis is complete; explain
 the first finding; try_change one suggestion; keep only a proven win; status again; patch; run the program's tests. Stop when no suggestion

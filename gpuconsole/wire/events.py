@@ -35,6 +35,9 @@ from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
 
+# --- steps in the form in which a worker sends them ----------------------------------------------------------
+# The console adds up the phases, because this work is slow in a training thread with cold caches.
+
 NotFinite = Literal["nan", "inf", "-inf"]
 """A loss that is not finite: JSON has no number for it."""
 
@@ -64,6 +67,9 @@ def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:
     for phase, (before, after) in zip(ended, itertools.pairwise(readings), strict=True):
         phases[phase] += after - before
     return tuple(phases)
+
+
+# --- events --------------------------------------------------------------------------------------------------
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
