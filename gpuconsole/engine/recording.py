@@ -21,8 +21,7 @@ from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionErr
 from gpuconsole.session.history import History
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
-from gpuconsole.wire.recording import RecordingError, RecordingWriter, as_recorded, read_recording
-from gpuconsole.wire.ring import RingWriter, ring_files
+from gpuconsole.wire.recording import RecordingError, RecordingWriter, RingWriter, as_recorded, read_recording, ring_files
 
 
 class Recorder:
