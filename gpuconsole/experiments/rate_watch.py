@@ -234,7 +234,6 @@ WATCHED = frozenset(
 )
 """Knobs whose change can cause stalls later: by a new compilation or a new kernel tuning for each new input shape, or by memory fragmentation."""
 WATCH_S = 60.0
-EVERY_S = 1.0
 
 
 def rate_of(run: Run, steps: Sequence[Step]) -> RunRate | None:
