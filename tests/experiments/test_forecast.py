@@ -13,9 +13,8 @@ from gpuconsole.experiments import forecast as forecasts
 from gpuconsole.experiments import statistics
 from gpuconsole.experiments import statistics as trial_statistics
 from gpuconsole.experiments import trial as trials
-from gpuconsole.experiments.forecast import forecast_line, forecast_restart, refusal
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.experiments.trial import USUAL
+from gpuconsole.experiments.trial import USUAL, forecast_line, forecast_restart, refusal
 from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
