@@ -1,4 +1,4 @@
-"""`Recorder` writes the events of a session to a file. `Replay` plays such a file behind the same `SessionApi`. `read_history` reads what recordings say."""
+"""`Recorder` writes the events of a session to a file. `Replay` plays such a file behind the same `SessionApi`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionError, View
-from gpuconsole.session.history import History
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
-from gpuconsole.wire.recording import RecordingError, RecordingWriter, RingWriter, as_recorded, read_recording, ring_files
+from gpuconsole.wire.recording import RecordingWriter, RingWriter, as_recorded, read_recording
 
 
 class Recorder:
@@ -225,26 +224,3 @@ class Replay(StateReader, SessionApi):
 
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(self.snapshot(), path, "gpuconsole-replay")
-
-
-def read_history(path: Path) -> tuple[History, list[str]]:
-    """What the recording `path`, or the folder `path` of a ring, says; and a line for each file whose end could not be read. Raises RecordingError, OSError.
-
-    The last file of a ring that is being written has no end yet, and a crash may leave others so: what comes before counts.
-    """
-    history, notes = History(), list[str]()
-    ring = path.is_dir()
-    files = ring_files(path) if ring else [path]
-    if not files:
-        raise RecordingError(f"{path}: this folder has no recording (a ring has files such as 2026-11-29T030000.jsonl.gz)")
-    for file in files:
-        known = history.ended
-        try:
-            for event in read_recording(file):
-                history.add(event)
-        except RecordingError as error:
-            if history.ended <= known or not ring:
-                raise
-            if file != files[-1]:
-                notes.append(str(error))
-    return history, notes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.recording import read_history
+from gpuconsole.engine.history import read_history
 from gpuconsole.model.machine import Process
 from gpuconsole.wire.events import AnyEvent, Hello, Processes, Sample, ServerState, Step, Steps
 from gpuconsole.wire.recording import RecordingError, RingWriter, read_recording, ring_files

@@ -10,7 +10,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.diagnosis.incident import explain
-from gpuconsole.engine.recording import read_history
+from gpuconsole.engine.history import read_history
 from gpuconsole.report.incident import incident_report
 from gpuconsole.wire.recording import RecordingError
 
