@@ -21,6 +21,7 @@ from gpuconsole.agent.protocol import RunProbe as RunProbe
 from gpuconsole.agent.protocol import SetKnobs as SetKnobs
 from gpuconsole.agent.protocol import Stop as Stop
 from gpuconsole.model import encoding
+from gpuconsole.model import text as texts
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.experiments import Trial
@@ -34,7 +35,6 @@ from gpuconsole.model.run import Collectives, Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.model.text import without_credentials
 
 # --- steps in the form in which a worker sends them ----------------------------------------------------------
 # The console adds up the phases, because this work is slow in a training thread with cold caches.
@@ -569,7 +569,7 @@ def without_credentials(event: AnyEvent) -> AnyEvent:
     changes: dict[str, Any] = {}
     for name in _TEXTS_OF.get(type(event), ()):
         text = getattr(event, name)
-        if text and (clean := without_credentials(text)) != text:
+        if text and (clean := texts.without_credentials(text)) != text:
             changes[name] = clean
     return msgspec.structs.replace(event, **changes) if changes else event
 
