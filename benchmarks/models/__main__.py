@@ -21,7 +21,7 @@ from benchmarks.doc_table import put, table
 from benchmarks.headless import options, session
 from benchmarks.machine import fingerprint, keep
 from benchmarks.own_program import own_command
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.units import quantity
 from gpuconsole.report.run.models import error

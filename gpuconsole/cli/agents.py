@@ -17,9 +17,8 @@ from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.job import log_path
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.mcp.control import ControlClient, NoConsole
-from gpuconsole.mcp.server import serve
+from gpuconsole.mcp.server import Descriptors, claim, serve
 from gpuconsole.mcp.tools import PROBES, Tools
-from gpuconsole.mcp.wire import Descriptors, claim
 from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.session.api import SessionError

@@ -1,10 +1,11 @@
-"""`gpuconsole run --headless`: the same engine, no terminal needed."""
+"""`gpuconsole run --headless` and `gpuconsole watch --headless`: the same engine, no terminal needed."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -14,20 +15,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TextIO
 
 from gpuconsole.cli import output
-from gpuconsole.cli.exits import exit_code, on_interrupt
-from gpuconsole.cli.progress import Progress
+from gpuconsole.cli.exits import USAGE, exit_code, on_interrupt
+from gpuconsole.cli.output import quiet
 from gpuconsole.cli.session import ended_before, pause, session
-from gpuconsole.cli.trying import nothing_to_try, ready, try_now
+from gpuconsole.diagnosis.engine import in_doubt
 from gpuconsole.engine.children.torchrun import MEETING_S
 from gpuconsole.engine.children.worker import SERVER_START_S, START_S
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.experiments.trial import USUAL
+from gpuconsole.model import units
+from gpuconsole.model.finding import Interval, Suggestion
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
+from gpuconsole.model.serving import PROBE_REQUESTS, PROBE_S, PROBE_TOKENS
 from gpuconsole.model.snapshot import Snapshot, encode
-from gpuconsole.model.text import visible
-from gpuconsole.report.run.figures import outage, verdict
-from gpuconsole.report.session import session_text
+from gpuconsole.model.text import clean, cut, visible, without_credentials
+from gpuconsole.report.run.figures import doubtful, outage, verdict
+from gpuconsole.report.run.serving import probe_result
+from gpuconsole.report.session import session_text, trial_text
+from gpuconsole.session import facts
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
 
@@ -258,3 +266,212 @@ def nsys_command(scenario: str, changes: Knobs, device: str) -> str:
         ["nsys", "profile", "--trace=cuda,nvtx,osrt,cublas,cudnn", "--sample=none", "--cuda-flush-interval=500", f"--output={output}",
          "gpuconsole", "run", scenario, *settings, "--device", device, "--headless", "--duration", str(NSYS_S)]
     )  # fmt: skip
+
+
+# --- the progress of a headless run on stderr ----------------------------------------------------------------
+# One line that redraws itself on a terminal, a plain line every few seconds elsewhere.
+
+LINE_EVERY_S = 5.0
+BAR = 24
+DEFAULT_COLUMNS = 80
+"""Width in columns if the terminal does not report its width."""
+
+
+class Progress:
+    """Writes to `stream`. The run continues if the reader of `stream` has ended."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._quiet = quiet()
+        self._last = -LINE_EVERY_S
+        self._drawn = False
+        self._stage = ""
+
+    def show(self, view: View, elapsed: float, duration: float) -> None:
+        """The state of the run, `elapsed` of `duration` seconds."""
+        if self._quiet:
+            return
+        text = f"{elapsed:5.0f}/{duration:.0f} s  {clean(describe(view))}"
+        with contextlib.suppress(OSError):
+            if self._terminal:
+                filled = int(BAR * min(1.0, elapsed / duration))
+                bar = f"[{'#' * filled}{'.' * (BAR - filled)}] {text}"
+                # A line as wide as the terminal would wrap, and the next \r would begin a new row.
+                self._write(f"\r\033[K{cut(bar, self._columns() - 1)}")
+                self._drawn = True
+            elif time.monotonic() - self._last >= LINE_EVERY_S or (view.stage != self._stage and _starting(view)):
+                self._last, self._stage = time.monotonic(), view.stage
+                self._write(f"{text}\n")
+
+    def line(self, text: str) -> None:
+        """Write a permanent line, unless --quiet leaves it out. Control characters are made visible: the text may come from anywhere."""
+        if self._quiet:
+            return
+        with contextlib.suppress(OSError):
+            self.done()
+            self._write(f"{clean(without_credentials(text))}\n")
+
+    def done(self) -> None:
+        """End the line that redraws itself."""
+        if self._drawn:
+            self._write("\n")
+            self._drawn = False
+
+    def _columns(self) -> int:
+        """The present width: the window may have been resized."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS
+        except (OSError, ValueError):
+            return DEFAULT_COLUMNS
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _starting(view: View) -> bool:
+    return view.run is not None and view.run.state == "starting"
+
+
+def describe(view: View) -> str:
+    """The current state in half a line. The rate is the rate of the last second."""
+    run = view.run
+    if run is None:
+        return "starting"
+    if run.state == "starting":
+        stage, _, _ = view.stage.partition("; ")  # the rest is a command for other machines, which was printed before
+        return f"{run.scenario} {run.place}: {stage or 'starting'}"
+    metric, unit = facts.throughput_metric(view)
+    rate = facts.latest(view, metric)
+    parts = [f"{run.scenario} {run.place}", f"{units.rate(rate, 0)} {unit}" if rate is not None else "first steps"]
+    if view.down:
+        return "  ".join([*parts, outage(view)])
+    if run.validity is not None and doubtful(run):
+        parts.append(run.validity.verdict)
+    if view.probing:
+        parts.append(f"probe {view.probing}")
+    firing = facts.firing(run)
+    if firing:
+        parts.append(firing[0].rule)
+    elif run.steady_from_s is None:
+        parts.append("not steady yet")
+    return "  ".join(parts)
+
+
+# --- the trial of a headless run (`--try`, `--apply-top`) ----------------------------------------------------
+
+
+def ready(view: View, tries: Knobs, late: bool) -> bool:
+    """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. Without `tries` there must be a suggestion too.
+    `late`: the trial begins without a complete diagnosis."""
+    run = view.run
+    if view.down:
+        return False  # a trial on a server that does not answer measures nothing
+    if not tries and top_suggestion(view) is None:
+        return False  # a later evaluation may suggest a change
+    if run is None or run.steady_from_s is None:
+        return late
+    settled = run.is_job or not in_doubt(run)  # a job runs no probe without the user's consent, so a doubt may stay
+    return (bool(run.findings) and not view.probing and settled) or late
+
+
+async def try_now(engine: LiveSession, tries: Knobs, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
+    """Try `tries`, or the top suggestion without them, and report by `say`. An interrupt breaks the trial off."""
+    view = engine.view()
+    changes: Knobs = tries
+    predicted: Interval | None = None
+    if not changes:
+        top = top_suggestion(view)
+        assert top is not None
+        changes, predicted = top.changes, top.predicted_speedup
+    say(f"trial: {describe_changes(changes, view.run.settings if view.run else None)}")
+    trial = asyncio.create_task(engine.try_change(changes, predicted))
+    if not await ended_before(interrupted, trial):
+        return
+    try:
+        for line in trial_text(trial.result(), engine.snapshot()).splitlines():
+            say(line)
+    except SessionError as error:
+        say(f"trial: {error}")
+
+
+def top_suggestion(view: View) -> Suggestion | None:
+    """The first suggestion that can be tried, of the highest-ranked finding that has such a suggestion."""
+    return next((suggestion for _, suggestion in facts.suggestions(view).values()), None)
+
+
+def nothing_to_try(view: View) -> str:
+    """Why --apply-top has tried nothing."""
+    suggested = [suggestion.changes for finding in facts.firing(view.run) for suggestion in finding.suggestions]
+    reason = view.run.why_not(suggested[0]) if view.run is not None and suggested else ""
+    return f"the suggestion cannot be tried from here: {reason}" if reason else "no finding suggests a change"
+
+
+# --- gpuconsole watch --headless: a model server that runs already -------------------------------------------
+
+
+class WatchedRun(HeadlessWork):
+    """A server that others load, from the first reading to the summary."""
+
+    def __init__(self, args: argparse.Namespace, tries: Knobs) -> None:
+        super().__init__(args)
+        self._tries = tries
+
+    async def _start(self, engine: LiveSession) -> None:
+        await engine.start(self._args.url, {})
+
+    async def _measure(self, engine: LiveSession) -> None:
+        begun: float | None = None
+        tries, probes = self._tries, bool(self._args.probe_server)
+        while not self._interrupted.is_set():
+            view = engine.view()
+            if view.state in ("failed", "finished", "stopped"):
+                return
+            if begun is None and view.state == "running":
+                begun = time.monotonic()
+            elapsed = time.monotonic() - begun if begun is not None else 0.0
+            self._progress.show(view, elapsed, self._duration_s)
+            if probes and begun is not None and (_steady(view) or elapsed > self._duration_s * TRIAL_LATEST):
+                await self._probe(engine)
+                self._duration_s, probes = max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S), False
+                continue
+            if tries and begun is not None and ready(view, tries, elapsed > self._duration_s * TRIAL_LATEST):
+                self._progress.line(
+                    f"the trial takes at most {USUAL.traffic_cap_s / 60:.0f} minutes and the rest of its last blocks; Ctrl-C ends it, and the limit goes back"
+                )
+                await try_now(engine, tries, self._interrupted, self._progress.line)
+                self._duration_s, tries = max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S), {}
+                continue
+            if elapsed >= self._duration_s:
+                if tries:
+                    self._progress.line(f"no trial: {outage(view) or 'nothing was measured'}")
+                return
+            await pause(self._interrupted, TICK_S)
+
+    async def _probe(self, engine: LiveSession) -> None:
+        """Send the requests of the probe, and print what they show. An interrupt breaks it off."""
+        self._progress.line(f"probe: {PROBE_REQUESTS} requests of ours, {PROBE_TOKENS} tokens each, {PROBE_S:.0f} s at most")
+        probe = asyncio.create_task(engine.probe_server())
+        if not await ended_before(self._interrupted, probe):
+            return
+        try:
+            self._progress.line(probe_result(probe.result()))
+        except SessionError as error:
+            self._progress.line(str(error))
+
+    def _report(self, engine: LiveSession) -> int:
+        snapshot = engine.snapshot()
+        (run,) = snapshot.runs
+        if run.state == "failed":
+            output.problem(run.error or "nothing could be read")
+            return USAGE
+        failed = run.validity is not None and run.validity.verdict == "invalid"
+        failed = not self._write(engine, snapshot) or failed
+        if run.validity is not None and run.validity.verdict != "valid":
+            output.problem(f"run {run.id} is {verdict(run)}")
+        return exit_code(failed)
+
+
+def _steady(view: View) -> bool:
+    return view.run is not None and view.run.steady_from_s is not None and not view.down

@@ -14,9 +14,9 @@ import msgspec
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.files import save
+from gpuconsole.cli.headless import ready, try_now
 from gpuconsole.cli.options import CommandFailed
 from gpuconsole.cli.session import session, until_interrupt
-from gpuconsole.cli.trying import ready, try_now
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments.restart import RestartSides, sweep_by_restarts
 from gpuconsole.experiments.session import LiveSession

@@ -15,9 +15,8 @@ from typing import TextIO
 import msgspec
 
 from gpuconsole.engine.machine.settings import COLORS, settings
-from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.encoding import encode
-from gpuconsole.model.text import visible
+from gpuconsole.model.text import visible, without_credentials
 from gpuconsole.report.cells import Paint, ansi, plain
 from gpuconsole.report.parts import Part, printed
 

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.files import save
-from gpuconsole.cli.headless import TICK_S
-from gpuconsole.cli.progress import Progress
+from gpuconsole.cli.headless import TICK_S, Progress
 from gpuconsole.cli.scenario import scenario
 from gpuconsole.cli.session import pause, session
 from gpuconsole.cli.values import writable

@@ -76,7 +76,7 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
     check_wait(args)
     check_api_key(args)
     if getattr(args, "prompts", None) is not None:
-        from gpuconsole.model.recorded import parse_recorded
+        from gpuconsole.model.serving import parse_recorded
 
         try:
             args.prompts = args.prompts.absolute()

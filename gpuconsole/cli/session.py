@@ -18,8 +18,8 @@ from gpuconsole.cli.scenario import launch_of, server_options
 from gpuconsole.cli.values import dcgm, device, interval, price_per_hour, serve_address, writable
 
 if TYPE_CHECKING:
+    from gpuconsole.experiments.rate_watch import Keeps
     from gpuconsole.experiments.session import LiveSession
-    from gpuconsole.experiments.watch_baseline import Keeps
     from gpuconsole.report.trackers.choice import Choice
     from gpuconsole.report.trackers.feed import Feed
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuconsole.session.history import History
-from gpuconsole.wire.recording import RecordingError, read_recording
-from gpuconsole.wire.ring import ring_files
+from gpuconsole.wire.recording import RecordingError, read_recording, ring_files
 
 
 def read_history(path: Path) -> tuple[History, list[str]]:

@@ -20,8 +20,7 @@ from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent
-from gpuconsole.wire.recording import RecordingWriter, as_recorded, read_recording
-from gpuconsole.wire.ring import RingWriter
+from gpuconsole.wire.recording import RecordingWriter, RingWriter, as_recorded, read_recording
 
 
 class Recorder:

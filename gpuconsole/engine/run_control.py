@@ -18,7 +18,6 @@ from gpuconsole.engine.children.pool import WorkerPool, ignore
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.engine.devices import ChosenDevices, RoomBeside
-from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine import Device
@@ -26,6 +25,7 @@ from gpuconsole.model.profile import ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario, ScenarioError, job_scenario, watched_scenario
 from gpuconsole.model.serving import CLIENT_WAIT
+from gpuconsole.model.text import without_credentials
 from gpuconsole.session.api import Busy, SessionError
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState

@@ -11,14 +11,13 @@ from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import LONE_RUN, of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
 from gpuconsole.experiments.throughput import MeasuredRun, Throughput, doubts, steady_points, throughput
-from gpuconsole.model.baseline import BaselineVerdict
-from gpuconsole.model.comparison import Comparison, ComparisonVerdict, Difference, MetricChange
+from gpuconsole.model.comparison import BaselineVerdict, Comparison, ComparisonVerdict, Difference, MetricChange
+from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.knobs.catalogue import CATALOGUE as KNOBS
 from gpuconsole.model.knobs.catalogue import show
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.units import NA
 from gpuconsole.session.figures.rate import Block, mean_rate
 

@@ -29,8 +29,7 @@ from gpuconsole.experiments.compare import FREE, compare
 from gpuconsole.experiments.runs import RunRate, occasions, squares_in
 from gpuconsole.experiments.statistics import ALPHA, MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, student_quantile
 from gpuconsole.experiments.throughput import MeasuredRun, answer_speed, keyed, throughput, why_no_rate
-from gpuconsole.model.comparison import Comparison, Difference
-from gpuconsole.model.gate import Gate, GateFigure, GateFinding, GateRatio, GateVerdict
+from gpuconsole.model.comparison import Comparison, Difference, Gate, GateFigure, GateFinding, GateRatio, GateVerdict
 from gpuconsole.model.run import IN_A_STEP, Distribution, Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import percent, visible

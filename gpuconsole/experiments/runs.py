@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, student_quantile
-from gpuconsole.model.gate import GateRatio
+from gpuconsole.model.comparison import GateRatio
 from gpuconsole.session.figures.rate import Block, estimate
 
 OCCASION_S = 600.0

@@ -17,13 +17,11 @@ from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.job import ScreenJob
 from gpuconsole.engine.run_control import RunControl
-from gpuconsole.experiments.forecast import forecast_line, forecast_restart, noise_s, refusal
+from gpuconsole.experiments.rate_watch import WATCHED, BaselineWatch, Keeps, rate_of, watch
 from gpuconsole.experiments.runs import RunRate
 from gpuconsole.experiments.traffic_trial import TrafficTrial
-from gpuconsole.experiments.trial import USUAL, LiveTrial, TrialLimits
+from gpuconsole.experiments.trial import USUAL, LiveTrial, TrialLimits, forecast_line, forecast_restart, noise_s, refusal
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
-from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
-from gpuconsole.experiments.watch_kept import WATCHED, rate_of, watch
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import msgspec
 
-from gpuconsole.model.baseline import BaselineVerdict, RateChange
+from gpuconsole.model.comparison import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import PHASES, Step

@@ -18,8 +18,7 @@ import msgspec
 from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import RunRate, ratio_of, unix_s
 from gpuconsole.experiments.statistics import MIN_BLOCKS, NORMAL_975, always_valid, rate_verdict
-from gpuconsole.model.baseline import BaselineVerdict, RateChange
-from gpuconsole.model.gate import GateRatio
+from gpuconsole.model.comparison import BaselineVerdict, GateRatio, RateChange
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run, Validity
 from gpuconsole.model.snapshot import Snapshot

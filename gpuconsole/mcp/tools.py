@@ -14,13 +14,13 @@ import msgspec
 from gpuconsole.diagnosis.engine import Standing
 from gpuconsole.mcp import answers, readings
 from gpuconsole.mcp.answers import FromJob, Permissions, from_job
-from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, describe_changes
 from gpuconsole.model.profile import MOST_STEPS, STEPS
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
+from gpuconsole.model.text import without_credentials
 from gpuconsole.report.patch import Patch
 from gpuconsole.report.session import session_text
 from gpuconsole.session import facts

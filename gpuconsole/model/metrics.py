@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.model.figures import FIGURES, Better
 from gpuconsole.model.memory import CARD, KEPT, OWNERS
-from gpuconsole.model.summary_figures import FIGURES, Better
 
 # --- the declaration of a metric -----------------------------------------------------------------------------
 

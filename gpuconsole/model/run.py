@@ -16,8 +16,8 @@ from gpuconsole.agent.protocol import Arrival as Arrival
 from gpuconsole.agent.protocol import CollectiveKind as CollectiveKind
 from gpuconsole.agent.protocol import Collectives as Collectives
 from gpuconsole.agent.protocol import Exchange as Exchange
-from gpuconsole.model.baseline import BaselineComparison
-from gpuconsole.model.figure import Attainable, Figure
+from gpuconsole.model.comparison import BaselineComparison
+from gpuconsole.model.figures import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import EFFECTS, JOB, PERMISSIONS, JobFacts
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes

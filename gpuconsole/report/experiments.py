@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuconsole.experiments.objective import in_words
-from gpuconsole.experiments.traffic import WORDS
+from gpuconsole.experiments.traffic import WORDS, in_words
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Sweep, SweepPoint, Trial

@@ -9,11 +9,10 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Paint, plain
 from gpuconsole.report.experiments import trial_report
 from gpuconsole.report.parts import BLANK, Report, printed
-from gpuconsole.report.run.account import attainable_report
+from gpuconsole.report.run.account import attainable_report, places_report
 from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.memory import owners_report
 from gpuconsole.report.run.models import models_report
-from gpuconsole.report.run.places import places_report
 from gpuconsole.report.run.profile import profile_report
 from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_report
 

@@ -13,7 +13,6 @@ from typing import Protocol
 import msgspec
 
 from gpuconsole.model.certificate import Certificate, Tuning
-from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Interval, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -22,6 +21,7 @@ from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.model.text import without_credentials
 from gpuconsole.wire.events import SourceState
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from gpuconsole.model import summary_figures
+from gpuconsole.model import figures
 from gpuconsole.model.certificate import Tuning
 from gpuconsole.model.experiments import Trial, with_trials
 from gpuconsole.model.finding import Finding
@@ -46,7 +46,7 @@ from gpuconsole.wire.events import (
 NOTES = 20
 SIDES = 1000
 """Changes of side that are kept: a trial has some tens."""
-LATENCIES = tuple(figure.metric for figure in summary_figures.LATENCIES if figure.live)
+LATENCIES = tuple(figure.metric for figure in figures.LATENCIES if figure.live)
 """Series of answered requests. They have no present value while the server does not answer."""
 
 

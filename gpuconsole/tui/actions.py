@@ -20,9 +20,9 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import A_RECORDING, PlayerApi, SessionApi, SessionError
 from gpuconsole.tui import keys
-from gpuconsole.tui.messages import MESSAGE_S, Messages
 from gpuconsole.tui.screens.base import BackScreen, ListScreen
 from gpuconsole.tui.screens.main import MainScreen
+from gpuconsole.tui.widgets.bars import MESSAGE_S, Messages
 
 if TYPE_CHECKING:
     from gpuconsole.tui.screens.questions import Question
@@ -44,7 +44,7 @@ SCREENS = {
     "tuning": "pages.TuningScreen",
     "profile": "pages.ProfileScreen",
     "help": "pages.HelpScreen",
-    "history": "history.HistoryScreen",
+    "history": "pages.HistoryScreen",
     "device": "device.DeviceScreen",
     "processes": "processes.ProcessesScreen",
     "models": "pages.ModelsScreen",

@@ -29,13 +29,12 @@ from gpuconsole.tui.actions import Actions, Console
 from gpuconsole.tui.driver.posix import CellDriver
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.keyboard import Keyboard
-from gpuconsole.tui.messages import Messages
 from gpuconsole.tui.screens.base import BackScreen
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.output import CHROME_ROWS
 from gpuconsole.tui.terminal import Colours, terminal
 from gpuconsole.tui.theme import CONTRAST, DARK, LIGHT, THEMES
-from gpuconsole.tui.widgets.bars import KeyBar
+from gpuconsole.tui.widgets.bars import KeyBar, Messages
 from gpuconsole.tui.widgets.live import Zone
 
 REFRESH_HZ = 2.0

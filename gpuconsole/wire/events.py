@@ -6,22 +6,24 @@ screen. The console sends commands to children.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
 
-from gpuconsole.agent.protocol import COMMANDS, MarkedStep
+from gpuconsole.agent.protocol import COMMANDS, PHASES, MarkedStep
 from gpuconsole.agent.protocol import Pause as Pause
 from gpuconsole.agent.protocol import Profile as Profile
 from gpuconsole.agent.protocol import Resume as Resume
 from gpuconsole.agent.protocol import RunProbe as RunProbe
 from gpuconsole.agent.protocol import SetKnobs as SetKnobs
 from gpuconsole.agent.protocol import Stop as Stop
-from gpuconsole.model import credentials, encoding
-from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model import encoding
+from gpuconsole.model import text as texts
 from gpuconsole.model.certificate import Tuning
+from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import JobFacts
@@ -33,7 +35,42 @@ from gpuconsole.model.run import Collectives, Exchange, RunState, Step
 from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.wire.marks import NotFinite, step_of
+
+# --- steps in the form in which a worker sends them ----------------------------------------------------------
+# The console adds up the phases, because this work is slow in a training thread with cold caches.
+
+NotFinite = Literal["nan", "inf", "-inf"]
+"""A loss that is not finite: JSON has no number for it."""
+
+
+def step_of(marked: MarkedStep) -> Step:
+    """The step with the sums of wall time and run-queue delay of each phase. Raises IndexError or ValueError where the step has no marks, an unknown phase,
+    different numbers of phases and times, or a loss that is no number."""
+    if min(marked.ended, default=0) < 0:
+        raise ValueError("a phase below 0")
+    return Step(
+        marked.index,
+        marked.times[-1],
+        marked.times[-1] - marked.start,
+        marked.samples,
+        marked.tokens,
+        _by_phase(marked.ended, [marked.start, *marked.times]),
+        _by_phase(marked.ended, marked.runq) if marked.runq else None,
+        None if marked.loss is None else float(marked.loss),
+        marked.arm,
+        marked.kind,
+    )
+
+
+def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:
+    """The increase of a reading in each phase. `readings` begins with the reading at the start of the step."""
+    phases = [0.0] * len(PHASES)
+    for phase, (before, after) in zip(ended, itertools.pairwise(readings), strict=True):
+        phases[phase] += after - before
+    return tuple(phases)
+
+
+# --- events --------------------------------------------------------------------------------------------------
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
@@ -532,7 +569,7 @@ def without_credentials(event: AnyEvent) -> AnyEvent:
     changes: dict[str, Any] = {}
     for name in _TEXTS_OF.get(type(event), ()):
         text = getattr(event, name)
-        if text and (clean := credentials.without_credentials(text)) != text:
+        if text and (clean := texts.without_credentials(text)) != text:
             changes[name] = clean
     return msgspec.structs.replace(event, **changes) if changes else event
 

@@ -22,7 +22,7 @@ from gpuconsole.model import run
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.wire import events, marks
+from gpuconsole.wire import events
 
 AGENT = Path(gpuconsole.agent.__file__).parent
 
@@ -30,7 +30,7 @@ AGENT = Path(gpuconsole.agent.__file__).parent
 def test_the_console_has_no_types_of_its_own_for_what_the_agent_sends_and_reads() -> None:
     """Each name of the protocol stands once: the console imports it."""
     names = {name for name, value in vars(protocol).items() if getattr(value, "__module__", "") == protocol.__name__}
-    for module in (events, marks, run):
+    for module in (events, run):
         own = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
         assert names & own <= {"encode"}
 

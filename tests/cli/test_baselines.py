@@ -14,7 +14,7 @@ import pytest
 from gpuconsole.cli.headless import HeadlessRun
 from gpuconsole.cli.parser import parse
 from gpuconsole.cli.session import live_engine
-from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict, RateChange
+from gpuconsole.model.comparison import BaselineComparison, BaselineVerdict, RateChange
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Environment, Snapshot, json_schema
 from tests.conftest import Cli

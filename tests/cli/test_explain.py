@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.wire.events import encode
-from gpuconsole.wire.ring import RingWriter
+from gpuconsole.wire.recording import RingWriter
 from tests.conftest import Cli
 from tests.fakes.server_day import WALL, day
 

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from gpuconsole.cli import output
+from gpuconsole.cli.headless import Progress
 from gpuconsole.cli.parser import parse
-from gpuconsole.cli.progress import Progress
 from gpuconsole.cli.values import device, eco, interval, price_per_hour
 from gpuconsole.engine.machine import settings
 from gpuconsole.report.cells import SGR, ansi, plain

@@ -14,7 +14,7 @@ import msgspec
 import pyte
 import pytest
 
-from gpuconsole.cli.progress import Progress
+from gpuconsole.cli.headless import Progress
 from tests.tui.fake_session import gpu_view
 
 

@@ -14,9 +14,8 @@ from gpuconsole.engine.children.worker import SERVING, WorkerGone, WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.experiments import session
-from gpuconsole.experiments.forecast import forecast_line
 from gpuconsole.experiments.session import Trials
-from gpuconsole.experiments.trial import USUAL
+from gpuconsole.experiments.trial import USUAL, forecast_line
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs

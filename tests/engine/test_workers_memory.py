@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.children import workers_memory
-from gpuconsole.engine.children.workers_memory import WorkersMemory, private_bytes, workers_of
+from gpuconsole.engine.children import host_memory
+from gpuconsole.engine.children.host_memory import WorkersMemory, private_bytes, workers_of
 from tests.waiting import wait_until
 
 MIB = 2**20
@@ -23,7 +23,7 @@ def worker() -> Iterator[int]:
     pid = os.fork()
     if not pid:
         held = bytearray(os.urandom(MIB) * 64)
-        Path("/proc/self/comm").write_text(workers_memory.NAME)
+        Path("/proc/self/comm").write_text(host_memory.NAME)
         while held:
             time.sleep(1)
     yield pid
@@ -48,7 +48,7 @@ def test_a_reading_is_known_once_and_nothing_waits_for_it(worker: int) -> None:
         return [*taken, memory.take()]
 
     first, *_, known, after = asyncio.run(asyncio.wait_for(read(), 10))
-    assert first == after == {} and known[workers_memory.SIGNAL] >= 64 * MIB
+    assert first == after == {} and known[host_memory.SIGNAL] >= 64 * MIB
 
 
 def test_a_process_without_workers_and_one_that_has_ended_have_no_figure() -> None:

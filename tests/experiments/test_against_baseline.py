@@ -6,7 +6,7 @@ import msgspec
 
 from gpuconsole.experiments.baselines import comparable, compare_with
 from gpuconsole.experiments.throughput import MeasuredRun
-from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution, Run, SeriesData, Summary

@@ -18,8 +18,8 @@ import pytest
 from gpuconsole.engine.machine.load import OtherLoad
 from gpuconsole.engine.reader import read_snapshot
 from gpuconsole.experiments.baselines import MOST_RUNS, BaselineError, baselines_folder, check_folder, keep_run, key_of, read_all, remove
+from gpuconsole.experiments.rate_watch import BaselineWatch, Keeps
 from gpuconsole.experiments.throughput import MeasuredRun
-from gpuconsole.experiments.watch_baseline import BaselineWatch, Keeps
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import PHASES, Distribution, Run, RunState, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment, Snapshot, encode, json_schema
@@ -323,7 +323,7 @@ def test_a_failed_reading_of_the_load_does_not_end_the_comparison(folder: Path, 
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(OtherLoad, "read", read)
-    monkeypatch.setattr("gpuconsole.experiments.watch_baseline.EVERY_S", 0.01)
+    monkeypatch.setattr("gpuconsole.experiments.rate_watch.EVERY_S", 0.01)
 
     async def body() -> None:
         session = Session("all")

@@ -9,13 +9,11 @@ import time
 import msgspec
 import pytest
 
-from gpuconsole.experiments import forecast as forecasts
 from gpuconsole.experiments import statistics
 from gpuconsole.experiments import statistics as trial_statistics
 from gpuconsole.experiments import trial as trials
-from gpuconsole.experiments.forecast import forecast_line, forecast_restart, refusal
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.experiments.trial import USUAL
+from gpuconsole.experiments.trial import USUAL, forecast_line, forecast_restart, refusal
 from gpuconsole.model.experiments import Forecast
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
@@ -74,7 +72,7 @@ def test_the_sentences() -> None:
 @pytest.mark.slow
 def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two pairs of short blocks in place of four, so that the test is short."""
-    for module in (trials, forecasts, trial_statistics):
+    for module in (trials, trial_statistics):
         monkeypatch.setattr(module, "MIN_PAIRS", 2)
     monkeypatch.setattr(statistics, "MIN_SERVING_BLOCK_S", 0.5)
     limits = msgspec.structs.replace(USUAL, serving_cap_s=1.0)

@@ -15,9 +15,9 @@ from benchmarks.gate.simulated import outcomes as simulated
 from gpuconsole.experiments.gate import GateError, decide, judge, runs_needed, work_key
 from gpuconsole.experiments.runs import RunRate, in_turn, occasions, ratio_of
 from gpuconsole.experiments.throughput import MeasuredRun
+from gpuconsole.model.comparison import Gate
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Signal
-from gpuconsole.model.gate import Gate
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution, Run, Validity
 from gpuconsole.model.snapshot import Environment

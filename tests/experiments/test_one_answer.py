@@ -13,8 +13,8 @@ from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.baselines import baselines_folder, keep_run
 from gpuconsole.experiments.compare import FREE, compare
 from gpuconsole.experiments.gate import judge
+from gpuconsole.experiments.rate_watch import BaselineWatch
 from gpuconsole.experiments.throughput import MeasuredRun
-from gpuconsole.experiments.watch_baseline import BaselineWatch
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step

@@ -7,7 +7,7 @@ import pytest
 from gpuconsole.experiments.runs import of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MOST_RUN_BLOCKS, rate_verdict, run_blocks
 from gpuconsole.experiments.throughput import rate_of
-from gpuconsole.model.baseline import RateChange
+from gpuconsole.model.comparison import RateChange
 from gpuconsole.model.run import PHASES, Run, SeriesData, Step, Summary
 from gpuconsole.session.figures.rate import Block, estimate, mean_rate, rate_distribution
 from tests.experiments.measured import in_session

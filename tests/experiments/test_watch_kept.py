@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from gpuconsole.experiments import watch_kept
-from gpuconsole.experiments.watch_kept import judged, rate_of, watch
+from gpuconsole.experiments import rate_watch
+from gpuconsole.experiments.rate_watch import judged, rate_of, watch
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.report.experiments import verdict
@@ -49,7 +49,7 @@ def test_the_run_is_watched_for_a_minute_of_its_steps(ends: bool, monkeypatch: p
         sleeps += 1
         record.apply(Steps(float(sleeps), made[200 * sleeps : 200 * sleeps + 200], 0.0, 0.0, 0.0, 0.0))
 
-    monkeypatch.setattr(watch_kept.asyncio, "sleep", sleep)
+    monkeypatch.setattr(rate_watch.asyncio, "sleep", sleep)
     current = iter([record, *[record] * 3, *[None if ends else record] * 9])
     after = asyncio.run(watch(KEPT, rate_of(RUN, steps(0.05)), lambda: next(current)))
     assert (after is KEPT) is ends and sleeps == (3 if ends else 5)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpuconsole.model.credentials import without_credentials
+from gpuconsole.model.text import without_credentials
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Failed, KnobsSet, Note, decode_event, encode
 from gpuconsole.wire.events import without_credentials as without_credentials_of

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpuconsole.model.recorded import RecordedPrompt, parse_recorded, shared_ratio
+from gpuconsole.model.serving import RecordedPrompt, parse_recorded, shared_ratio
 
 
 def test_prompts_and_messages_with_and_without_a_length() -> None:

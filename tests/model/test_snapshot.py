@@ -3,9 +3,9 @@ import json
 import jsonschema
 import pytest
 
+from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.run import Run, SeriesData, Summary
 from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, decode_with_unknown, encode, json_schema
-from gpuconsole.model.summary_figures import FIGURES
 
 
 def snapshot() -> Snapshot:

@@ -12,7 +12,7 @@ import pytest
 
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
-from gpuconsole.model.figure import Attainable, RatePair
+from gpuconsole.model.figures import Attainable, RatePair
 from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.figure import Attainable, RatePair, TimePart
+from gpuconsole.model.figures import Attainable, RatePair, TimePart
 from gpuconsole.model.run import Run
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.parts import lay_out, printed

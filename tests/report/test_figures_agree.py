@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpuconsole.model.experiments import Speedup, Trial
-from gpuconsole.model.figure import Attainable, Figure, RatePair, TimePart
+from gpuconsole.model.figures import Attainable, Figure, RatePair, TimePart
 from gpuconsole.model.finding import Evidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot

@@ -10,8 +10,8 @@ import pytest
 from gpuconsole.experiments.baselines import compare_with
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import judge
+from gpuconsole.experiments.rate_watch import measured
 from gpuconsole.experiments.throughput import MeasuredRun, waiting_of
-from gpuconsole.experiments.watch_baseline import measured
 from gpuconsole.mcp.readings import status
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Run, Step

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpuconsole.model.experiments import Speedup, Trial
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job import JOB
 from gpuconsole.model.run import Distribution, Run, Summary

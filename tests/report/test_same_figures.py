@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from gpuconsole.model.baseline import BaselineComparison
+from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot

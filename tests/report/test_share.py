@@ -13,7 +13,7 @@ from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Sweep, SweepPoint
-from gpuconsole.model.figure import Attainable, RatePair, TimePart
+from gpuconsole.model.figures import Attainable, RatePair, TimePart
 from gpuconsole.model.finding import Evidence
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, SeriesData, Validity

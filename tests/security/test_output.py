@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.cli.progress import Progress
+from gpuconsole.cli.headless import Progress
 from gpuconsole.engine.children.terminal.lines import OutputLines
 from tests.engine.children.test_job_ranks import AGENT
 

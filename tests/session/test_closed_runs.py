@@ -76,7 +76,7 @@ def test_a_closed_run_keeps_its_summary_and_not_its_steps(work: Callable[[Apply,
 
 
 def test_conclusions_about_a_closed_run_still_reach_it() -> None:
-    from gpuconsole.model.baseline import BaselineComparison
+    from gpuconsole.model.comparison import BaselineComparison
     from gpuconsole.model.finding import Finding
 
     state = SessionState()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Distribution, Rank
 from gpuconsole.session.api import View

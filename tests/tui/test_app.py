@@ -12,10 +12,11 @@ from textual.pilot import Pilot
 from gpuconsole.model.finding import Interval
 from gpuconsole.report.cells import Row
 from gpuconsole.session.api import View
-from gpuconsole.tui import actions, messages
+from gpuconsole.tui import actions
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
+from gpuconsole.tui.widgets import bars
 from gpuconsole.tui.widgets.live import Zone
 from tests.tui.fake_session import SCENARIOS, STARVED, FakeSession, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
 from tests.tui.test_paint import HOSTILE, hostile_view
@@ -232,7 +233,7 @@ def test_a_message_is_whole_above_the_keys_and_covers_nothing(screen: str, size:
 
 
 def test_a_message_goes_after_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MESSAGE_S", 0.3)
+    monkeypatch.setattr(bars, "MESSAGE_S", 0.3)
     monkeypatch.setattr(actions, "MESSAGE_S", 0.3)
 
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
@@ -245,7 +246,7 @@ def test_a_message_goes_after_its_seconds(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_messages_of_one_topic_replace_each_other_and_the_newest_stay() -> None:
     now = [0.0]
-    shown = messages.Messages(lambda: now[0])
+    shown = bars.Messages(lambda: now[0])
     shown.add("asked: batch_size 16 -> 8", topic="change")
     shown.add("an error", "alert")
     shown.add("an error", "alert")
@@ -253,7 +254,7 @@ def test_messages_of_one_topic_replace_each_other_and_the_newest_stay() -> None:
     rows = [plain_row(row) for row in shown.rows(40, 40)]
     assert [row.strip() for row in rows] == ["▌an error", "▌batch_size 16 -> 8 applied"] and {len(row) for row in rows} == {40}
     assert [plain_row(row).strip() for row in shown.rows(40, 5)] == ["▌batch_size 16 -> 8 applied"]
-    now[0] = messages.MESSAGE_S + 1
+    now[0] = bars.MESSAGE_S + 1
     assert shown.rows(40, 40) == []
 
 

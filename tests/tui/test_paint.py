@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gpuconsole.model.baseline import BaselineComparison, BaselineVerdict
+from gpuconsole.model.comparison import BaselineComparison, BaselineVerdict
 from gpuconsole.model.experiments import Speedup
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.machine import Device

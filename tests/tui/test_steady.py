@@ -9,7 +9,7 @@ from gpuconsole.model.finding import Finding, Interval, Suggestion, Tried
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
-from gpuconsole.tui.steady import HOLD_S, Steady
+from gpuconsole.tui.screens.main import HOLD_S, Steady
 from tests.tui.fake_session import FakeSession, gpu_view
 from tests.tui.test_keys import on_screen
 

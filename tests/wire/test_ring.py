@@ -10,8 +10,7 @@ import pytest
 from gpuconsole.engine.history import read_history
 from gpuconsole.model.machine import Process
 from gpuconsole.wire.events import AnyEvent, Hello, Processes, Sample, ServerState, Step, Steps
-from gpuconsole.wire.recording import RecordingError, read_recording
-from gpuconsole.wire.ring import RingWriter, ring_files
+from gpuconsole.wire.recording import RecordingError, RingWriter, read_recording, ring_files
 from tests.fakes.server_day import WALL, day
 
 

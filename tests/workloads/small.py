@@ -9,7 +9,7 @@ import torch
 
 from gpuconsole.agent.account import StepAccount
 from gpuconsole.model.run import Step
-from gpuconsole.wire.marks import step_of
+from gpuconsole.wire.events import step_of
 from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.churn import ChurnTask
 from gpuconsole.workloads.training.loop import TrainingLoop

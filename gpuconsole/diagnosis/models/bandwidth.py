@@ -15,7 +15,7 @@ from gpuconsole.diagnosis.models.flops import flops_per_sample
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
 from gpuconsole.diagnosis.models.memory import FP32, UPDATE_BYTES, activations
 from gpuconsole.diagnosis.models.roofline import attainable, ridge, side
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
 from gpuconsole.diagnosis.models.memory import FP32, exchanged_bytes
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 
 HOOK_BYTES: dict[str, float] = {"none": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes per gradient that DDP sends with each of torch's comm hooks. PowerSGD sends low-rank factors instead."""

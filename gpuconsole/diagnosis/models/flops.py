@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.inputs import ModelInputs, lengths, transformer_linear, with_note
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.machine import Published
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.flops import training_per_token, training_per_token_causal

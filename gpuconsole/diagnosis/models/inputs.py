@@ -12,7 +12,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, Published

@@ -14,7 +14,7 @@ from dataclasses import replace as copy_with
 from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.inputs import GptShape, ModelInputs, Tensor, with_note
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 
 # --- bytes by part in each process ---------------------------------------------------------------------------
 

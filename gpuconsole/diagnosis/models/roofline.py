@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from gpuconsole.model.figure import Bound, TimePart
+from gpuconsole.model.figures import Bound, TimePart
 from gpuconsole.session.figures.peak import Peak
 
 Side = Literal["memory", "compute"]

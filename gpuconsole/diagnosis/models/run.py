@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpuconsole.model.figure import Attainable
+from gpuconsole.model.figures import Attainable
 from gpuconsole.model.machine import Device, Published
 from gpuconsole.model.run import Run
 from gpuconsole.session.figures.peak import facts_of_rates

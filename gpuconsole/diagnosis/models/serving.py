@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY
 from gpuconsole.diagnosis.models.roofline import CALIBRATE, OFFERED, TOO_LOW, Ceilings, Least, Loss, decode_iteration, prefill, waterfall
-from gpuconsole.model.figure import Attainable, Figure, RatePair
+from gpuconsole.model.figures import Attainable, Figure, RatePair
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Peaks

@@ -10,7 +10,7 @@ from gpuconsole.diagnosis.models.flops import flops_figures, flops_per_sample, r
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs
 from gpuconsole.diagnosis.models.memory import memory_figures
 from gpuconsole.diagnosis.models.roofline import CALIBRATE, MEMORY, TOO_LOW, Ceilings, Least, Loss, least, waterfall
-from gpuconsole.model.figure import Attainable, Figure, RatePair
+from gpuconsole.model.figures import Attainable, Figure, RatePair
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, Published

@@ -29,11 +29,10 @@ from gpuconsole.diagnosis.models.out_of_memory import completed, headline
 from gpuconsole.engine.children.agreement import LEAST_AHEAD, Agreement
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.environment import without_ours
-from gpuconsole.engine.children.host_memory import oom_kills, why_killed
+from gpuconsole.engine.children.host_memory import WorkersMemory, oom_kills, why_killed
 from gpuconsole.engine.children.one_shot import analysed
 from gpuconsole.engine.children.signals import signal_name
-from gpuconsole.engine.children.terminal.failure import failure_words
-from gpuconsole.engine.children.workers_memory import WorkersMemory
+from gpuconsole.engine.children.terminal.lines import failure_words
 from gpuconsole.model.encoding import utf8
 from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState

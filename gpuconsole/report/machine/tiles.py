@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
+from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.metrics import CATALOGUE, series_key
-from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
 from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, for_devices, measured, read, trouble

@@ -1,4 +1,4 @@
-"""The step breakdown as a bar with a legend; and the attainable rate of a run, with the waterfall down to the reached rate."""
+"""The step breakdown as a bar with a legend; the attainable rate of a run, with the waterfall down to the reached rate; and the places of the program that take the time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Sequence
 
 from gpuconsole.model import units
-from gpuconsole.model.figure import Attainable, TimePart
+from gpuconsole.model.figures import Attainable, TimePart
 from gpuconsole.model.run import IN_A_STEP, Run
 from gpuconsole.model.serving import SERVING_PHASES
-from gpuconsole.model.text import cell_width
+from gpuconsole.model.stacks import PARTS, Place
+from gpuconsole.model.text import cell_width, visible
 from gpuconsole.report.cells import Row, Segment, fill, line, row_width
-from gpuconsole.report.parts import Column, Report, Table, labelled, text
+from gpuconsole.report.parts import Column, Report, Table, heading, labelled, text
 from gpuconsole.report.run.serving import ours, serving_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -310,3 +311,42 @@ def _rate_bar(start: float, end: float, glyph: str) -> str:
     left, right = sorted((round(max(0.0, min(1.0, start)) * RATE_BAR), round(max(0.0, min(1.0, end)) * RATE_BAR)))
     left = min(left, RATE_BAR - 1)
     return (" " * left + glyph * max(1, right - left)).ljust(RATE_BAR)
+
+
+# --- the places of the program that take the time of a step: functions and lines, from samples of the stack --
+
+SMALLEST_PLACE = 0.01
+LARGE = 0.5
+"""From this share of its samples on, a place is said to wait."""
+
+
+def places_report(run: Run) -> Report:
+    """The functions of the program with the largest shares of a step, the largest first; empty where no stack was sampled."""
+    places = [place for place in run.places if place.share_ratio >= SMALLEST_PLACE]
+    if not places:
+        return []
+    columns = (
+        Column("share", ">"),
+        Column("line"),
+        Column("function", least=8),
+        Column("part of the step", drop=1),
+        Column("", drop=2, least=8),
+    )
+    rows: list[list[Segment]] = [
+        [
+            (units.percent(place.share_ratio).strip(), ""),
+            (visible(place.line), ""),
+            (visible(place.function), ""),
+            (PARTS.get(place.part, place.part), "dim"),
+            (visible(activity(place)), "dim"),
+        ]
+        for place in places
+    ]
+    return [heading("Time of a step by function of the program"), Table(columns, rows)]
+
+
+def activity(place: Place) -> str:
+    """`waits in queue.Queue.get, called by train.py:31 main`: what the thread does in a place."""
+    what = "waits" if place.waits_ratio >= LARGE else ""
+    inner = f"{what} in {place.callee}".strip() if place.callee else what
+    return ", ".join(part for part in (inner, f"called by {place.caller}" if place.caller else "") if part)

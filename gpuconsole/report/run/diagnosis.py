@@ -18,9 +18,8 @@ from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, pane
 from gpuconsole.report.experiments import NO_CAUSE, promised
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
-from gpuconsole.report.run.account import attainable_report
+from gpuconsole.report.run.account import attainable_report, places_report
 from gpuconsole.report.run.figures import doubtful, outage, verdict
-from gpuconsole.report.run.places import places_report
 from gpuconsole.report.run.runs import cause_report, figures, run_head
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.session import facts

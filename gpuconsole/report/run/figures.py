@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuconsole.model import units
+from gpuconsole.model.figures import FIGURES, SummaryFigure
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Distribution, Run
-from gpuconsole.model.summary_figures import FIGURES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Report, labelled

@@ -11,7 +11,7 @@ import msgspec
 from gpuconsole.diagnosis.models import roofline
 from gpuconsole.diagnosis.models.run import MISSING
 from gpuconsole.model import units
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.machine import Device
 from gpuconsole.model.profile import OpClass, OpClassName
 from gpuconsole.model.run import PHASES, Rank, Run

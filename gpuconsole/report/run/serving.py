@@ -8,10 +8,10 @@ import msgspec
 
 from gpuconsole.diagnosis.families.watched import PROBED, probe_words
 from gpuconsole.model import units
+from gpuconsole.model.figures import FIGURES, LATENCIES, SummaryFigure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import Distribution, Run
 from gpuconsole.model.serving import OURS
-from gpuconsole.model.summary_figures import FIGURES, LATENCIES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Row, Segment, line, row_width
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled

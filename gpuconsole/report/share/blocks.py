@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup
-from gpuconsole.model.figure import Attainable, TimePart
+from gpuconsole.model.figures import FIGURES, Attainable, SummaryFigure, TimePart
 from gpuconsole.model.memory import CARD, KEPT, OWNERS
 from gpuconsole.model.run import Run, SeriesData
-from gpuconsole.model.summary_figures import FIGURES, SummaryFigure
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table, labelled

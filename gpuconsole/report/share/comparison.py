@@ -14,9 +14,8 @@ from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.figures import client_report
 from gpuconsole.report.run.runs import run_head
 from gpuconsole.report.share.blocks import attainable_blocks, pair_table, side_by_side, step_bars, tiles
-from gpuconsole.report.share.document import Document, Folded, Section, TextBlock
+from gpuconsole.report.share.document import Answer, Document, Folded, Section, TextBlock
 from gpuconsole.report.share.session import every_figure, extent, foot, knob_table
-from gpuconsole.report.share.story import Answer
 
 CAUTION = (
     "The two runs come from different times or machines: equal runs are assumed to differ by 5 %. "

@@ -13,7 +13,6 @@ from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Line, Part, Report, Table
-from gpuconsole.report.share.story import Answer
 
 # --- the shape of a shared report ----------------------------------------------------------------------------
 
@@ -196,6 +195,15 @@ class Folded(NamedTuple):
 class Section(NamedTuple):
     title: str
     blocks: Sequence[Block | Folded]
+
+
+class Answer(NamedTuple):
+    """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it. `style`: the style of the headline."""
+
+    headline: str
+    cost: str = ""
+    fixes: Sequence[Sequence[Segment]] = ()
+    style: str = "wait"
 
 
 class Document(NamedTuple):

@@ -21,6 +21,7 @@ from gpuconsole.report.run.account import LOOKS, NAMES
 from gpuconsole.report.share import svg
 from gpuconsole.report.share.document import (
     LAYER_HEADS,
+    Answer,
     Bar,
     Block,
     Document,
@@ -41,7 +42,6 @@ from gpuconsole.report.share.document import (
     joined,
     whole,
 )
-from gpuconsole.report.share.story import Answer
 
 STYLES = ("title", "dim", "accent", "good", "alert")
 """Styles of segments that have a look of their own on the page."""

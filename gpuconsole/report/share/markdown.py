@@ -13,6 +13,7 @@ from gpuconsole.report.parts import Line, Report, Table, printed
 from gpuconsole.report.run.account import NAMES
 from gpuconsole.report.share.document import (
     LAYER_HEADS,
+    Answer,
     Block,
     Document,
     Folded,
@@ -30,7 +31,6 @@ from gpuconsole.report.share.document import (
     joined,
     whole,
 )
-from gpuconsole.report.share.story import Answer
 
 MOST = 65_000
 """Characters. GitHub takes 65 536 in an issue or a comment, GitLab takes more."""

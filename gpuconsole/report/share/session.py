@@ -21,8 +21,8 @@ from gpuconsole.report.run.runs import run_head, runs_report, runs_table
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.session import run_report
 from gpuconsole.report.share.blocks import attainable_blocks, memory_layers, pair_table, step_bars, tiles, timeline
-from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, TextBlock, Verbatim
-from gpuconsole.report.share.story import Answer, Chain, answer, cause, chains, sweep_answer
+from gpuconsole.report.share.document import Answer, Document, Folded, Range, Ranges, Section, TextBlock, Verbatim
+from gpuconsole.report.share.story import Chain, answer, cause, chains, sweep_answer
 from gpuconsole.session import facts
 
 NOTHING = "The session has no run: there is nothing to report"

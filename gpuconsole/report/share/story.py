@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.claims import unexplained
@@ -18,6 +17,7 @@ from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, 
 from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
 from gpuconsole.report.run.figures import client_title, doubtful, served
 from gpuconsole.report.run.runs import rates_apart
+from gpuconsole.report.share.document import Answer
 from gpuconsole.session import facts
 
 
@@ -65,15 +65,6 @@ class Chain(NamedTuple):
         """Why the rates of the first and the last run do not have the ratio that `gain` names; empty where they do. See `rates_apart`."""
         trial = self.proof or next((trial for trial in self.trials if trial.kept), None)
         return rates_apart(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
-
-
-class Answer(NamedTuple):
-    """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it. `style`: the style of the headline."""
-
-    headline: str
-    cost: str = ""
-    fixes: Sequence[Sequence[Segment]] = ()
-    style: str = "wait"
 
 
 def chains(snapshot: Snapshot) -> list[Chain]:

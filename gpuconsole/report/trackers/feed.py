@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpuconsole.model.credentials import without_credentials
 from gpuconsole.model.snapshot import Environment, Snapshot
+from gpuconsole.model.text import without_credentials
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.session import session_document
 from gpuconsole.report.trackers.readings import Event, Facts, Final, Point, Reader, Tracker, facts_of, summary_point

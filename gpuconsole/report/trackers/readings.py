@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.snapshot import Environment, Snapshot
-from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import View
 

@@ -24,11 +24,11 @@ from prometheus_client.metrics_core import Metric
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
+from gpuconsole.model.figures import LATENCIES
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS
 from gpuconsole.model.serving import WATCHED, ServerFacts
-from gpuconsole.model.summary_figures import LATENCIES
 from gpuconsole.wire.channel import ChildChannel, end_others_in_group, kill_own_group
 from gpuconsole.wire.events import (
     Command,

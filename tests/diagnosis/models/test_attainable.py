@@ -11,7 +11,7 @@ from gpuconsole.diagnosis.models.inputs import ModelInputs
 from gpuconsole.diagnosis.models.roofline import Ceilings, decode_iteration, least
 from gpuconsole.diagnosis.models.serving import serving_attainable
 from gpuconsole.diagnosis.models.training import training_attainable
-from gpuconsole.model.figure import Attainable
+from gpuconsole.model.figures import Attainable
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Peaks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models.training import training_figures
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks

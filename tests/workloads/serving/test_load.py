@@ -17,8 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
-from gpuconsole.model.recorded import shared_ratio
-from gpuconsole.model.serving import Request
+from gpuconsole.model.serving import Request, shared_ratio
 from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.load import client
 from gpuconsole.workloads.serving.load.client import EFFECTS, Arrivals, Client, refused_fields

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     writable(args, "--record")
     args.watch = "yes"
     if args.headless or args.json:
-        from gpuconsole.cli.watching import WatchedRun
+        from gpuconsole.cli.headless import WatchedRun
 
         return WatchedRun(args, tries).run()
     if why := why_no_terminal():

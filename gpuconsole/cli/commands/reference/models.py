@@ -11,7 +11,7 @@ from gpuconsole.cli.scenario import assignments, scenario
 from gpuconsole.diagnosis.models.inputs import VOCABULARY, lengths
 from gpuconsole.diagnosis.models.training import training_figures
 from gpuconsole.model import units
-from gpuconsole.model.figure import Figure
+from gpuconsole.model.figures import Figure
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.machine import Peaks
 from gpuconsole.model.peaks import known_devices, peaks_of, published_of

@@ -15,11 +15,11 @@ from gpuconsole.experiments.baselines import BaselineError, baselines_folder, pa
 from gpuconsole.experiments.gate import work_key
 from gpuconsole.experiments.throughput import MeasuredRun, others_of
 from gpuconsole.model import units
+from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Distribution
 from gpuconsole.model.scenario import Scenario
-from gpuconsole.model.summary_figures import FIGURES
 from gpuconsole.model.text import percent, visible
 from gpuconsole.report.run.figures import with_unit
 

@@ -16,8 +16,7 @@ from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.text import visible
-from gpuconsole.report.comparison import comparison_report
-from gpuconsole.report.gate import gate_report
+from gpuconsole.report.comparison import comparison_report, gate_report
 from gpuconsole.report.machine.environment import device_kinds
 from gpuconsole.report.share.comparison import comparison_document
 from gpuconsole.report.share.markdown import parts_markdown

@@ -22,9 +22,8 @@ from gpuconsole import __version__
 from gpuconsole.agent.clock import ThreadTimes, now
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.recorded import parse_recorded, shared_ratio
 from gpuconsole.model.run import Step
-from gpuconsole.model.serving import Request, settle_s
+from gpuconsole.model.serving import Request, parse_recorded, settle_s, shared_ratio
 from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import (

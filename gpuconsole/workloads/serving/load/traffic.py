@@ -15,7 +15,7 @@ import msgspec
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.model.recorded import RecordedPrompt
+from gpuconsole.model.serving import RecordedPrompt
 from gpuconsole.workloads.serving.http import explain, read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuconsole.engine.children.terminal.failure import LONGEST, failure_words
+from gpuconsole.engine.children.terminal.lines import LONGEST, failure_words
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    train()", "ValueError: a bad shape"]
 LAUNCHER = [
