@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.headless import RunError, options, session
 from benchmarks.intervals import interval
 from benchmarks.machine import keep
-from gpuconsole.engine.machine.load import OtherCores
+from gpuconsole.host.load import OtherCores
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.workloads.device import cores
 

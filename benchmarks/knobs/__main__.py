@@ -23,7 +23,7 @@ from benchmarks.knobs.measured import Measured, measure
 from benchmarks.knobs.page import page
 from benchmarks.knobs.rows import Row, rows
 from benchmarks.machine import RESULTS, fingerprint
-from gpuconsole.model.files import write_whole
+from gpuconsole.host.files import write_whole
 from gpuconsole.model.knobs.catalogue import describe_changes
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "knobs.md"

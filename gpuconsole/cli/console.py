@@ -16,7 +16,7 @@ from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import note, problem, screen_colors
 from gpuconsole.cli.session import live_engine, log_to
 from gpuconsole.cli.values import eco, interval, serve_address, theme, writable
-from gpuconsole.engine.machine.settings import settings
+from gpuconsole.host.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.terminal import why_no_screen, why_no_terminal

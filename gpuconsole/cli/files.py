@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import problem
 from gpuconsole.cli.values import writable
-from gpuconsole.model.files import read_limited, read_regular, write_whole
+from gpuconsole.host.files import read_limited, read_regular, write_whole
 
 if TYPE_CHECKING:
     from gpuconsole.model.certificate import Certificate

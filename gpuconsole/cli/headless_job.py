@@ -19,7 +19,7 @@ from gpuconsole.cli.job_work import JobWork, TrialOnJob
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.model.files import write_whole
+from gpuconsole.host.files import write_whole
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import plain

@@ -21,7 +21,7 @@ from gpuconsole.cli.parser import Mistake, Parser, add_options
 from gpuconsole.cli.scenario import assignments
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobCommand, JoinedJob
-from gpuconsole.engine.machine.settings import SettingsError
+from gpuconsole.host.settings import SettingsError
 from gpuconsole.mcp.control import LONGEST_LINE, ControlServer
 from gpuconsole.mcp.messages import LEAVE, SNAPSHOT, Joined, Leave, Left, Refused, encode
 from gpuconsole.mcp.tools import Progress, ToolError, Tools, WaitFor, Whole

@@ -43,7 +43,7 @@ def _run(argv: list[str]) -> int:
     from gpuconsole.cli.options import CommandFailed, UsageError
     from gpuconsole.cli.output import configure, problem
     from gpuconsole.cli.parser import parse
-    from gpuconsole.engine.machine.settings import SettingsError
+    from gpuconsole.host.settings import SettingsError
     from gpuconsole.tui import skeleton
 
     try:

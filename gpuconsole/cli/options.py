@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuconsole.engine.machine import settings
+from gpuconsole.host import settings
 from gpuconsole.model.job import EFFECTS, MAY_DIFFER
 from gpuconsole.model.profile import MOST_STEPS, STEPS
 from gpuconsole.report.trackers import choice as trackers

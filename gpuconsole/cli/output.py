@@ -14,7 +14,7 @@ from typing import TextIO
 
 import msgspec
 
-from gpuconsole.engine.machine.settings import COLORS, settings
+from gpuconsole.host.settings import COLORS, settings
 from gpuconsole.model.encoding import encode
 from gpuconsole.model.text import visible, without_credentials
 from gpuconsole.report.cells import Paint, ansi, plain

@@ -21,7 +21,7 @@ from gpuconsole import __version__
 from gpuconsole.cli import commands
 from gpuconsole.cli.exits import CODES, USAGE
 from gpuconsole.cli.options import DEMO, PRINTING, WATCHING_ON_SCREEN, Group, Options, UsageError, check, each
-from gpuconsole.engine.machine.settings import config_path
+from gpuconsole.host.settings import config_path
 from gpuconsole.model.knobs.knob import nearest
 
 

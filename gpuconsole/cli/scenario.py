@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.options import RDZV_ID, SERVING, UsageError, check
 from gpuconsole.cli.values import check_url, parse_address
 from gpuconsole.engine.catalog import find_scenario
-from gpuconsole.model.files import read_limited
+from gpuconsole.host.files import read_limited
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, Value, parse_assignment
 from gpuconsole.model.scenario import Scenario, ScenarioError, Workload
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpuconsole.cli import output
 from gpuconsole.cli.options import UsageError
-from gpuconsole.engine.machine import settings as rules
-from gpuconsole.engine.machine.settings import settings
-from gpuconsole.model.files import check_writable, make_writable_folder, read_limited
+from gpuconsole.host import settings as rules
+from gpuconsole.host.files import check_writable, make_writable_folder, read_limited
+from gpuconsole.host.settings import settings
 
 if TYPE_CHECKING:
     from gpuconsole.model.machine import Device

@@ -7,7 +7,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gpuconsole.wire.events import AnyEvent, Note
+import psutil
+
+from gpuconsole.wire.events import AnyEvent, Note, Sample
+
+MEMORY_EVERY = 10
 
 
 class BackgroundTasks:
@@ -38,3 +42,17 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._cancelled:
             self._emit(Note(time.monotonic(), f"internal error: {task.exception()!r}", "error"))
+
+
+async def watch_self(emit: Callable[[AnyEvent], None]) -> None:
+    """Report the CPU use of the console once a second, and its memory in every tenth report, until cancelled."""
+    process = psutil.Process()
+    used, since, rounds = time.process_time(), time.monotonic(), 0
+    while True:
+        await asyncio.sleep(1.0)
+        now, spent = time.monotonic(), time.process_time()
+        values = {"console.cpu_ratio": (spent - used) / (now - since)}
+        if rounds % MEMORY_EVERY == 0:
+            values["console.memory_bytes"] = float(process.memory_info().rss)
+        emit(Sample(now, "console", values))
+        used, since, rounds = spent, now, rounds + 1

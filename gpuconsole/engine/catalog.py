@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import platformdirs
 
-from gpuconsole.model.files import read_limited
+from gpuconsole.host.files import read_limited
 from gpuconsole.model.knobs.catalogue import nearest
 from gpuconsole.model.scenario import Scenario, ScenarioError, ScenarioFile, Workload, check_scenario, check_workload
 

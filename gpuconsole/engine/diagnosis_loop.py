@@ -16,9 +16,9 @@ from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
-from gpuconsole.engine.machine.load import OwnProcesses
 from gpuconsole.engine.run_control import RunLock
-from gpuconsole.model.cores import cores
+from gpuconsole.host.cores import cores
+from gpuconsole.host.load import OwnProcesses
 from gpuconsole.model.finding import Finding
 from gpuconsole.session.api import Busy
 from gpuconsole.session.figures.summary import peaks_of

@@ -14,7 +14,7 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.engine import catalog
-from gpuconsole.engine.background import BackgroundTasks
+from gpuconsole.engine.background import BackgroundTasks, watch_self
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.pool import SPARE_S, WorkerPool
 from gpuconsole.engine.children.sampler import SamplerSupervisor
@@ -25,19 +25,19 @@ from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.job import ScreenJob, start_on_terminal
-from gpuconsole.engine.machine.environment import fingerprint, installed_torch, unusable_gpus, watch_self
 from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.engine.recording import Recorder
 from gpuconsole.engine.run_control import RunControl, RunLock
+from gpuconsole.host.environment import fingerprint, installed_torch, unusable_gpus
+from gpuconsole.host.folders import sweep_scratch
+from gpuconsole.host.torch_build import Driver, TorchBuild
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.folders import sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.profile import STEPS, ProfileReport
 from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.torch_build import Driver, TorchBuild
 from gpuconsole.session.api import RemoteApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude

@@ -14,7 +14,7 @@ import platformdirs
 from gpuconsole.diagnosis.models.run import MISSING, with_figures
 from gpuconsole.engine import clients
 from gpuconsole.engine.clients.fields import ClientFileError
-from gpuconsole.model.files import read_limited, read_regular, write_new, write_whole
+from gpuconsole.host.files import read_limited, read_regular, write_new, write_whole
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run

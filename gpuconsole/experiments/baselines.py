@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
-from gpuconsole.engine.machine.settings import settings
 from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.runs import LONE_RUN
 from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, Throughput, doubts, keyed, throughput, why_no_rate
+from gpuconsole.host.files import make_writable_folder
+from gpuconsole.host.settings import settings
 from gpuconsole.model import units
 from gpuconsole.model.comparison import BaselineComparison
-from gpuconsole.model.files import make_writable_folder
 from gpuconsole.model.knobs.knob import Knobs, nearest, show
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import SnapshotError

@@ -12,7 +12,6 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.engine.background import BackgroundTasks
-from gpuconsole.engine.machine.load import OtherLoad
 from gpuconsole.experiments.baselines import (
     UNREADABLE,
     BaselineError,
@@ -26,6 +25,7 @@ from gpuconsole.experiments.baselines import (
 from gpuconsole.experiments.runs import RunRate, of_blocks
 from gpuconsole.experiments.statistics import ALPHA, RUN_TO_RUN, USUAL_RUNS, run_blocks, student_quantile
 from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, doubts, why_no_rate
+from gpuconsole.host.load import OtherLoad
 from gpuconsole.model import units
 from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.experiments import Trial

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpuconsole.host.folders import Scratch, runtime_folder
 from gpuconsole.mcp.answers import name
 from gpuconsole.mcp.messages import (
     Answered,
@@ -28,7 +29,6 @@ from gpuconsole.mcp.messages import (
     encode,
 )
 from gpuconsole.mcp.tools import BY_NAME, Progress, ToolError
-from gpuconsole.model.folders import Scratch, runtime_folder
 from gpuconsole.session.api import RemoteApi
 
 SOCKET = "control"

@@ -198,3 +198,12 @@ class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """The measured values by name, without missing values; sustained rates under `sustained_name`."""
         best = {figure.name: figure.value for figure in self.reached if figure.value is not None}
         return best | {sustained_name(figure.name): figure.sustained for figure in self.reached if figure.sustained is not None}
+
+
+def named_cores(text: str) -> frozenset[int]:
+    """The cores of a list such as `0-31,64-95`. Empty for what is no such list."""
+    try:
+        spans = [tuple(map(int, span.split("-"))) for span in text.split(",") if span]
+    except ValueError:
+        return frozenset()
+    return frozenset(core for span in spans for core in range(span[0], span[-1] + 1))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpuconsole.host.files import write_whole
 from gpuconsole.mcp.answers import Kept, Status, Text, TrialAnswer
 from gpuconsole.mcp.messages import LEAVE, SNAPSHOT, Leave, Left
-from gpuconsole.model.files import write_whole
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.knob import Value, show
 from gpuconsole.model.snapshot import Snapshot, encode

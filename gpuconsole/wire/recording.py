@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.model.files import make_writable_folder, open_own
+from gpuconsole.host.files import make_writable_folder, open_own
 from gpuconsole.model.machine import Process
 from gpuconsole.wire.events import (
     AnyEvent,

@@ -11,8 +11,8 @@ from gpuconsole.agent.account import CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.agent.protocol import PlainError
 from gpuconsole.agent.world import World
-from gpuconsole.model.cores import cores
-from gpuconsole.model.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
+from gpuconsole.host.cores import cores
+from gpuconsole.host.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
 from gpuconsole.workloads.driver import installed_driver
 
 # --- arithmetic ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-from gpuconsole.model.torch_build import Driver
+from gpuconsole.host.torch_build import Driver
 
 VERSION_BYTES = 80
 """NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE of nvml.h."""

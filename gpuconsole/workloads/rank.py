@@ -25,7 +25,7 @@ from gpuconsole.agent.clock import now
 from gpuconsole.agent.protocol import COMMANDS
 from gpuconsole.agent.service import Inbox, LockstepInbox, explain
 from gpuconsole.agent.world import ProcessWorld
-from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
+from gpuconsole.host.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
 from gpuconsole.wire.events import Command, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
 from gpuconsole.workloads import process

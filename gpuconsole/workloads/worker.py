@@ -21,7 +21,7 @@ from gpuconsole.agent.loop import Loop
 from gpuconsole.agent.protocol import PlainError
 from gpuconsole.agent.service import Inbox, Profiler, Service, explain
 from gpuconsole.agent.world import World
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group

@@ -19,7 +19,7 @@ import pytest
 from gpuconsole.cli.exits import CODES
 from gpuconsole.cli.main import main
 from gpuconsole.cli.parser import COMMANDS, WIDEST
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.model.snapshot import encode
 from gpuconsole.wire.recording import RecordingWriter
 from tests.conftest import Cli

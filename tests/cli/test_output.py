@@ -14,7 +14,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.headless import Progress
 from gpuconsole.cli.parser import parse
 from gpuconsole.cli.values import device, eco, interval, price_per_hour
-from gpuconsole.engine.machine import settings
+from gpuconsole.host import settings
 from gpuconsole.report.cells import SGR, ansi, plain
 from gpuconsole.report.parts import Column, Table, labelled, printed, text
 from gpuconsole.session.api import View

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from tests.conftest import Cli
 
 

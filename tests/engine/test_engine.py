@@ -15,7 +15,7 @@ import pytest
 
 from gpuconsole.engine.recording import Replay
 from gpuconsole.experiments.session import LiveSession
-from gpuconsole.model.folders import PREFIX, data_folder
+from gpuconsole.host.folders import PREFIX, data_folder
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.snapshot import json_schema
 from gpuconsole.session import facts

@@ -14,12 +14,12 @@ from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.experiments.baselines import key_of
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.host.torch_build import TorchBuild
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run, Summary
 from gpuconsole.model.scenario import job_scenario
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.torch_build import TorchBuild
 from gpuconsole.report.share.session import knob_table
 from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState

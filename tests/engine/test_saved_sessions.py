@@ -10,7 +10,7 @@ import pytest
 
 from gpuconsole.engine.job import log_path
 from gpuconsole.engine.reader import write_snapshot
-from gpuconsole.model.files import write_new
+from gpuconsole.host.files import write_new
 from gpuconsole.model.snapshot import Environment, Snapshot, decode
 
 

@@ -15,11 +15,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from gpuconsole.engine.machine.load import OtherLoad
 from gpuconsole.engine.reader import read_snapshot
 from gpuconsole.experiments.baselines import MOST_RUNS, BaselineError, baselines_folder, check_folder, keep_run, key_of, read_all, remove
 from gpuconsole.experiments.rate_watch import BaselineWatch, Keeps
 from gpuconsole.experiments.throughput import MeasuredRun
+from gpuconsole.host.load import OtherLoad
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import PHASES, Distribution, Run, RunState, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment, Snapshot, encode, json_schema

@@ -21,8 +21,8 @@ from gpuconsole.engine.children.terminal.holder import Holder
 from gpuconsole.engine.children.terminal.pty import JobTerminal
 from gpuconsole.engine.job import log_path
 from gpuconsole.engine.recording import Recorder
-from gpuconsole.model.files import write_whole
-from gpuconsole.model.folders import BOOT_ID
+from gpuconsole.host.files import write_whole
+from gpuconsole.host.folders import BOOT_ID
 from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import SCHEMA, SnapshotError, decode, encode
 from gpuconsole.report.patch import FolderPatch, Patch

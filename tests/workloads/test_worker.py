@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from gpuconsole.agent.account import SAMPLE_SPAN_S
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
 from gpuconsole.wire.events import Failed, KnobsSet, Pause, Paused, ProbeDone, Resume, RunProbe, SetKnobs, Started, Steps

@@ -11,10 +11,9 @@ import re
 import statistics
 from collections.abc import Callable, Iterable
 
-from gpuconsole.model.cores import named_cores
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.job import JobFacts
-from gpuconsole.model.machine import Device, Link, Process
+from gpuconsole.model.machine import Device, Link, Process, named_cores
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.series import Weighed
 from gpuconsole.model.text import percent

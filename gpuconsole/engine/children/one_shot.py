@@ -13,7 +13,7 @@ import msgspec
 
 from gpuconsole.engine.children.child import Child
 from gpuconsole.engine.children.environment import own_environment
-from gpuconsole.model.folders import Scratch, data_folder, sweep_scratch
+from gpuconsole.host.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Reached
 from gpuconsole.model.profile import ProfileReport

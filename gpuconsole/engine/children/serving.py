@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.engine.catalog import shipped_folder
-from gpuconsole.model.installation import install_command, torch_version
+from gpuconsole.host.installation import install_command, torch_version
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.run import Run

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpuconsole.engine.children.child import STOP_S, Child, read_line
-from gpuconsole.model.folders import Scratch, runtime_folder
+from gpuconsole.host.folders import Scratch, runtime_folder
 from gpuconsole.wire.channel import keep_alive
 from gpuconsole.wire.events import (
     AnyEvent,

@@ -9,7 +9,7 @@ from gpuconsole.engine.children.child import STOP_S, Child
 from gpuconsole.engine.children.job import JobChild, JobCommand, JoinedJob
 from gpuconsole.engine.children.signals import signal_name
 from gpuconsole.engine.children.torchrun import Launch, TorchrunChild
-from gpuconsole.model.folders import Scratch, data_folder, runtime_folder
+from gpuconsole.host.folders import Scratch, data_folder, runtime_folder
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import RunState, Step

@@ -14,8 +14,8 @@ import msgspec
 from gpuconsole.engine.clients.fields import ClientFileError, Fields, finite_json
 from gpuconsole.engine.clients.formats import AIPERF, FORMATS, is_record, read_records
 from gpuconsole.engine.clients.result import Result, run_of
+from gpuconsole.host.files import read_regular, read_start
 from gpuconsole.model.encoding import UNREADABLE
-from gpuconsole.model.files import read_regular, read_start
 from gpuconsole.model.snapshot import Environment, Snapshot
 
 MOST_BYTES = 256 * 2**20

@@ -56,7 +56,7 @@ def why_not(kind: Kind) -> str:
         library = None
     if library is not None:
         return ""
-    from gpuconsole.model.installation import install_command  # it reads the metadata of packages, which takes 16 ms
+    from gpuconsole.host.installation import install_command  # it reads the metadata of packages, which takes 16 ms
 
     return f"{kind.name} is not installed: {install_command(kind.name)}"
 

@@ -11,7 +11,7 @@ from tensorboard.plugins.scalar.summary import scalar_pb
 from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from gpuconsole.model.files import new_folder, write_whole
+from gpuconsole.host.files import new_folder, write_whole
 from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
 
 FOLDER = "runs"

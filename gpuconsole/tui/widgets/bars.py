@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from textual import events
 
-from gpuconsole.model.installation import install_command, torch_version
+from gpuconsole.host.installation import install_command, torch_version
 from gpuconsole.model.text import cell_width
 from gpuconsole.report.cells import Row, Segment, fill, line, spread, wrap
 from gpuconsole.report.screen.answer import STEPS, guide, narrate

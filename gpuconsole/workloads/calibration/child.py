@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import now
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
 from gpuconsole.wire.events import Calibrated, Command, Failed, Hello, Progress
 

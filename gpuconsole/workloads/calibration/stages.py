@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpuconsole.model.cores import cores
+from gpuconsole.host.cores import cores
 from gpuconsole.model.machine import Reached
 from gpuconsole.workloads.calibration.allreduce import all_reduce
 from gpuconsole.workloads.calibration.measures import (

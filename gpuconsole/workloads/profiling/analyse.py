@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.model.files import writing
+from gpuconsole.host.files import writing
 from gpuconsole.model.profile import ProfileReport
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.workloads.profiling.summary import Update, summarize

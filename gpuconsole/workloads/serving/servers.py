@@ -26,7 +26,7 @@ import aiohttp
 import psutil
 from yarl import URL
 
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS, embedded_limits

@@ -10,7 +10,7 @@ from gpuconsole.cli.job import check_job, run_if_possible
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
 from gpuconsole.cli.values import check_folder, writable
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs
 
 HELP = "one session as an MCP server, for an agent (-- COMMAND)"

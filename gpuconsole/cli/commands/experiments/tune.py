@@ -16,8 +16,8 @@ from gpuconsole.cli.options import CommandFailed, Option, UsageError
 from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
 from gpuconsole.cli.session import ended_before, session
 from gpuconsole.cli.values import writable
-from gpuconsole.engine.machine.settings import seconds
 from gpuconsole.experiments.tune import TUNE_S, Tuner
+from gpuconsole.host.settings import seconds
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.knobs.catalogue import Knobs, nearest
 from gpuconsole.model.scenario import Scenario, job_scenario

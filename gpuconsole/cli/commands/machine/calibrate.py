@@ -14,9 +14,9 @@ from gpuconsole.cli.exits import OK, exit_code, on_interrupt
 from gpuconsole.cli.options import DEVICE, JSON, CommandFailed, Option, UsageError
 from gpuconsole.cli.values import chosen_device
 from gpuconsole.engine.children.once import read_devices
-from gpuconsole.engine.machine.environment import cache_path, fingerprint, load, machine_of, save
-from gpuconsole.engine.machine.settings import seconds
-from gpuconsole.model.installation import install_command, torch_version
+from gpuconsole.host.environment import cache_path, fingerprint, load, machine_of, save
+from gpuconsole.host.installation import install_command, torch_version
+from gpuconsole.host.settings import seconds
 from gpuconsole.model.machine import CalibrationRecord, Device, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import visible
@@ -86,7 +86,7 @@ def measured(environment: Environment, chosen: Device, processes: list[Process],
 
 async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | None:
     from gpuconsole.engine.children.one_shot import Interrupted, JobFailed, calibrate
-    from gpuconsole.engine.machine.load import OtherCores
+    from gpuconsole.host.load import OtherCores
 
     stop = asyncio.Event()
     on_interrupt(stop.set)

@@ -11,7 +11,7 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import Option, UsageError, each
 from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.engine.catalog import scenarios
-from gpuconsole.model.installation import install_command
+from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 SHELLS = ("bash", "zsh", "fish")

@@ -16,13 +16,13 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options import JSON, TIMEOUT
 from gpuconsole.engine.children.once import Reading, read_devices
-from gpuconsole.engine.machine.environment import fingerprint, installed_torch, of_this_machine, unusable_gpus
-from gpuconsole.engine.machine.settings import SETTINGS, config_path, misspelt, settings
+from gpuconsole.host.environment import fingerprint, installed_torch, of_this_machine, unusable_gpus
+from gpuconsole.host.installation import install_command
+from gpuconsole.host.settings import SETTINGS, config_path, misspelt, settings
+from gpuconsole.host.torch_build import Driver
 from gpuconsole.model import units
-from gpuconsole.model.installation import install_command
 from gpuconsole.model.machine import Device
 from gpuconsole.model.text import visible
-from gpuconsole.model.torch_build import Driver
 from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
 from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words

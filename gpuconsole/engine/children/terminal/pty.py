@@ -14,7 +14,7 @@ import termios
 from pathlib import Path
 
 from gpuconsole.engine.children.terminal.lines import OutputLines
-from gpuconsole.model.files import open_own
+from gpuconsole.host.files import open_own
 
 _HERE = Path(__file__).parent
 LAST_S = 1.5

@@ -22,7 +22,7 @@ from gpuconsole.agent.probes import (
     untouched,
 )
 from gpuconsole.agent.protocol import Signal
-from gpuconsole.model.cores import cores
+from gpuconsole.host.cores import cores
 from gpuconsole.model.profile import pass_signals
 from gpuconsole.workloads.profiling.window import ProfileError, as_probe, profile_passes
 from gpuconsole.workloads.training.loop import TrainingLoop

@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and which cores a text names."""
+"""How many CPU cores this process may use."""
 
 from __future__ import annotations
 
@@ -20,15 +20,6 @@ def cores() -> int:
     """The cores that this process may keep busy: the allowed cores, or fewer where a container has a CPU limit. A fraction does not count, but one core
     always does."""
     return max(1, min(allowed_cores(), int(cpu_limit() or allowed_cores())))
-
-
-def named_cores(text: str) -> frozenset[int]:
-    """The cores of a list such as `0-31,64-95`. Empty for what is no such list."""
-    try:
-        spans = [tuple(map(int, span.split("-"))) for span in text.split(",") if span]
-    except ValueError:
-        return frozenset()
-    return frozenset(core for span in spans for core in range(span[0], span[-1] + 1))
 
 
 def cpu_limit(groups: Path = GROUPS, group: Path = GROUP) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.machine.settings import BUILT_IN, SETTINGS, Settings, SettingsError, load, misspelt
+from gpuconsole.host.settings import BUILT_IN, SETTINGS, Settings, SettingsError, load, misspelt
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.engine.catalog import user_folder
-from gpuconsole.engine.machine.environment import cache_path
 from gpuconsole.experiments.baselines import baselines_folder
+from gpuconsole.host.environment import cache_path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the folders differ on other systems")
 VARIABLES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
+from gpuconsole.host.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
 
 PYPI = TorchBuild("2.13.0+cu130", "13.0")
 OLD = Driver("535.104.05", "12.2")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuconsole.model.cores import allowed_cores
+from gpuconsole.host.cores import allowed_cores
 from gpuconsole.model.machine import Process
 
 # --- CPU load of other programs on the CPUs that a run may use -----------------------------------------------

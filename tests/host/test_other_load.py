@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.engine.machine import load
+from gpuconsole.host import load
 
 
 class Times(tuple):

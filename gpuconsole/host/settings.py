@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import platformdirs
 
-from gpuconsole.model.files import read_limited
+from gpuconsole.host.files import read_limited
 from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.text import visible
 

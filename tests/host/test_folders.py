@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gpuconsole.model import folders
-from gpuconsole.model.folders import NoPrivateFolder, Scratch, data_folder, runtime_folder, sweep_scratch, why_not_private
+from gpuconsole.host import folders
+from gpuconsole.host.folders import NoPrivateFolder, Scratch, data_folder, runtime_folder, sweep_scratch, why_not_private
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_member_by_primary_group_is_another_member(home: Path, monkeypatch: py
 
 HOLDER = """
 import sys
-from gpuconsole.model.folders import Scratch, data_folder
+from gpuconsole.host.folders import Scratch, data_folder
 scratch = Scratch(data_folder())
 (scratch.path / "data").write_text("in use")
 print(scratch.path, flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.engine.machine.environment import KEPT, cache_path, figures, fingerprint, load, machine_of, of_this_machine, save
+from gpuconsole.host.environment import KEPT, cache_path, figures, fingerprint, load, machine_of, of_this_machine, save
 from gpuconsole.model.machine import CalibrationRecord, Device, Reached
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.state import SessionState

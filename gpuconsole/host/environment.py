@@ -4,11 +4,9 @@ This module does not import torch. The fingerprint contains no environment varia
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -16,14 +14,13 @@ import msgspec
 import platformdirs
 import psutil
 
+from gpuconsole.host.cores import allowed_cores
+from gpuconsole.host.files import write_whole
+from gpuconsole.host.installation import torch_version
+from gpuconsole.host.torch_build import Card, Driver, TorchBuild, why_unusable
 from gpuconsole.model import encoding
-from gpuconsole.model.cores import allowed_cores
-from gpuconsole.model.files import write_whole
-from gpuconsole.model.installation import torch_version
 from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.model.torch_build import Card, Driver, TorchBuild, why_unusable
-from gpuconsole.wire.events import AnyEvent, Sample
 
 SCHEMA = "gpuconsole.calibration/1"
 KEPT = 64
@@ -88,7 +85,6 @@ def _records() -> list[CalibrationRecord]:
     return kept.records if kept.schema == SCHEMA else []
 
 
-MEMORY_EVERY = 10
 """Number of rounds between two readings of the memory size. This reading is the most expensive system call of a round."""
 
 
@@ -140,17 +136,3 @@ def unusable_gpus(torch: TorchBuild, driver: Driver, devices: Iterable[Device]) 
             if why := why_unusable(torch, driver, card):
                 gpus.setdefault(why, []).append(device.id)
     return gpus
-
-
-async def watch_self(emit: Callable[[AnyEvent], None]) -> None:
-    """Report the CPU use of the console once a second, and its memory in every tenth report, until cancelled."""
-    process = psutil.Process()
-    used, since, rounds = time.process_time(), time.monotonic(), 0
-    while True:
-        await asyncio.sleep(1.0)
-        now, spent = time.monotonic(), time.process_time()
-        values = {"console.cpu_ratio": (spent - used) / (now - since)}
-        if rounds % MEMORY_EVERY == 0:
-            values["console.memory_bytes"] = float(process.memory_info().rss)
-        emit(Sample(now, "console", values))
-        used, since, rounds = spent, now, rounds + 1

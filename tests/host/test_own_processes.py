@@ -2,7 +2,7 @@
 
 import os
 
-from gpuconsole.engine.machine.load import OwnProcesses
+from gpuconsole.host.load import OwnProcesses
 from gpuconsole.model.machine import Process
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.model import installation
-from gpuconsole.model.installation import install_command
+from gpuconsole.host import installation
+from gpuconsole.host.installation import install_command
 
 METADATA = """Metadata-Version: 2.4
 Name: gpuconsole
