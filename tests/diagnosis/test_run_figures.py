@@ -15,9 +15,11 @@ from gpuconsole.engine.recording import Replay
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment, decode, encode
+from gpuconsole.report.parts import printed
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
 from gpuconsole.report.run.account import share_text, why_no_share
+from gpuconsole.report.run.models import models_report
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
@@ -96,7 +98,8 @@ def test_a_run_tells_the_models_and_its_processes_live_and_at_its_end() -> None:
     assert "slowest 2.00x" in next(line for line in text.splitlines() if line.split()[:2] == ["1", "box"])
     parameters = next(line for line in text.splitlines() if line.strip().startswith("Parameters"))
     assert parameters.split() == ["Parameters", "7.63", "MiB", "7.63", "MiB", "+0.0", "%"]
-    unknown = next(line for line in text.splitlines() if "Reserved beyond the peak" in line)
+    assert "Reserved beyond the peak" not in text
+    unknown = next(line for line in printed(models_report(run)).splitlines() if "Reserved beyond the peak" in line)
     assert unknown.split()[4:6] == ["n/a", "n/a"]
     assert "not measured: a CPU has no allocator statistics" in unknown
 
@@ -147,7 +150,7 @@ def test_diagnose_computes_the_models_anew_and_keeps_stored_ones_without_facts(t
     snapshot.runs[0].figures = []
     file.write_bytes(encode(snapshot))
     assert main(["diagnose", str(file), "--snapshot", str(again)]) == 0
-    assert "Optimizer states" in capsys.readouterr().out
+    assert "Parameters" in capsys.readouterr().out
     assert decode(again.read_bytes()).runs[0].figures == before
     snapshot.runs[0].figures, snapshot.runs[0].facts = before[:1], {}
     file.write_bytes(encode(snapshot))

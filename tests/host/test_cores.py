@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.host import cores
+from gpuconsole.model.machine import named_cores
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no
     [("0-2,7", {0, 1, 2, 7}), ("5", {5}), ("", set()), ("all", set()), ("3-", set()), ("2-1", set())],
 )
 def test_the_cores_that_a_text_names(text: str, expected: set[int]) -> None:
-    assert machine.named_cores(text) == expected
+    assert named_cores(text) == expected
 
 
 V1 = "5:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/system.slice\n"

@@ -21,6 +21,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import details_report
 from gpuconsole.report.run.figures import in_row
+from gpuconsole.report.run.models import models_report
 from gpuconsole.report.session import session_text
 from gpuconsole.report.share import markdown
 from gpuconsole.report.share.comparison import comparison_document
@@ -135,7 +136,9 @@ def test_the_page_has_the_figures_of_the_terminal(name: str) -> None:
     assert len(terminal) >= 15
     assert not terminal - shown
     runs = SESSIONS[name].runs
-    beside = [printed(details_report(run)) for run in runs] + [in_row(run, field) for run in runs for field in ("mfu_ratio", "mbu_ratio")]
+    beside = [printed(report(run)) for run in runs for report in (details_report, models_report)] + [
+        in_row(run, field) for run in runs for field in ("mfu_ratio", "mbu_ratio")
+    ]
     beside += [units.duration(run.steady_from_s) for run in runs]
     beside += ["95 % 2 % 1x", DOCUMENTS[name].answers[0][1].cost, "16.0 GiB 4.80 TB/s 989 TFLOP/s 140 GiB"]  # words, and the environment
     assert sorted(shown - terminal - figures("  ".join(beside))) == []
