@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.machine import keep
-from gpuconsole.engine.children.once import Reading, read_devices
+from gpuconsole.engine.children.once import DevicesReading, read_devices
 from gpuconsole.model.metrics import CATALOGUE
 
 MIB = float(1 << 20)
@@ -126,7 +126,7 @@ def _gpm() -> dict[int, dict[int, float]]:
     return found
 
 
-def _xml_rows(tree: ElementTree.Element, seen: Reading) -> list[Row]:
+def _xml_rows(tree: ElementTree.Element, seen: DevicesReading) -> list[Row]:
     rows = []
     for index, gpu in enumerate(tree.iter("gpu")):
         ours = seen.state.readings.present(f"gpu:{index}")
@@ -138,7 +138,7 @@ def _xml_rows(tree: ElementTree.Element, seen: Reading) -> list[Row]:
     return rows
 
 
-def _gpm_rows(found: dict[int, dict[int, float]], seen: Reading) -> list[Row]:
+def _gpm_rows(found: dict[int, dict[int, float]], seen: DevicesReading) -> list[Row]:
     return [
         Row(f"gpu:{index}", GPM[which][0], value * GPM[which][1], seen.state.readings.present(f"gpu:{index}").get(GPM[which][0]), True)
         for index, values in found.items()

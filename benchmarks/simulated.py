@@ -26,7 +26,7 @@ from tests.fakes.cuda.machine import SimulatedMachine
 HEAD = "| scenario | cards | exit | snapshot | phases | step | finding on top | taught |\n|---|---|---|---|---|---|---|---|"
 
 
-MOST_CARDS = 2
+MAX_CARDS = 2
 """Processes of a scenario with several processes: this machine has too few cores and too little memory for eight."""
 SMALLER: dict[str, Knobs] = {"tensor-parallel": {"tensor_parallel": 2, "n_layer": 4}, "zero-memory": {"n_layer": 4}}
 """Each process builds its model in host memory first; the whole models take 15 GB a process."""
@@ -67,7 +67,7 @@ def main() -> int:
     print(HEAD, flush=True)
     right = True
     for name in args.only or known:
-        cards = min(MOST_CARDS, int(known[name].knobs_for("gpu", CARDS[args.card].memory).get("nproc", 1)))
+        cards = min(MAX_CARDS, int(known[name].knobs_for("gpu", CARDS[args.card].memory).get("nproc", 1)))
         text, as_expected = row(name, args.card, args.duration, known[name].teaches.rule or "-", cards, args.slowdown)
         right = right and as_expected
         print(text, flush=True)

@@ -28,7 +28,7 @@ from gpuconsole.experiments.statistics import BASELINE, CHANGED, Pairs, speedup,
 DEVIATIONS = (0.03, 0.10)
 """Standard deviations of the log rates of blocks."""
 EFFECT = 1.10
-MOST_PAIRS = 20
+MAX_PAIRS = 20
 PERIODS = (1.5, 2.0, 3.0, 3.7, 4.0, 6.0, 8.0, 12.0)
 
 
@@ -142,7 +142,7 @@ def fixed_order() -> Iterator[tuple[Block, Block]]:
 @functools.cache
 def random_order(seed: int) -> list[tuple[Block, Block]]:
     """The order of a trial. Every kind of noise meets the same orders, because a drawing takes longer than the rest of a simulated trial."""
-    return list(itertools.islice(order(seed), MOST_PAIRS))
+    return list(itertools.islice(order(seed), MAX_PAIRS))
 
 
 class NeighbourPairs(Pairs):
@@ -164,7 +164,7 @@ def trial(noise: str, seed: int, effect: float, fixed: bool = False, deviation: 
     blocks: list[MeasuredBlock] = []
     pairs: Pairs = NeighbourPairs() if fixed else Pairs()
     decided, end = None, chance.uniform(0.0, 100.0)
-    for pair in itertools.islice(fixed_order(), MOST_PAIRS) if fixed else random_order(seed):
+    for pair in itertools.islice(fixed_order(), MAX_PAIRS) if fixed else random_order(seed):
         log_rates = {}
         for block in pair:
             start, end = end, end + block.stretch / MEAN_STRETCH

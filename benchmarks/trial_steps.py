@@ -34,7 +34,7 @@ from gpuconsole.session.figures.distributions import distribution
 STEP_S = 0.05
 NOISE = 0.02
 MESSAGE_S = 0.25
-MOST_PAIRS = 40
+MAX_PAIRS = 40
 ORDERS = 300
 
 Draw = Callable[[random.Random], Iterator[float]]
@@ -189,7 +189,7 @@ class Job:
 @functools.cache
 def _order(seed: int) -> list[Pair]:
     """The drawing takes longer than the rest of a simulated trial."""
-    return list(itertools.islice(order(seed), MOST_PAIRS))
+    return list(itertools.islice(order(seed), MAX_PAIRS))
 
 
 def simulated(row: Row, seed: int) -> Trial:

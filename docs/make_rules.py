@@ -15,7 +15,7 @@ from pathlib import Path
 from rule_examples import examples
 
 from gpuconsole.diagnosis.engine import all_rules
-from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, COVERED, PRECEDENCE, Yields
+from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, COVERED, PRECEDENCE, Precedence
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.engine.catalog import read_scenario, shipped_folder
@@ -208,7 +208,7 @@ def related(rule: Rule) -> Iterable[str]:
         yield from lines
 
 
-def unless(entry: Yields) -> str:
+def unless(entry: Precedence) -> str:
     return f" and `{entry.unless}` is 0" if entry.unless else ""
 
 

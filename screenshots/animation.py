@@ -16,7 +16,7 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.widgets.bars import KeyBar
 
 FRAMES_S = 0.25
-MOST_FRAMES = 16
+MAX_FRAMES = 16
 LAST_S = 5.0
 DEMO_TITLE = f"{TITLE} --demo: a recorded session"
 
@@ -41,7 +41,7 @@ async def demo() -> list[Path]:
         begun = time.monotonic()
         while not replay.ended:
             await pilot.pause(FRAMES_S)
-            if (now := moment()) not in happened and len(frames) < MOST_FRAMES:
+            if (now := moment()) not in happened and len(frames) < MAX_FRAMES:
                 happened.add(now)
                 frames.append((time.monotonic() - begun, Cells.of(app, simplify=True)))
         frames.append((time.monotonic() - begun, Cells.of(app, simplify=True)))

@@ -20,7 +20,7 @@ PICTURES = sorted([*FOLDER.glob("*.svg"), *FOLDER.glob("*.png")])
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOMENTS = ("first", "healthy", "finding", "trial", "kept", "serving", "eight-gpus", "tuning")
 SIZES = ("80x24", "120x40", "200x50")
-MOST_BYTES = 12 << 20
+MAX_BYTES = 12 << 20
 
 
 def text_chunks(path: Path) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_figures_of_a_fake_driver_say_so() -> None:
 
 
 def test_the_pictures_are_small() -> None:
-    assert sum(path.stat().st_size for path in PICTURES) < MOST_BYTES
+    assert sum(path.stat().st_size for path in PICTURES) < MAX_BYTES
 
 
 def test_every_picture_of_a_page_exists() -> None:

@@ -60,15 +60,15 @@ def main() -> int:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from gpuconsole.agent.account import BACKWARD, FORWARD, OPTIMIZER, CudaStepAccount
     from gpuconsole.agent.clock import ThreadTimes
+    from gpuconsole.agent.step_breakdown import BACKWARD, FORWARD, OPTIMIZER, CudaStepBreakdown
 
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = torch.randn(16, 512, 1024, device="cuda")
-    account = CudaStepAccount(ThreadTimes())
+    account = CudaStepBreakdown(ThreadTimes())
 
     def step() -> None:
         with record_function("forward"), torch.autocast("cuda", torch.bfloat16):

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.gpu_day.check import FAILED, NOT_RUN, PASSED, Check, Result
 
 SCHEMA = "gpuconsole.gpu_day/1"
-MOST_ATTEMPTS = 2
+MAX_ATTEMPTS = 2
 """A check during which the runner itself has ended so many times takes the machine down: it is not started again."""
 INTERRUPTED = "interrupted"
 NO_TIME = "no time"
@@ -90,7 +90,7 @@ class Runner:
             left = deadline - time.monotonic()
             if one.by_hand:
                 self._state.keep(one.name, Result(NOT_RUN, f"by hand: {one.by_hand}"))
-            elif attempts >= MOST_ATTEMPTS:
+            elif attempts >= MAX_ATTEMPTS:
                 reason = f"the run ended {attempts} times during this check; --again {one.name} starts it again"
                 self._state.keep(one.name, self._stamped(Result(FAILED, reason), attempts))
             elif left < one.seconds:

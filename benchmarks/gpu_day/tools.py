@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.gpu_day.check import Day, NotHereError
 from benchmarks.headless import RunError, last_line, run_command
-from gpuconsole.engine.children.once import Reading, read_devices
+from gpuconsole.engine.children.once import DevicesReading, read_devices
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot, decode
 
@@ -53,7 +53,7 @@ def load(kind: str, seconds: float) -> Iterator[dict[str, Any]]:
         process.wait()
 
 
-def read(interval_s: float = 1.0) -> Reading:
+def read(interval_s: float = 1.0) -> DevicesReading:
     """All devices, rates over `interval_s`. Raises RuntimeError where the driver does not answer."""
     reading = read_devices(20.0, interval_s)
     if reading.error:
@@ -66,7 +66,7 @@ def values(day: Day, interval_s: float = 1.0) -> dict[str, float]:
     return read(interval_s).state.readings.present(day.device)
 
 
-def need(values: dict[str, float], name: str, reading: Reading, day: Day) -> float:
+def need(values: dict[str, float], name: str, reading: DevicesReading, day: Day) -> float:
     """A metric. Raises NotHereError with the driver's reason where there is none."""
     if name not in values:
         raise NotHereError(f"{name}: {reading.state.unavailable.get(day.device, {}).get(name, 'no value')}")

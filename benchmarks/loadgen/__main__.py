@@ -35,7 +35,7 @@ from tests.fakes.model_server import ITL_S, TTFT_S
 OUTPUT = 64
 WITHIN_S = 0.002
 TRUTH = {"ttft_s": TTFT_S, "itl_s": ITL_S, "tpot_s": ITL_S, "e2e_s": TTFT_S + (OUTPUT - 1) * ITL_S}
-FEW = 2
+FEW_USERS = 2
 """Users on the scripted server. More users would send at the same time and wait for each other in the server, which the script does not include."""
 STREAMS, MANY = 64, 4000
 USERS, REQUESTS = 8, 240
@@ -171,10 +171,10 @@ def against_script(url: str, duration_s: float, report: dict[str, object]) -> bo
     """Whether a median differs by more than the limit."""
     wrong = False
     for behaviour, words in (("steady", "one token a chunk"), ("four", "four tokens a chunk")):
-        run = ours(f"{url}/{behaviour}", duration_s, FEW)
+        run = ours(f"{url}/{behaviour}", duration_s, FEW_USERS)
         report[behaviour] = found = errors(run, url)
         wrong = wrong or any(abs(figures["p50"]) > WITHIN_S for figures in found.values())
-        print(f"{words}, {FEW} users, {run.summary.requests} requests")
+        print(f"{words}, {FEW_USERS} users, {run.summary.requests} requests")
         for name, figures in found.items():
             print(
                 f"  {name:8} truth {figures['truth'] * 1e3:7.1f} ms   p50 {figures['p50'] * 1e3:+6.2f} ms   p99 {figures['p99'] * 1e3:+6.2f} ms"

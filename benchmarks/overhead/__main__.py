@@ -30,9 +30,9 @@ import torch
 
 from benchmarks.intervals import interval
 from benchmarks.machine import keep
-from gpuconsole.agent.account import Moment, StepAccount
 from gpuconsole.agent.clock import ThreadTimes, now
 from gpuconsole.agent.service import Inbox, Service
+from gpuconsole.agent.step_breakdown import Moment, StepBreakdown
 from gpuconsole.agent.world import World
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.wire.channel import ChildChannel
@@ -45,7 +45,7 @@ TARGET_RATIO = 0.995
 OWN_BLOCKS = 40
 
 
-class NoAccount(StepAccount):
+class NoAccount(StepBreakdown):
     """Keeps only the step counter that the loop needs."""
 
     def mark(self, phase: int, at: Moment | None = None) -> None:
@@ -74,10 +74,10 @@ def block(loop: TrainingLoop, service: Service | None, inbox: Inbox, steps: int)
     return (time.thread_time() - cpu) / steps, steps / (time.perf_counter() - start)
 
 
-class Timed(StepAccount):
+class Timed(StepBreakdown):
     """Passes each call on to another account and adds up the time that it takes."""
 
-    def __init__(self, inner: StepAccount) -> None:
+    def __init__(self, inner: StepBreakdown) -> None:
         self._inner = inner
         self.seconds = 0.0
 
@@ -96,21 +96,21 @@ class Timed(StepAccount):
         self.seconds += time.perf_counter() - start
 
 
-def own_us(loop: TrainingLoop, service: Service, account: StepAccount, nothing: StepAccount, steps: int) -> tuple[float, float, float]:
+def own_us(loop: TrainingLoop, service: Service, account: StepBreakdown, nothing: StepBreakdown, steps: int) -> tuple[float, float, float]:
     """Microseconds per step of the console's own work between real steps: the account, the flush, and a whole bare step."""
     shares: dict[bool, list[float]] = {False: [], True: []}
     flushes, bare = [], []
     for number in range(2 * OWN_BLOCKS):
         console = number % 2 == 1
         timed = Timed(account if console else nothing)
-        loop.account = timed
+        loop.breakdown = timed
         account._begin(now())
         start = time.perf_counter()
         for _ in range(steps):
             loop.step()
         shares[console].append(timed.seconds / steps)
         if console:
-            loop.account = account
+            loop.breakdown = account
             start = time.perf_counter()
             service.reporter.send()
             flushes.append((time.perf_counter() - start) / steps)
@@ -135,15 +135,15 @@ def main() -> int:
         loop = TrainingLoop(gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch))
         inbox = Inbox()
         service = make_service(ChildChannel(ours.detach()), inbox, loop, 0, World())
-        accounts = {False: NoAccount(ThreadTimes()), True: loop.account}
+        accounts = {False: NoAccount(ThreadTimes()), True: loop.breakdown}
         service.reporter.active_since = math.inf if args.new else -math.inf
         service.reporter.send()
         costs, ratios, bare_steps = [], [], []
         for pair in range(args.pairs + 2):
             measured = {}
             for console in (False, True) if pair % 2 == 0 else (True, False):
-                loop.account = accounts[console]
-                loop.account._begin(now())  # the same run goes on: `restart` would have it sampled sooner
+                loop.breakdown = accounts[console]
+                loop.breakdown._begin(now())  # the same run goes on: `restart` would have it sampled sooner
                 measured[console] = block(loop, service if console else None, inbox, args.block_steps)
             if pair >= 2:
                 costs.append((measured[True][0] - measured[False][0]) * 1e6)

@@ -26,7 +26,7 @@ from benchmarks.machine import RESULTS, commit, keep
 from tests.fakes.cuda.machine import SimulatedMachine
 
 SCRIPT = Path(__file__).parent / "gpu_jobs" / "script.py"
-LEAST_RIGHT = 0.95
+MIN_RIGHT_SHARE = 0.95
 COMMAND_S = 240.0
 KEPT = "gpu-cases"
 COLUMNS = {"h100": "H100", "a100-40": "A100", "l4": "L4", "rtx4090": "RTX 4090"}
@@ -311,7 +311,7 @@ def summed_up(rows: list[Row]) -> int:
     """Print how many are right; return the exit code."""
     right, harmful, above = sum(row.right for row in rows), sum(row.harmful for row in rows), sum((row.mfu or 0.0) > 1 for row in rows)
     print(f"\n{right} of {len(rows)} right; {harmful} healthy jobs accused or faulty ones called healthy; {above} with an MFU above 100 %")
-    return 0 if right >= LEAST_RIGHT * len(rows) and not harmful and not above else 1
+    return 0 if right >= MIN_RIGHT_SHARE * len(rows) and not harmful and not above else 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .held import ProcFile
+from .descriptors import ProcFile
 
 now: Callable[[], float] = time.perf_counter  # CLOCK_MONOTONIC on Linux: the same clock in every process
 

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from .clock import now
-from .held import ProcFile
+from .descriptors import ProcFile
 
 # --- the heap of the C library -------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def heap_stats() -> dict[str, float]:
 MEMORY_EVERY_S = 0.5
 """Period of the memory reading. One reading between two steps takes 0.1 ms, because none of its code and data is in a cache then."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-MOST_STAMPS = 65_536
+MAX_STAMPS = 65_536
 """Of garbage collections, between two readings."""
 
 
@@ -88,7 +88,7 @@ class ProcessCounters:
         self._collections = 0
         self._pause_s = 0.0
         self._began = 0.0
-        self._stamps = deque[float](maxlen=MOST_STAMPS)
+        self._stamps = deque[float](maxlen=MAX_STAMPS)
         self._memory_read = 0.0
         self._statm = ProcFile("/proc/self/statm")  # psutil opens the file for each reading and names all its fields: nine times as long
         self._collected = stamped(self._stamps)

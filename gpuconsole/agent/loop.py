@@ -19,7 +19,7 @@ Signals = dict[str, Signal]
 Probe = Callable[[], Signals]
 
 
-class Account(Protocol):
+class Breakdown(Protocol):
     """What the agent asks of a step breakdown."""
 
     tag: str
@@ -50,7 +50,7 @@ class Loop(Protocol):
     """
 
     @property
-    def account(self) -> Account: ...
+    def breakdown(self) -> Breakdown: ...
 
     knobs: Knobs
     """The knobs in force. Only `set_knobs` changes them."""
@@ -96,7 +96,7 @@ class Loop(Protocol):
         """Bring the loop back into a state in which all processes can go on, after a pass that broke off. Only called where `exchanges`."""
         ...
 
-    def set_arm(self, arm: int) -> None:
+    def set_variant(self, arm: int) -> None:
         """Mark the next steps as that side of a trial."""
         ...
 
@@ -137,7 +137,7 @@ class Timed(Protocol):
     device: torch.device
 
     @property
-    def account(self) -> Account: ...
+    def breakdown(self) -> Breakdown: ...
 
     @property
     def world(self) -> World: ...

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .account import median
 from .clock import now
 from .loop import Signals, Subject, Timed
 from .protocol import Knobs, PlainError, Signal
+from .step_breakdown import median
 
 if TYPE_CHECKING:
     import torch
@@ -74,10 +74,10 @@ def stopwatch(subject: Timed, contention_free: bool = True) -> Iterator[list[flo
     """
     times: list[float] = []
     synchronize(subject)
-    start, runq = now(), subject.account.times.runq_s()
+    start, runq = now(), subject.breakdown.times.runq_s()
     yield times
     synchronize(subject)
-    delay = subject.account.times.runq_s() - runq if contention_free and subject.device.type == "cpu" else 0.0
+    delay = subject.breakdown.times.runq_s() - runq if contention_free and subject.device.type == "cpu" else 0.0
     times.append(max(1e-9, now() - start - delay))
 
 
@@ -115,7 +115,7 @@ def refuse_compiled(knobs: Knobs, what: str) -> None:
 # --- passes on the last batch (P1, P2) ----------------------------------------------------------------------
 
 ELASTICITY_BUDGET_S = 1.8
-LEAST_ROUNDS = 2
+MIN_ROUNDS = 2
 
 
 def cached_batch(subject: Subject) -> Signals:
@@ -142,7 +142,7 @@ def batch_elasticity(subject: Subject) -> Signals:
         pass_s = timed_pass(subject, batch)
         factors = [factor for factor in factors_in_time(pass_s, subject.longest_hold_s) if factor == 1 or subject.make_room(factor)]
         batches = {factor: subject.repeated(batch, factor) for factor in factors}
-        for index in rounds(subject, ELASTICITY_BUDGET_S, LEAST_ROUNDS + 1, 26):
+        for index in rounds(subject, ELASTICITY_BUDGET_S, MIN_ROUNDS + 1, 26):
             if 2 not in batches and subject.world.size == 1:
                 break
             for factor in batches if index else [factor for factor in batches if factor > 1]:  # 1x has run already
@@ -170,9 +170,9 @@ def batch_elasticity(subject: Subject) -> Signals:
 
 
 def factors_in_time(pass_s: float, longest_hold_s: float) -> tuple[int, ...]:
-    """The factors of P2 for a pass of `pass_s` seconds: 4x only where a first pass at 2x and 4x, and LEAST_ROUNDS rounds of all, take no longer than
+    """The factors of P2 for a pass of `pass_s` seconds: 4x only where a first pass at 2x and 4x, and MIN_ROUNDS rounds of all, take no longer than
     `longest_hold_s`."""
-    return (1, 2, 4) if pass_s * (2 + 4 + LEAST_ROUNDS * (1 + 2 + 4)) <= longest_hold_s else (1, 2)
+    return (1, 2, 4) if pass_s * (2 + 4 + MIN_ROUNDS * (1 + 2 + 4)) <= longest_hold_s else (1, 2)
 
 
 # --- the cost of launches (P9) ------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def factors_in_time(pass_s: float, longest_hold_s: float) -> tuple[int, ...]:
 LAUNCH_BUDGET_S = 1.0
 CYCLES_PER_S = 3e9
 """No SM has a higher clock, so a wait of that many cycles a second never ends early."""
-LONGEST_WAIT_S = 0.5
+MAX_WAIT_S = 0.5
 
 
 def needs_gpu(subject: Timed) -> None:
@@ -209,11 +209,11 @@ def launch(subject: Subject) -> Signals:
         one_pass()
         for _ in rounds(subject, LAUNCH_BUDGET_S, 3, 30):
             with stopwatch(subject) as times:
-                start, runq = now(), subject.account.times.runq_s()
+                start, runq = now(), subject.breakdown.times.runq_s()
                 one_pass()
-                issue.append(max(1e-9, now() - start - (subject.account.times.runq_s() - runq)))
+                issue.append(max(1e-9, now() - start - (subject.breakdown.times.runq_s() - runq)))
             whole += times
-        wait_s = min(LONGEST_WAIT_S, 1.5 * median(issue))
+        wait_s = min(MAX_WAIT_S, 1.5 * median(issue))
         for _ in rounds(subject, LAUNCH_BUDGET_S, 3, 30):
             alone.append(_behind_a_wait(subject, one_pass, wait_s))
     source = f"probe P9, median of {len(whole)} passes"

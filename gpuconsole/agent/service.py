@@ -17,7 +17,7 @@ from .world import World
 # --- commands wait until the training thread takes them ------------------------------------------------------
 
 POLL_EVERY_S = 0.05
-MOST_SKIPPED = 64
+MAX_SKIPPED = 64
 
 
 class Inbox:
@@ -66,7 +66,7 @@ class LockstepInbox(Inbox):
         """The number of polls to skip, from the duration of the last polls."""
         t = now()
         each = max(1e-6, (t - self._last) / self._polls)
-        skip = min(MOST_SKIPPED, int(POLL_EVERY_S / each))
+        skip = min(MAX_SKIPPED, int(POLL_EVERY_S / each))
         self._last, self._polls = t, skip + 1
         return skip
 
@@ -110,7 +110,7 @@ class Reporter:
     def send(self) -> None:
         """Send the steps since the last message. The cost counts as overhead, and lies in the phase `other` of the next step."""
         start = now()
-        account = self._loop.account
+        account = self._loop.breakdown
         self._channel.send(
             message(
                 account.tag,
@@ -130,12 +130,12 @@ class Reporter:
 
     def leave_low_rate(self) -> None:
         """Send at the full rate again: the console has just asked for something."""
-        self.active_since, self._loop.account.low_rate = None, False
+        self.active_since, self._loop.breakdown.low_rate = None, False
 
     def _period_s(self) -> float:
         if self._loop.arm:
             return TRIAL_EVERY_S
-        return self._low_rate_s if self._loop.account.low_rate else self._every_s
+        return self._low_rate_s if self._loop.breakdown.low_rate else self._every_s
 
 
 # --- commands and answers ------------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ class Service:
         """Call this before the first step."""
         self._announce()
         self._loop.forget_peak_memory()
-        self._loop.account.restart()
+        self._loop.breakdown.restart()
 
     def between_steps(self) -> bool:
         """Send what is due and serve the commands that have come. Returns whether another step follows."""
-        account = self._loop.account
+        account = self._loop.breakdown
         if account.index and self.reporter.due():
             self.reporter.send()
             if self._profiler is not None:
@@ -214,12 +214,12 @@ class Service:
         """Call this after the last step."""
         if self._profiler is not None:
             self._profiler.close()
-        self._loop.account.finish()
+        self._loop.breakdown.finish()
         self.reporter.send()
 
     def serve(self, command: Command) -> None:
         """Carry out `command`. The steps before it are sent first."""
-        self._loop.account.finish()
+        self._loop.breakdown.finish()
         self.reporter.send()
         if isinstance(command, Stop):
             self._stopping = True
@@ -232,13 +232,13 @@ class Service:
         elif isinstance(command, Pause):
             self._wait_for_resume(command)
         elif isinstance(command, Resume):
-            self._loop.set_arm(command.arm)
+            self._loop.set_variant(command.arm)
         self.reporter.leave_low_rate()  # from the command's end on, because the command may have taken long
 
     def _set_knobs(self, command: SetKnobs) -> None:
         """Answers once a first step has run with the change. A change that does not work is refused, and the run continues as before."""
         loop, error = self._loop, None
-        before, arm, first = dict(loop.knobs), loop.arm, loop.account.index
+        before, arm, first = dict(loop.knobs), loop.arm, loop.breakdown.index
         try:
             loop.set_knobs(command.changes, command.arm)
             loop.try_out()
@@ -256,10 +256,10 @@ class Service:
             loop.set_knobs({name: value for name, value in before.items() if loop.knobs.get(name) != value}, arm)
             if loop.exchanges:
                 loop.recover()
-            first = loop.account.index
+            first = loop.breakdown.index
         self._answer("knobsset", request=command.request, step=first, knobs=loop.knobs, error=error)
         loop.restart_peak_memory()
-        loop.account.restart()
+        loop.breakdown.restart()
 
     def _release_memory(self) -> None:
         """After an error: free the tensors of the pass that broke off. The exception and its frames may refer to each other, so call this after the
@@ -282,7 +282,7 @@ class Service:
         error = self._world.outcome(error)
         if error is not None and loop.exchanges:
             loop.recover()
-        loop.account.finish()
+        loop.breakdown.finish()
         self.reporter.send()
         self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=now() - start)
         loop.settle()
@@ -309,7 +309,7 @@ class Service:
                 self._stopping = True
                 break
             if isinstance(command, Resume):
-                self._loop.set_arm(command.arm)
+                self._loop.set_variant(command.arm)
                 break
             if isinstance(command, SetKnobs):
                 self._answer("knobsset", request=command.request, step=0, knobs=self._loop.knobs, error=PAUSED)

@@ -17,13 +17,14 @@ from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.job import log_path
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.mcp.control import ControlClient, NoConsole
-from gpuconsole.mcp.server import Descriptors, claim, serve
+from gpuconsole.mcp.server import Descriptors, claim, run_mcp_server
 from gpuconsole.mcp.tools import PROBES, Tools
 from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.session.api import SessionError
 
-COLUMNS, ROWS = 120, 40
+COLUMNS = 120
+ROWS = 40
 """The terminal of the job."""
 
 
@@ -56,7 +57,7 @@ class AgentSession:
         if job is None:
             return exit_code()
         if job.exit_code is None:
-            output.note(f"{job.about}; its output goes to {file}")
+            output.print_note(f"{job.about}; its output goes to {file}")
             return exit_code()
         return job.exit_code
 
@@ -67,7 +68,7 @@ class AgentSession:
         """Serve the client until it goes, or until a signal ends this process."""
         granted = {PROBES: self._args.may_probe, NUMERICS: self._args.may_change_numerics, LOADER: self._args.may_change_loader}
         tools = Tools(engine, patch_of, frozenset(what for what, given in granted.items() if given), file)
-        serving = asyncio.create_task(serve(tools.call, ends))
+        serving = asyncio.create_task(run_mcp_server(tools.call, ends))
         on_interrupt(serving.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
@@ -75,7 +76,7 @@ class AgentSession:
     async def _end(self, engine: LiveSession) -> None:
         """Write the files that the person asked for."""
         for line in patch_lines(engine.snapshot(), self._args.patch):
-            output.note(line)
+            output.print_note(line)
         if self._args.snapshot is not None:
             try:
                 engine.export(self._args.snapshot)
@@ -92,7 +93,7 @@ def connect(path: Path) -> int:
             console = await ControlClient.connect(path)
         except NoConsole as problem:
             raise UsageError(f"--connect: {problem}") from None
-        serving = asyncio.create_task(serve(console.call, ends))
+        serving = asyncio.create_task(run_mcp_server(console.call, ends))
         on_interrupt(serving.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await serving

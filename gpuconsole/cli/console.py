@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpuconsole.cli.exits import FAILED, OK
 from gpuconsole.cli.options import UsageError
-from gpuconsole.cli.output import note, problem, screen_colors
+from gpuconsole.cli.output import print_note, problem, screen_colors
 from gpuconsole.cli.session import live_engine, log_to
 from gpuconsole.cli.values import eco, interval, serve_address, theme, writable
 from gpuconsole.host.settings import settings
@@ -95,7 +95,7 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
         session_file.report()
         if engine.recording_lost:
             problem(engine.recording_lost)
-        for line in feed.wait(note) if feed is not None else ():
+        for line in feed.wait(print_note) if feed is not None else ():
             problem(line)
         if engine.job is not None:
             from gpuconsole.cli.files import patch_lines
@@ -103,9 +103,9 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
 
             snapshot, goes_on = engine.snapshot(), engine.job.exit_code is None
             for line in [*patch_lines(snapshot, args.patch, session_file.saved), *([] if goes_on else job_hints(snapshot))]:
-                note(line)
+                print_note(line)
             if goes_on:
-                note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
+                print_note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
     if engine.job is not None:
         return engine.job.exit_code or 0
     return code or (FAILED if session_file.error else OK)
@@ -159,7 +159,7 @@ class SessionFile:
         if self.error:
             problem(f"the session could not be saved: {self.error}")
         elif self.saved is not None:
-            note(f"session saved to {self.saved}")
+            print_note(f"session saved to {self.saved}")
 
 
 async def open_checked(engine: LiveSession) -> None:

@@ -19,7 +19,8 @@ USAGE = 2
 UNDECIDED = 3
 """A gate cannot tell: the noise is too large for the runs that it has."""
 INTERRUPTED = 128 + signal.SIGINT
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
 """Exit codes of a shell for a command of the user's own that cannot be run."""
 CODES = {
     OK: "ok",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuconsole.report.patch import Patch
     from gpuconsole.report.share.document import Document
 
-MOST_SOURCE_BYTES = 8 * 2**20
+MAX_SOURCE_BYTES = 8 * 2**20
 """The largest file of source code that is read for a patch."""
 
 
@@ -51,10 +51,10 @@ def read_measured(path: Path) -> Snapshot:
 
 def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]:
     """A snapshot file, decoded and as plain JSON data; raises UsageError."""
-    from gpuconsole.model.snapshot import MOST_BYTES, decode_with_unknown
+    from gpuconsole.model.snapshot import MAX_BYTES, decode_with_unknown
 
     try:
-        return decode_with_unknown(read_limited(path, MOST_BYTES))
+        return decode_with_unknown(read_limited(path, MAX_BYTES))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -180,7 +180,7 @@ def source(file: str) -> str:
     # The patch names the file behind a link. A line break would end the line that names the file.
     if any(ord(character) < 0x20 for character in file + os.path.realpath(file)):
         raise OSError(errno.EINVAL, "the file name has control characters")
-    return read_regular(Path(file), MOST_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
+    return read_regular(Path(file), MAX_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
 
 
 def place_in_patch(file: str) -> tuple[str, str]:

@@ -42,7 +42,8 @@ from gpuconsole.wire.events import AnyEvent, Note, Requests, SamplerEnded
 DEFAULT_DURATION_S = 60.0
 TICK_S = 0.25
 AFTER_TRIAL_S = 5.0
-START_REMOTE_S, PATIENCE_REMOTE_S = 7.0, 10.0
+START_REMOTE_S = 7.0
+PATIENCE_REMOTE_S = 10.0
 """With --url, seconds in addition to --duration and --wait until measuring ends: the start of the children. The whole command, with its end,
 takes at most --duration, --wait and 10 s. Without a step, it ends after at most 17 s."""
 END_S = 6.0
@@ -61,7 +62,7 @@ class HeadlessWork(ABC):
         self._args = args
         self._duration_s: float = args.duration or DEFAULT_DURATION_S
         self._interrupted = asyncio.Event()
-        self._progress = Progress(sys.stderr)
+        self._progress = ProgressLines(sys.stderr)
         self._down_since: float | None = None
 
     def run(self) -> int:
@@ -96,7 +97,7 @@ class HeadlessWork(ABC):
 
     def _listen(self, engine: LiveSession) -> None:
         for note in engine.state.notes:
-            output.note(note)
+            output.print_note(note)
         engine.listeners.append(self._on_event)
 
     def _on_event(self, event: AnyEvent) -> None:
@@ -221,7 +222,7 @@ class HeadlessRun(HeadlessWork):
 def report_baselines(engine: LiveSession) -> None:
     """A line for each baseline that was kept, and for each that could not be kept."""
     for line in engine.baselines.kept:
-        output.note(line)
+        output.print_note(line)
     for line in engine.baselines.failed:
         output.problem(line)
 
@@ -277,7 +278,7 @@ DEFAULT_COLUMNS = 80
 """Width in columns if the terminal does not report its width."""
 
 
-class Progress:
+class ProgressLines:
     """Writes to `stream`. The run continues if the reader of `stream` has ended."""
 
     def __init__(self, stream: TextIO) -> None:

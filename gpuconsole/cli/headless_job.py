@@ -74,7 +74,7 @@ class HeadlessJob:
     async def _do_work(self, engine: LiveSession) -> None:
         if self._work is not None:
             try:
-                await self._work.run(engine, output.note)
+                await self._work.run(engine, output.print_note)
             except SessionError as error:
                 self._notes.append(str(error))
 

@@ -18,7 +18,7 @@ from gpuconsole.cli.headless import ready, try_now
 from gpuconsole.cli.options import CommandFailed
 from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.engine.children.job import JobCommand
-from gpuconsole.experiments.restart import RestartSides, sweep_by_restarts
+from gpuconsole.experiments.restart import RestartVariants, sweep_by_restarts
 from gpuconsole.experiments.session import LiveSession
 from gpuconsole.experiments.statistics import BASELINE
 from gpuconsole.experiments.sweep import JobSweeper, points
@@ -172,8 +172,8 @@ def current(engine: LiveSession) -> Run:
 def try_by_restarts(args: argparse.Namespace, tries: Knobs) -> int:
     """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns 1 where a side could not be measured."""
     changed = with_values(args, tries)
-    output.note(f"without the change: {shlex.join(args.job)}")
-    output.note(f"with the change:    {shlex.join(changed)}")
+    output.print_note(f"without the change: {shlex.join(args.job)}")
+    output.print_note(f"with the change:    {shlex.join(changed)}")
     return asyncio.run(_restarts(args, tries, changed))
 
 
@@ -188,7 +188,7 @@ def with_values(args: argparse.Namespace, knobs: Knobs) -> tuple[str, ...]:
 
 async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, ...]) -> int:
     before, after = (JobCommand(command, stored=args.store_command, apart=True) for command in (tuple(args.job), changed))
-    sides = RestartSides(before, after, output.note)
+    sides = RestartVariants(before, after, output.print_note)
     async with session(args) as engine:
         try:
             outcome = await until_interrupt(_measure(engine, sides, before, tries, args))
@@ -206,7 +206,7 @@ async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, 
 
 
 async def _measure(
-    engine: LiveSession, sides: RestartSides, command: JobCommand, tries: Knobs, args: argparse.Namespace
+    engine: LiveSession, sides: RestartVariants, command: JobCommand, tries: Knobs, args: argparse.Namespace
 ) -> tuple[Run, Trial]:
     """The run of the command without the change, and the trial. Raises TrialFailed."""
     await sides.switch_to(BASELINE)
@@ -236,7 +236,7 @@ async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
         rows = [SweepPoint(setting) for setting in settings]
         sweep = Sweep(JobCommand(command).name, device, "samples/s", base, rows, args.repeat, clock)
         # After Ctrl-C, what was measured until then is printed.
-        await until_interrupt(sweep_by_restarts(sweep, commands, output.note, lambda sweep: None))
+        await until_interrupt(sweep_by_restarts(sweep, commands, output.print_note, lambda sweep: None))
         output.on_stderr(f"{printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr))}\n")
         saved = args.snapshot is None or save(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot)
         return exit_code(not saved or any(point.error for point in sweep.points))

@@ -17,12 +17,12 @@ from gpuconsole.cli.files import patch_of
 from gpuconsole.cli.headless_job import HeadlessJob
 from gpuconsole.cli.job_work import TrialOnJob
 from gpuconsole.cli.options import CommandFailed, Option, UsageError, check
-from gpuconsole.cli.parser import Mistake, Parser, add_options
+from gpuconsole.cli.parser import CommandParser, Mistake, add_options
 from gpuconsole.cli.scenario import assignments
 from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobCommand, JoinedJob
 from gpuconsole.host.settings import SettingsError
-from gpuconsole.mcp.control import LONGEST_LINE, ControlServer
+from gpuconsole.mcp.control import MAX_LINE_LENGTH, ControlServer
 from gpuconsole.mcp.messages import LEAVE, SNAPSHOT, Joined, Leave, Left, Refused, encode
 from gpuconsole.mcp.tools import Progress, ToolError, Tools, WaitFor, Whole
 from gpuconsole.model.run import RunState
@@ -77,7 +77,7 @@ class JoinedSession(HeadlessJob):
 
     async def _serve(self, joined: Joined) -> None:
         """Serve the process until it goes, or ends: processes that it has forked may keep the socket open."""
-        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=self._args.fd), limit=LONGEST_LINE)
+        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=self._args.fd), limit=MAX_LINE_LENGTH)
         writer.write(encode(joined) + b"\n")
         attending = asyncio.create_task(ControlServer(self, lambda text: None).attend(reader, writer))
         ended = asyncio.create_task(_end_of(self._args.pid))
@@ -131,7 +131,7 @@ async def _end_of(pid: int) -> None:
 
 def main(fd: int) -> int:
     """`fd`: the socket to the process that joins."""
-    parser = Parser(prog="gpuconsole", allow_abbrev=False)
+    parser = CommandParser(prog="gpuconsole", allow_abbrev=False)
     add_options(parser, OPTIONS)
     try:
         args = parser.parse_args()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gpuconsole.host import settings
 from gpuconsole.model.job import EFFECTS, MAY_DIFFER
-from gpuconsole.model.profile import MOST_STEPS, STEPS
+from gpuconsole.model.profile import MAX_STEPS, STEPS
 from gpuconsole.report.trackers import choice as trackers
 
 
@@ -132,8 +132,8 @@ def check(args: argparse.Namespace, *more_facts: str, **names: str) -> None:
 
 def steps(text: str) -> int:
     """A number of steps to profile. Raises ValueError."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_STEPS:
-        raise ValueError(f"{text}: must be 1 to {MOST_STEPS} steps")
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MAX_STEPS:
+        raise ValueError(f"{text}: must be 1 to {MAX_STEPS} steps")
     return int(text)
 
 

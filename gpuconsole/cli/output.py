@@ -95,7 +95,7 @@ def progress(text: str) -> None:
             print(visible(without_credentials(text)), file=sys.stderr, flush=True)
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a line of the program's own on stderr that --quiet leaves out."""
     progress(f"gpuconsole: {text}")
 

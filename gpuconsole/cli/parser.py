@@ -144,16 +144,16 @@ class Mistake(Exception):
         self.parser = parser
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Raises Mistake."""
 
     def error(self, message: str) -> NoReturn:
         raise Mistake(self, message)
 
 
-def build_parser(chosen: Collection[str] = COMMANDS) -> Parser:
+def build_parser(chosen: Collection[str] = COMMANDS) -> CommandParser:
     """A parser for the commands `chosen`. Imports the file of each of these commands."""
-    parser = Parser(
+    parser = CommandParser(
         prog="gpuconsole", usage="gpuconsole [COMMAND] [options]", epilog=EXAMPLES, formatter_class=HelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"gpuconsole {__version__}")
@@ -195,7 +195,7 @@ def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
     parser.set_defaults(options=options)
 
 
-def _groups(added: argparse._SubParsersAction[Parser]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _groups(added: argparse._SubParsersAction[CommandParser]) -> list[tuple[str, list[tuple[str, str]]]]:
     """The commands with their one line of help, by title of the group."""
     lines = {action.dest: action.help or "" for action in added._choices_actions}
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES.values()}
@@ -239,7 +239,7 @@ def split_job(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at + 1 :]
 
 
-def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistake | None = None) -> NoReturn:
+def _explain(parser: CommandParser, argv: list[str], unknown: str = "", mistake: Mistake | None = None) -> NoReturn:
     """Exit with one line about `mistake`, or about the argument `unknown`. The line suggests the option or command that is nearest."""
     commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     if "--" in argv:  # split_job has left it, so none of TAKE_JOBS is there
@@ -266,7 +266,7 @@ def _explain(parser: Parser, argv: list[str], unknown: str = "", mistake: Mistak
     _exit(mistake.parser, str(mistake))
 
 
-def _explain_job(parser: Parser, argv: list[str]) -> NoReturn:
+def _explain_job(parser: CommandParser, argv: list[str]) -> NoReturn:
     """Exit with one line about a command of the user's own after a `--` that has no `run` before it."""
     at = argv.index("--")
     word = next((word for word in argv[:at] if not word.startswith("-")), "")
@@ -277,7 +277,7 @@ def _explain_job(parser: Parser, argv: list[str]) -> NoReturn:
     _exit(parser, f"to run a command of your own: {job_line(argv[at + 1 :] or ['COMMAND', 'ARGS...'])}")
 
 
-def _no_command(parser: Parser, word: str, words: list[str]) -> NoReturn:
+def _no_command(parser: CommandParser, word: str, words: list[str]) -> NoReturn:
     """Exit with one line: the nearest command, or how to run `words` where they look like a command of the user's own."""
     names = [written(name) for name in COMMANDS]
     if words and is_program(word):

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.files import save
-from gpuconsole.cli.headless import TICK_S, Progress
+from gpuconsole.cli.headless import TICK_S, ProgressLines
 from gpuconsole.cli.scenario import scenario
 from gpuconsole.cli.session import pause, session
 from gpuconsole.cli.values import writable
@@ -43,7 +43,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, numbers: list[int]) -> i
     interrupted = asyncio.Event()
     on_interrupt(interrupted.set)
     async with session(args) as engine:
-        progress = Progress(sys.stderr)
+        progress = ProgressLines(sys.stderr)
         try:
             for nproc in numbers:
                 if not interrupted.is_set():
@@ -61,7 +61,9 @@ def with_nproc(name: str, knobs: Knobs, nproc: int, is_gpu: bool) -> Knobs:
     return {**knobs, "nproc": nproc, "sharding": sharding, "tensor_parallel": 1}
 
 
-async def _run(engine: LiveSession, name: str, knobs: Knobs, duration_s: float, progress: Progress, interrupted: asyncio.Event) -> None:
+async def _run(
+    engine: LiveSession, name: str, knobs: Knobs, duration_s: float, progress: ProgressLines, interrupted: asyncio.Event
+) -> None:
     """Run until the time is over, the run ends, or the user interrupts."""
     await engine.start(name, knobs)
     begun = time.monotonic()

@@ -20,7 +20,7 @@ from gpuconsole.model.scenario import Scenario, ScenarioError, Workload
 if TYPE_CHECKING:
     from gpuconsole.engine.children.torchrun import Launch
 
-MOST_PROMPT_BYTES = 2**28
+MAX_PROMPT_BYTES = 2**28
 OWN_COMMAND = "a command of your own goes after --, as in: gpuconsole run -- python train.py"
 
 
@@ -80,7 +80,7 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
 
         try:
             args.prompts = args.prompts.absolute()
-            parse_recorded(read_limited(args.prompts, MOST_PROMPT_BYTES).decode())
+            parse_recorded(read_limited(args.prompts, MAX_PROMPT_BYTES).decode())
         except (OSError, ValueError) as problem:
             raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
     if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):

@@ -20,8 +20,8 @@ from gpuconsole.cli.values import dcgm, device, interval, price_per_hour, serve_
 if TYPE_CHECKING:
     from gpuconsole.experiments.rate_watch import Keeps
     from gpuconsole.experiments.session import LiveSession
-    from gpuconsole.report.trackers.choice import Choice
-    from gpuconsole.report.trackers.feed import Feed
+    from gpuconsole.report.trackers.choice import TrackerChoice
+    from gpuconsole.report.trackers.feed import TrackerFeed
 
 Result = TypeVar("Result")
 
@@ -63,13 +63,13 @@ def serve_metrics(engine: LiveSession, host: str, port: int, bearer: bytes | Non
     engine.note(f"serving http://{server.address}/metrics")
 
 
-def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
+def log_to(args: argparse.Namespace, engine: LiveSession) -> TrackerFeed | None:
     """Feed the trackers of --log-to while the engine is open; None without any. Raises UsageError where one cannot be used."""
-    chosen: list[Choice] = getattr(args, "log_to", [])
+    chosen: list[TrackerChoice] = getattr(args, "log_to", [])
     if not chosen:
         return None
     from gpuconsole.report.trackers.choice import open_tracker, why_not
-    from gpuconsole.report.trackers.feed import Feed
+    from gpuconsole.report.trackers.feed import TrackerFeed
 
     makers = []
     for kind, value in chosen:
@@ -77,7 +77,7 @@ def log_to(args: argparse.Namespace, engine: LiveSession) -> Feed | None:
             raise UsageError(f"--log-to {why}")
         makers.append((kind.name, functools.partial(open_tracker, kind, value)))
     command = shlex.join(sys.argv) if getattr(args, "log_command", False) else ""
-    feed = Feed(makers, engine.view, engine.environment, engine.snapshot, engine.note, command)
+    feed = TrackerFeed(makers, engine.view, engine.environment, engine.snapshot, engine.note, command)
     engine.services.append(feed.serve)
     engine.before_close.append(feed.finish)
     return feed
@@ -121,7 +121,7 @@ async def session(
         await engine.close()
         if engine.recording_lost:
             output.problem(engine.recording_lost)
-        for line in await asyncio.to_thread(feed.wait, output.note) if feed is not None else ():
+        for line in await asyncio.to_thread(feed.wait, output.print_note) if feed is not None else ():
             output.problem(line)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuconsole.session.state import SessionState
 
 
-MOST_TOKEN_BYTES = 2**16
+MAX_TOKEN_BYTES = 2**16
 WRITTEN_IN_PLACE = ("--record", "--output")
 """Options whose files grow while the job runs. All other files are written whole at the end."""
 
@@ -82,11 +82,11 @@ def token(args: argparse.Namespace) -> bytes | None:
     if not path:
         return None
     try:
-        text = read_limited(path, MOST_TOKEN_BYTES).strip()
+        text = read_limited(path, MAX_TOKEN_BYTES).strip()
     except OSError as error:
         raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        output.note(f"--token-file {path}: other users can read the token (chmod 600 {path})")
+        output.print_note(f"--token-file {path}: other users can read the token (chmod 600 {path})")
     if not text:
         raise UsageError(f"--token-file {path}: is empty")
     return text

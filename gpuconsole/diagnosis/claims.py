@@ -29,7 +29,7 @@ from gpuconsole.session.side_work import SIDE_WORK
 # --- the parts, and who claims them --------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class ClaimedPart(NamedTuple):
     """A part of the time of a step, or of a request. `share` raises Missing where the part is not measured: its room is then not limited.
 
     `words`: what the time goes to, after its share; empty for useful work, which needs no explanation. `fits`: causes that such time can have.
@@ -67,20 +67,22 @@ def _busy(case: Case) -> float:
 
 
 TRAINING = (
-    Part("data_wait", _phase("data_wait"), "waits for data", "too few workers, slow storage, or costly transforms"),
-    Part("h2d", _phase("h2d"), "copies batches to the GPU", "copies from pageable memory, large batches, or a slow PCIe link"),
-    Part("comm", comm.whole_ratio, "waits for other processes", "a slow link, a slow process, or exchanges that no computation hides"),
-    Part("logging", _phase("logging"), "goes to logging", "log records in each step, or a slow disk"),
-    Part("checkpoint", _phase("checkpoint"), "goes to checkpoints", "checkpoints that are often or large, or a slow disk"),
-    Part("eval", _phase("eval"), "goes to evaluation", "an evaluation that is often or long"),
-    Part("other", _phase("other"), "is outside of all phases", "Python code of the loop, or the garbage collector"),
-    Part(IDLE, _idle, "passes without work on the GPU", "slow launches of kernels, or waits for the GPU"),
-    Part("busy", _busy),
-    Part("core_wait", _phase("runq")),
+    ClaimedPart("data_wait", _phase("data_wait"), "waits for data", "too few workers, slow storage, or costly transforms"),
+    ClaimedPart("h2d", _phase("h2d"), "copies batches to the GPU", "copies from pageable memory, large batches, or a slow PCIe link"),
+    ClaimedPart(
+        "comm", comm.whole_ratio, "waits for other processes", "a slow link, a slow process, or exchanges that no computation hides"
+    ),
+    ClaimedPart("logging", _phase("logging"), "goes to logging", "log records in each step, or a slow disk"),
+    ClaimedPart("checkpoint", _phase("checkpoint"), "goes to checkpoints", "checkpoints that are often or large, or a slow disk"),
+    ClaimedPart("eval", _phase("eval"), "goes to evaluation", "an evaluation that is often or long"),
+    ClaimedPart("other", _phase("other"), "is outside of all phases", "Python code of the loop, or the garbage collector"),
+    ClaimedPart(IDLE, _idle, "passes without work on the GPU", "slow launches of kernels, or waits for the GPU"),
+    ClaimedPart("busy", _busy),
+    ClaimedPart("core_wait", _phase("runq")),
 )
 SERVING = (
-    Part("queue", serving.queue_ratio, "is a wait in the queue", "more load than the server can take, or limits that are too low"),
-    Part("served", lambda case: max(0.0, 1 - serving.queue_ratio(case))),
+    ClaimedPart("queue", serving.queue_ratio, "is a wait in the queue", "more load than the server can take, or limits that are too low"),
+    ClaimedPart("served", lambda case: max(0.0, 1 - serving.queue_ratio(case))),
 )
 _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input.", ("data_wait",)),
@@ -146,7 +148,7 @@ def share_out(findings: Sequence[Finding], case: Case) -> list[Finding]:
     return _share_out(findings, case)[0]
 
 
-def left(findings: Sequence[Finding], case: Case) -> list[tuple[Part, float, float]]:
+def left(findings: Sequence[Finding], case: Case) -> list[tuple[ClaimedPart, float, float]]:
     """Return each part that is measured and is no useful work, with its share of the step (or request), and with what the findings leave of it."""
     room, parts = _share_out(findings, case)[1], SERVING if case.serves else TRAINING
     whole = [(part, _share(part, case)) for part in parts if part.words]
@@ -162,7 +164,7 @@ def _share_out(findings: Sequence[Finding], case: Case) -> tuple[list[Finding], 
         if claims_time(finding):
             parts = tuple(name for name in parts_of(finding.rule, case) if name in room)
             if finding.recoverable_ratio <= sum(room[name] for name in parts) + 1e-9:
-                _take(finding.recoverable_ratio, parts, room)
+                _take_room(finding.recoverable_ratio, parts, room)
             else:
                 alternatives = tuple(rule for rule, others in before.items() if set(parts) & set(others))
             before[finding.rule] = parts
@@ -170,7 +172,7 @@ def _share_out(findings: Sequence[Finding], case: Case) -> tuple[list[Finding], 
     return shared, room
 
 
-def _share(part: Part, case: Case) -> float:
+def _share(part: ClaimedPart, case: Case) -> float:
     try:
         share = part.share(case)
     except CantTell:
@@ -195,7 +197,7 @@ def _within(finding: Finding, whole: dict[str, float], case: Case) -> Finding:
     return msgspec.structs.replace(finding, recoverable_ratio=most) if most < finding.recoverable_ratio else finding
 
 
-def _take(ratio: float, parts: Sequence[str], room: dict[str, float]) -> None:
+def _take_room(ratio: float, parts: Sequence[str], room: dict[str, float]) -> None:
     for name in parts:
         taken = min(ratio, room[name])
         room[name] -= taken

@@ -32,7 +32,7 @@ SERVING_S = 10.0
 """The queue and the cache of a model server take some seconds to fill. The first seconds are not typical."""
 
 
-class Standing:
+class DiagnosisStatus:
     """Whether a diagnosis is final. Call `evaluate` several times a second; it returns True if the diagnosis is final or waiting longer is
     useless."""
 
@@ -77,7 +77,7 @@ def why_no_claim(run: Run) -> str:
 
 
 def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:
-    """Whether a rule waits for a probe that has not failed, or for its second evaluation. `tunable`: see Standing."""
+    """Whether a rule waits for a probe that has not failed, or for its second evaluation. `tunable`: see DiagnosisStatus."""
     findings = about(run.findings, tunable)
     probes = {PROBE_OF[signal] for finding in findings for signal in finding.missing if signal in PROBE_OF} - ADDS_WORDS
     waiting = any(f"probe.{probe}" not in run.unavailable for probe in probes)
@@ -148,7 +148,7 @@ def about(findings: Iterable[Finding], tunable: Collection[str]) -> list[Finding
     return [finding for finding in findings if not tunable or finding.rule in rules]
 
 
-class Steadied:
+class Hysteresis:
     """Findings over successive evaluations: two in a row open a finding, and only a value well below the threshold closes it."""
 
     def __init__(self) -> None:

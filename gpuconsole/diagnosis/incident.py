@@ -12,22 +12,26 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from gpuconsole.model.incident import Change, Incident, Peak
+from gpuconsole.model.incident import Incident, IncidentChange, Peak
 from gpuconsole.model.units import plain, quantity
 from gpuconsole.session.history import WINDOW_S, History, Series
 
 LATENCIES = {"ttft_s": "TTFT", "e2e_s": "E2E", "itl_s": "time between tokens", "queue_s": "time in the queue"}
-BEFORE_S, QUIET_S, LEAD_S = 1800.0, 60.0, 30.0
+BEFORE_S = 1800.0
+QUIET_S = 60.0
+LEAD_S = 30.0
 """The time before a peak that it is compared with, the last part of it that is left out, and how long before a peak its cause may begin."""
 NEAR_S = 300.0
 """A peak belongs to the time that was asked about where it is at most this far away."""
-LEAST_WINDOWS = 12
-EARLY_S = QUIET_S + LEAST_WINDOWS * WINDOW_S
+MIN_WINDOWS = 12
+EARLY_S = QUIET_S + MIN_WINDOWS * WINDOW_S
 """In this time after its begin, a recording has no peaks."""
-RISE, SPREADS = 1.5, 5.0
-RARE, ALONE = 0.98, 2.0
+RISE = 1.5
+SPREADS = 5.0
+RARE = 0.98
+ALONE = 2.0
 """A high window is above this share of the windows before; one alone is a peak where it is above its limit by this factor."""
-LEAST_REQUESTS = 2.0
+MIN_REQUESTS = 2.0
 JOIN = 3
 """Windows of one peak: at most this many apart."""
 BEYOND = 0.95
@@ -38,7 +42,7 @@ _High = tuple[int, float, float, float]
 """A high window: its number, its value over its limit, its value, and the median before."""
 
 
-LEAST_SHARE = 1 / 3
+MIN_SHARE = 1 / 3
 """Of nine windows in which nothing changed, three are beyond BEYOND with a chance of 1 in 120."""
 
 
@@ -57,7 +61,7 @@ class Sign(NamedTuple):
     enough: float = -math.inf
 
 
-def _of(name: str, make: Callable[[History], Series]) -> Callable[[History], dict[str, Series]]:
+def _series_of(name: str, make: Callable[[History], Series]) -> Callable[[History], dict[str, Series]]:
     return lambda history: {name: found} if (found := make(history)) else {}
 
 
@@ -78,24 +82,24 @@ def _arrivals(history: History) -> Series:
 
 def _mean_tokens(own: str, total: str) -> Callable[[History], Series]:
     """Mean tokens of a request: by the server's own histogram, else tokens over requests."""
-    return lambda history: history.per(f"{own}_sum", f"{own}_count", LEAST_REQUESTS) or history.per(total, "requests", LEAST_REQUESTS)
+    return lambda history: history.per(f"{own}_sum", f"{own}_count", MIN_REQUESTS) or history.per(total, "requests", MIN_REQUESTS)
 
 
 SIGNS = (
-    Sign("preemptions", "preemptions", "preemptions", "/s", 2.0, 0.05, _of("", lambda history: history.rate("preemptions"))),
-    Sign("kv_cache", "KV cache", "the KV cache filled", "ratio", 1.1, 0.05, _of("", lambda history: history.mean("kv_cache_usage_ratio")), enough=0.9),
-    Sign("prompts", "prompt lengths", "longer prompts", "tokens", 1.4, 16, _of("", _mean_tokens("request_prompt_tokens", "prompt_tokens"))),
-    Sign("answers", "answer lengths", "longer answers", "tokens", 1.4, 16, _of("", _mean_tokens("request_output_tokens", "generation_tokens"))),
-    Sign("arrivals", "request rate", "more requests came", "requests/s", 1.4, 0.2, _of("", _arrivals)),
-    Sign("prefix", "prefix hits", "fewer prefix hits", "ratio", 0.7, 0.1, _of("", lambda history: history.per("prefix_hits", "prefix_queries"))),
+    Sign("preemptions", "preemptions", "preemptions", "/s", 2.0, 0.05, _series_of("", lambda history: history.rate("preemptions"))),
+    Sign("kv_cache", "KV cache", "the KV cache filled", "ratio", 1.1, 0.05, _series_of("", lambda history: history.mean("kv_cache_usage_ratio")), enough=0.9),
+    Sign("prompts", "prompt lengths", "longer prompts", "tokens", 1.4, 16, _series_of("", _mean_tokens("request_prompt_tokens", "prompt_tokens"))),
+    Sign("answers", "answer lengths", "longer answers", "tokens", 1.4, 16, _series_of("", _mean_tokens("request_output_tokens", "generation_tokens"))),
+    Sign("arrivals", "request rate", "more requests came", "requests/s", 1.4, 0.2, _series_of("", _arrivals)),
+    Sign("prefix", "prefix hits", "fewer prefix hits", "ratio", 0.7, 0.1, _series_of("", lambda history: history.per("prefix_hits", "prefix_queries"))),
     Sign("clock", "GPU clocks", "the clock of a GPU fell", "Hz", 0.9, 5e7, _on_gpus("gpu.sm_clock_hz")),
     Sign("thermal", "heat of the GPUs", "a GPU slowed down for heat", "ratio", 1.5, 0.1, _on_gpus("gpu.thermal_time_ratio")),
     Sign("power", "power limits of the GPUs", "a GPU was at its power limit", "ratio", 1.5, 0.2, _on_gpus("gpu.power_cap_time_ratio")),
-    Sign("cores", "CPU", "tasks of the host waited for a CPU", "ratio", 1.5, 0.15, _of("", lambda history: history.mean("host.run_queue_delay_ratio"))),
-    Sign("memory", "memory of the host", "the host was short of memory", "ratio", 1.5, 0.1, _of("", lambda history: history.mean("host.memory_pressure_ratio"))),
-    Sign("disk", "storage", "tasks of the host waited for storage", "ratio", 1.5, 0.15, _of("", lambda history: history.mean("host.io_pressure_ratio"))),
-    Sign("queue", "queue", "requests waited", "requests", 2.0, 2, _of("", lambda history: history.mean("requests_waiting")), "follows"),
-    Sign("running", "running requests", "more requests ran at a time", "requests", 1.4, 2, _of("", lambda history: history.mean("requests_running")), "follows"),
+    Sign("cores", "CPU", "tasks of the host waited for a CPU", "ratio", 1.5, 0.15, _series_of("", lambda history: history.mean("host.run_queue_delay_ratio"))),
+    Sign("memory", "memory of the host", "the host was short of memory", "ratio", 1.5, 0.1, _series_of("", lambda history: history.mean("host.memory_pressure_ratio"))),
+    Sign("disk", "storage", "tasks of the host waited for storage", "ratio", 1.5, 0.15, _series_of("", lambda history: history.mean("host.io_pressure_ratio"))),
+    Sign("queue", "queue", "requests waited", "requests", 2.0, 2, _series_of("", lambda history: history.mean("requests_waiting")), "follows"),
+    Sign("running", "running requests", "more requests ran at a time", "requests", 1.4, 2, _series_of("", lambda history: history.mean("requests_running")), "follows"),
 )  # fmt: skip
 """The causes in the order in which they are named, then what follows from any of them. Thresholds: our choice; a smaller change hardly raises a mean latency by half."""
 HAPPENINGS = {
@@ -107,7 +111,7 @@ def explain(history: History, asked: float | None) -> Incident:
     """What changed around the peak at the time `asked` (Unix seconds), or around the highest peak."""
     incident = Incident(history.begun or 0.0, history.ended, asked)
     found = [peak for peak in peaks(history) if asked is None or peak.begun - NEAR_S <= asked <= peak.ended + NEAR_S]
-    measured = [title for name, title in LATENCIES.items() if history.per(f"{name}_sum", f"{name}_count", LEAST_REQUESTS)]
+    measured = [title for name, title in LATENCIES.items() if history.per(f"{name}_sum", f"{name}_count", MIN_REQUESTS)]
     incident.cannot_tell = [f"{title}: not in the recording" for title in LATENCIES.values() if title not in measured]
     if not found:
         if (incident.ended if asked is None else asked) < incident.begun + EARLY_S:
@@ -130,7 +134,7 @@ def peaks(history: History) -> list[Peak]:
     """The peaks of each latency, in the order of time."""
     found: list[Peak] = []
     for name in LATENCIES:
-        found += _of_latency(name, history.per(f"{name}_sum", f"{name}_count", LEAST_REQUESTS))
+        found += _of_latency(name, history.per(f"{name}_sum", f"{name}_count", MIN_REQUESTS))
     return sorted(found, key=lambda peak: peak.begun)
 
 
@@ -139,7 +143,7 @@ def _of_latency(name: str, series: Series) -> Iterator[Peak]:
     windows = sorted(series)
     for window in windows:
         before = _before(series, window if not high else high[0][0])
-        if len(before) < LEAST_WINDOWS:
+        if len(before) < MIN_WINDOWS:
             continue
         middle = statistics.median(before)
         spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
@@ -171,19 +175,19 @@ def _before(series: Series, window: int) -> list[float]:
     return [series[number] for number in range(first, last) if number in series]
 
 
-def _happened(history: History, peak: Peak) -> list[Change]:
+def _happened(history: History, peak: Peak) -> list[IncidentChange]:
     """Each kind of event from shortly before the peak to its end: the first one, and how many."""
-    near = [event for event in history.happenings if peak.begun - QUIET_S <= event.t <= peak.ended]
+    near = [event for event in history.events if peak.begun - QUIET_S <= event.t <= peak.ended]
     firsts = {event.name: event for event in reversed(near)}
     changes = []
     for name in HAPPENINGS:
         if name in firsts:
             count = sum(event.name == name for event in near)
-            changes.append(Change(name, firsts[name].words, "cause", firsts[name].t, f"{count} times" if count > 1 else ""))
+            changes.append(IncidentChange(name, firsts[name].words, "cause", firsts[name].t, f"{count} times" if count > 1 else ""))
     return changes
 
 
-def _moved(history: History, peak: Peak, incident: Incident) -> Iterator[Change]:
+def _moved(history: History, peak: Peak, incident: Incident) -> Iterator[IncidentChange]:
     """The signals that changed; adds the others to `unchanged` or `cannot_tell`."""
     first, last = int(peak.begun // WINDOW_S), int(peak.ended // WINDOW_S)
     for sign in SIGNS:
@@ -192,13 +196,13 @@ def _moved(history: History, peak: Peak, incident: Incident) -> Iterator[Change]
         for device, series in sign.read(history).items():
             before = _before(series, first)
             during = {window: series[window] for window in range(first - int(LEAD_S / WINDOW_S), last) if window in series}
-            if len(before) < LEAST_WINDOWS or not during:
+            if len(before) < MIN_WINDOWS or not during:
                 continue
             known = True
             if (t := _since(sign, before, during)) is not None and changed is None:
                 old, new = statistics.fmean(before), (min if sign.ratio < 1 else max)(during.values())
                 figures = " -> ".join(_figure(value, sign.unit) for value in (old, new))
-                changed = Change(sign.name, f"{sign.words} ({device})" if device else sign.words, sign.kind, t * WINDOW_S, figures)
+                changed = IncidentChange(sign.name, f"{sign.words} ({device})" if device else sign.words, sign.kind, t * WINDOW_S, figures)
         if changed is not None:
             yield changed
         elif known and sign.kind == "cause":
@@ -208,7 +212,7 @@ def _moved(history: History, peak: Peak, incident: Incident) -> Iterator[Change]
 
 
 def _since(sign: Sign, before: Sequence[float], during: Series) -> int | None:
-    """The first window in which the signal was beyond its threshold; None where it was so in less than LEAST_SHARE of the windows of the peak."""
+    """The first window in which the signal was beyond its threshold; None where it was so in less than MIN_SHARE of the windows of the peak."""
     usual, ordered = statistics.fmean(before), sorted(before)
     falls = sign.ratio < 1
     edge = ordered[math.floor((1 - BEYOND) * len(ordered)) if falls else min(len(ordered) - 1, math.ceil(BEYOND * len(ordered)) - 1)]
@@ -219,7 +223,7 @@ def _since(sign: Sign, before: Sequence[float], during: Series) -> int | None:
         return value > usual * sign.ratio and value - usual >= sign.least and value >= edge and value >= sign.enough
 
     windows = [window for window, value in during.items() if beyond(value)]
-    return min(windows) if len(windows) >= max(1, LEAST_SHARE * len(during)) else None
+    return min(windows) if len(windows) >= max(1, MIN_SHARE * len(during)) else None
 
 
 def _figure(value: float, unit: str) -> str:

@@ -53,7 +53,7 @@ def cause_of_data_wait(case: Case) -> Cause | None:
 
 
 @dataclass(frozen=True)
-class Yields:
+class Precedence:
     """The rule `loser` becomes clear if the rule `winner` prevails. `why` is the text for the user.
 
     The winner prevails if it fires and is not a note. With `when`, the winner prevails if `when` is true for the case; then a loser
@@ -96,47 +96,47 @@ _NAMED_BY_WATCHING = (
 )
 PRECEDENCE = (
     *(
-        Yields(healthy, cause, _MORE_TO_GAIN)
+        Precedence(healthy, cause, _MORE_TO_GAIN)
         for healthy in ("watch.underloaded_healthy", "watch.at_limit_healthy")
         for cause in _NAMED_BY_WATCHING
     ),
-    Yields("host.slowing_down", "hw.thermal", _CLOCK),
-    Yields("host.slowing_down", "hw.power", _CLOCK),
-    Yields("host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"),
-    Yields("meta.not_steady", "host.slowing_down", "that finding says how the step time drifts", when=trend.slows),
-    Yields("host.python_overhead", "mem.cache_emptied", "that finding names the line that waits"),
-    Yields("host.python_overhead", "host.slowing_down", _GROWS, when=trend.claims_in("other", "data_wait")),
-    Yields("host.logging_io", "host.slowing_down", _GROWS, when=trend.claims_in("logging")),
-    Yields("host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")),
-    Yields("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
-    Yields("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields(
+    Precedence("host.slowing_down", "hw.thermal", _CLOCK),
+    Precedence("host.slowing_down", "hw.power", _CLOCK),
+    Precedence("host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"),
+    Precedence("meta.not_steady", "host.slowing_down", "that finding says how the step time drifts", when=trend.slows),
+    Precedence("host.python_overhead", "mem.cache_emptied", "that finding names the line that waits"),
+    Precedence("host.python_overhead", "host.slowing_down", _GROWS, when=trend.claims_in("other", "data_wait")),
+    Precedence("host.logging_io", "host.slowing_down", _GROWS, when=trend.claims_in("logging")),
+    Precedence("host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")),
+    Precedence("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
+    Precedence("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence(
         "host.slow_function", "host.slowing_down", _GROWS, when=trend.claims_in("generation", "forward", "loss", "backward", "optimizer")
     ),
-    Yields("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),
-    Yields("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields("gpu.optimizer_unfused", "host.optimizer_offloaded", "that finding says why the update takes long"),
-    Yields("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
-    Yields("gpu.optimizer_unfused", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields("gpu.fp32_no_tensor_core", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("gpu.fp32_no_tensor_core", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields("gpu.small_batch", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("gpu.small_batch", "host.environment", _BLOCKING, when=host.launches_wait),
-    Yields("gpu.small_batch", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields(
+    Precedence("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),
+    Precedence("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence("gpu.optimizer_unfused", "host.optimizer_offloaded", "that finding says why the update takes long"),
+    Precedence("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
+    Precedence("gpu.optimizer_unfused", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence("gpu.fp32_no_tensor_core", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("gpu.fp32_no_tensor_core", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence("gpu.small_batch", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("gpu.small_batch", "host.environment", _BLOCKING, when=host.launches_wait),
+    Precedence("gpu.small_batch", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence(
         "gpu.small_batch",
         "host.cpu_contention",
         "threads of this job wait for each other, at any batch size",
         when=host.threads_wait_for_each_other,
     ),
-    Yields("gpu.small_batch", "host.slow_function", _OWN_CODE),
-    Yields("gpu.small_batch", "comm.exposed", "accumulation makes the exchange rarer with the same batch", when=comm.is_serious),
-    Yields("host.launch_bound", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("host.launch_bound", "host.environment", _BLOCKING, when=host.launches_wait),
-    Yields("host.launch_bound", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields(
+    Precedence("gpu.small_batch", "host.slow_function", _OWN_CODE),
+    Precedence("gpu.small_batch", "comm.exposed", "accumulation makes the exchange rarer with the same batch", when=comm.is_serious),
+    Precedence("host.launch_bound", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("host.launch_bound", "host.environment", _BLOCKING, when=host.launches_wait),
+    Precedence("host.launch_bound", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence(
         "host.launch_bound",
         "host.cpu_contention",
         "the host issues kernels late because it waits for a core",
@@ -144,41 +144,41 @@ PRECEDENCE = (
             host.waits_for_core(case) and not device.knows_the_lead(case)
         ),  # with the lead, the rule takes the delay off itself
     ),
-    Yields("gpu.elementwise_membw", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("gpu.elementwise_membw", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields("gpu.elementwise_membw", "host.slow_function", _OWN_CODE),
-    Yields("gpu.compute_bound_healthy", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Yields("gpu.compute_bound_healthy", "host.environment", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Yields("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "host.slowing_down", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "hw.power", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
-    Yields("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),
+    Precedence("gpu.elementwise_membw", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("gpu.elementwise_membw", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence("gpu.elementwise_membw", "host.slow_function", _OWN_CODE),
+    Precedence("gpu.compute_bound_healthy", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("gpu.compute_bound_healthy", "host.environment", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "host.slowing_down", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "hw.power", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "gpu.small_batch", _MORE_TO_GAIN, must_know=_always),
+    Precedence("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),
     # on a CPU, fp32 is the usual choice and its finding a note
-    Yields("gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN, must_know=_on_gpu),
-    Yields("gpu.compute_bound_healthy", "gpu.optimizer_unfused", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "host.idle_cores", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "host.optimizer_offloaded", _MORE_TO_GAIN),
-    Yields("gpu.compute_bound_healthy", "mem.cache_emptied", _MORE_TO_GAIN),
-    Yields("mem.near_capacity", "mem.activation_capped", _FILLED, unless="memory_limit_mb"),
-    Yields("mem.near_capacity", "mem.state_capped", _FILLED, unless="memory_limit_mb"),
-    Yields(
+    Precedence("gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN, must_know=_on_gpu),
+    Precedence("gpu.compute_bound_healthy", "gpu.optimizer_unfused", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "host.idle_cores", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "host.optimizer_offloaded", _MORE_TO_GAIN),
+    Precedence("gpu.compute_bound_healthy", "mem.cache_emptied", _MORE_TO_GAIN),
+    Precedence("mem.near_capacity", "mem.activation_capped", _FILLED, unless="memory_limit_mb"),
+    Precedence("mem.near_capacity", "mem.state_capped", _FILLED, unless="memory_limit_mb"),
+    Precedence(
         "serve.host_overhead_eager",
         "serve.frontend_cpu",
         "the engine waits for requests while the API server process is short of CPU",
         when=serving.frontend_is_busy,
     ),
-    Yields(
+    Precedence(
         "serve.decode_bandwidth_bound",
         "serve.batch_too_small",
         "more concurrent requests would share each reading of the weights",
         when=serving.more_users_gain,
     ),
-    Yields("serve.saturated_healthy", "serve.client_bound", "the load generator, not the server, sets the rates"),
-    Yields("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=_always),
-    Yields("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=_always),
+    Precedence("serve.saturated_healthy", "serve.client_bound", "the load generator, not the server, sets the rates"),
+    Precedence("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=_always),
+    Precedence("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=_always),
 )
 """Entries with the same loser are adjacent. The entries where a rule is the loser come before the entries where it is the winner."""
 
@@ -193,7 +193,7 @@ def settle(findings: list[Finding], case: Case) -> list[Finding]:
     return list(settled.values())
 
 
-def _outcome(entry: Yields, settled: dict[str, Finding], case: Case) -> Finding | None:
+def _outcome(entry: Precedence, settled: dict[str, Finding], case: Case) -> Finding | None:
     """The new finding of the loser according to this entry; None: this entry does not apply."""
     loser, winner = settled[entry.loser], settled.get(entry.winner)
     if winner is None or (entry.unless and case.knobs.get(entry.unless)):
@@ -208,7 +208,7 @@ def _outcome(entry: Yields, settled: dict[str, Finding], case: Case) -> Finding 
     return None
 
 
-def _prevails(entry: Yields, winner: Finding, case: Case) -> bool:
+def _prevails(entry: Precedence, winner: Finding, case: Case) -> bool:
     if entry.when is None:
         return winner.state == "fires" and not winner.note
     try:

@@ -17,7 +17,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.text import percent
 
 __all__ = [
-    "MOST", "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence", "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal",
+    "MAX_SHARE", "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence", "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal",
     "Suggestion", "Threshold", "Value", "high_if", "percent", "short_of", "speedup_interval",
 ]  # fmt: skip
 """With the plain data of the model that nearly every rule uses: a rule file needs one import."""
@@ -197,7 +197,7 @@ class Case:
 
 # --- what a rule is ------------------------------------------------------------------------------------------
 
-MOST = 0.9
+MAX_SHARE = 0.9
 """The largest share of a step that a rule claims."""
 NOT_ON_GPU = "the run is not on a GPU"
 """The summary of a rule about GPUs for a run on a CPU."""

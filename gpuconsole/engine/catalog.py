@@ -14,7 +14,7 @@ from gpuconsole.model.knobs.catalogue import nearest
 from gpuconsole.model.scenario import Scenario, ScenarioError, ScenarioFile, Workload, check_scenario, check_workload
 
 PACKAGE = Path(str(files("gpuconsole")))
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """The largest TOML file that is read. The largest scenario of ours has 3 KB."""
 
 
@@ -73,7 +73,7 @@ def find_scenario(name: str) -> Scenario:
 
 def _read(path: Path, kind: type[Any]) -> Any:
     try:
-        return msgspec.toml.decode(read_limited(path, MOST_BYTES), type=kind)
+        return msgspec.toml.decode(read_limited(path, MAX_BYTES), type=kind)
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -147,7 +147,7 @@ def needed_bytes(run: Run, knobs: Knobs) -> float | None:
 
 
 @dataclass(frozen=True)
-class RoomBeside:
+class SecondaryRoom:
     """The room on a GPU for the second worker of a trial, beside the paused `worker` of `run`."""
 
     state: SessionState

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gpuconsole.diagnosis.claims import share_out
-from gpuconsole.diagnosis.engine import Steadied, about, evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import Hysteresis, about, evaluate, wanted_probes
 from gpuconsole.diagnosis.probes import ADDS_WORDS, ALWAYS, ASKS_FIRST, DECISIVE, NO_CONSENT, PASSIVE
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
@@ -55,7 +55,7 @@ class DiagnosisLoop:
         self._state, self._emit, self._worker, self._lock = state, emit, worker, lock
         self._hardware = HardwareWatch(OwnProcesses().has)
         self._record: RunRecord | None = None
-        self._steadied = Steadied()
+        self._steadied = Hysteresis()
         self._probed: set[str] = set()
         self._failures: set[str] = set()
         self._more_due = False
@@ -108,7 +108,7 @@ class DiagnosisLoop:
         or a tuner may act on it.
         """
         if record is not self._record:  # findings and probes of the run before do not count
-            self._record, self._steadied, self._more_due = record, Steadied(), False
+            self._record, self._steadied, self._more_due = record, Hysteresis(), False
             self._probed.clear()
             self._failures.clear()
         findings = self._find(record)  # show a firing rule before its probe has run: only the predicted gain needs the probe

@@ -26,7 +26,7 @@ from gpuconsole.engine.devices import ChosenDevices
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.job import ScreenJob, start_on_terminal
 from gpuconsole.engine.reader import StateReader, write_snapshot
-from gpuconsole.engine.recording import Recorder
+from gpuconsole.engine.recording import SessionRecorder
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.host.environment import fingerprint, installed_torch, unusable_gpus
 from gpuconsole.host.folders import sweep_scratch
@@ -89,7 +89,7 @@ class Engine(StateReader):
         self.control.on_close.append(self.diagnosis.ended)
         self.services.append(self.diagnosis.run)
         self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit)
-        self._recorder = Recorder()
+        self._recorder = SessionRecorder()
         self.background = BackgroundTasks(self.emit)
         self._devices_known = asyncio.Event()
         self._closing = False

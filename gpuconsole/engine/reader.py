@@ -18,7 +18,7 @@ from gpuconsole.host.files import read_limited, read_regular, write_new, write_w
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import MOST_BYTES, Environment, Snapshot, SnapshotError, decode, encode, is_snapshot
+from gpuconsole.model.snapshot import MAX_BYTES, Environment, Snapshot, SnapshotError, decode, encode, is_snapshot
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -87,7 +87,7 @@ class StateReader:
 def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
     """The session in the file `path`. `regular`: it must be a regular file, because a pipe may never end. Raises SnapshotError, with the path."""
     try:
-        return decode((read_regular if regular else read_limited)(path, MOST_BYTES))
+        return decode((read_regular if regular else read_limited)(path, MAX_BYTES))
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
     except SnapshotError as error:
@@ -97,10 +97,10 @@ def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
 def read_measured(path: Path) -> Snapshot:
     """The session in the file `path`, or the runs in a result file of another client (see `clients`). Raises SnapshotError, with the path."""
     try:
-        data = read_limited(path, clients.MOST_BYTES)
+        data = read_limited(path, clients.MAX_BYTES)
         if is_snapshot(data):
-            if len(data) > MOST_BYTES:
-                raise SnapshotError(f"the file has more than {MOST_BYTES / 2**20:g} MiB")
+            if len(data) > MAX_BYTES:
+                raise SnapshotError(f"the file has more than {MAX_BYTES / 2**20:g} MiB")
             return decode(data)
         return clients.read_runs(path, data)
     except OSError as error:

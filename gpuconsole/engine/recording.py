@@ -1,4 +1,4 @@
-"""`Recorder` writes the events of a session to a file. `Replay` plays such a file behind the same `SessionApi`."""
+"""`SessionRecorder` writes the events of a session to a file. `Replay` plays such a file behind the same `SessionApi`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpuconsole.wire.events import AnyEvent
 from gpuconsole.wire.recording import RecordingWriter, RingWriter, as_recorded, read_recording
 
 
-class Recorder:
+class SessionRecorder:
     """Begins, continues and ends a recording."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ DEMO = resources.files("gpuconsole") / "data" / "demo.jsonl.gz"
 """A real session of `data-starved` on a CPU: a finding, its trial, and the change that was kept."""
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 PLAY_S = 0.05
-MOST_S = 1e9
+MAX_S = 1e9
 """Times of a damaged recording may be further apart than any clock can show."""
 SLICE_S = 0.02
 """The longest time for which a recording is folded at once: keys are answered in between."""
@@ -106,7 +106,7 @@ class Replay(StateReader, SessionApi):
         self._events: list[AnyEvent] = list(read_recording(path))
         self._reached = list(itertools.accumulate((event.t for event in self._events), max))
         """For each event, the time that the recording has reached with it: processes report a little out of order."""
-        self._length_s = min(MOST_S, self._reached[-1] - self._reached[0])
+        self._length_s = min(MAX_S, self._reached[-1] - self._reached[0])
         self._folded = 0
         """How many events are in `state`."""
         self._speed, self._paused = speed or 1.0, False

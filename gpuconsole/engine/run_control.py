@@ -17,7 +17,7 @@ from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.pool import WorkerPool, ignore
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
-from gpuconsole.engine.devices import ChosenDevices, RoomBeside
+from gpuconsole.engine.devices import ChosenDevices, SecondaryRoom
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine import Device
@@ -74,11 +74,11 @@ class RunLock:
             self.changing, self.asked = False, {}
 
     @contextlib.asynccontextmanager
-    async def end(self, break_off: Callable[[], None]) -> AsyncIterator[None]:
-        """Hold the lock for the end of a run, and for the start of another. `break_off` ends the action that holds the lock."""
+    async def end(self, cancel_actions: Callable[[], None]) -> AsyncIterator[None]:
+        """Hold the lock for the end of a run, and for the start of another. `cancel_actions` ends the action that holds the lock."""
         self._ending += 1
         try:
-            break_off()
+            cancel_actions()
             async with self._lock:
                 yield
         finally:
@@ -111,7 +111,7 @@ class RunPlan(NamedTuple):
 class RunControl:
     """Owns the worker of the current run, and the second worker of an experiment.
 
-    The functions in `on_open` and `on_close` are called for each run that begins or ends. The functions in `on_break_off` are called before
+    The functions in `on_open` and `on_close` are called for each run that begins or ends. The functions in `on_cancel` are called before
     the run ends: an experiment that holds the lock has to give it back soon.
     """
 
@@ -132,7 +132,7 @@ class RunControl:
         self._serving, self._devices = serving, devices
         self.on_open: list[Callable[[RunRecord], None]] = []
         self.on_close: list[Callable[[RunRecord], None]] = []
-        self.on_break_off: list[Callable[[], None]] = []
+        self.on_cancel: list[Callable[[], None]] = []
         self._scenario: Scenario | None = None
         self._command: JobCommand | None = None
         self._kept: list[tuple[Knobs, Knobs]] = []
@@ -169,7 +169,7 @@ class RunControl:
 
     async def start(self, plan: RunPlan) -> None:
         """End the current run and start another."""
-        async with self.lock.end(self._break_off):
+        async with self.lock.end(self._cancel_actions):
             await self._end("stopped")
             self.overrides, self._scenario, self._command = plan.overrides, plan.scenario, plan.command
             self._kept.clear()
@@ -189,14 +189,14 @@ class RunControl:
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
         """End the current run as `state`; a trial on it is broken off. A worker that hangs is killed."""
-        async with self.lock.end(self._break_off):
+        async with self.lock.end(self._cancel_actions):
             await self._end(state, error)
 
     async def close(self) -> None:
         """Kill all workers at once."""
         self._closing = True
         second = self.second
-        self._break_off()
+        self._cancel_actions()
         self._close("stopped")
         workers = [worker for worker in (self.worker, second, self._pool.spare) if worker is not None]
         for worker in workers:
@@ -212,12 +212,12 @@ class RunControl:
         self.worker = None
         self._close(*ending(code, worker))
 
-    def _break_off(self) -> None:
+    def _cancel_actions(self) -> None:
         """Make the action that holds the lock give it back soon, also when the worker hangs."""
         if self.worker is not None:
             self.worker.release()
-        for break_off in self.on_break_off:
-            break_off()
+        for cancel_actions in self.on_cancel:
+            cancel_actions()
 
     async def _end(self, state: RunState, error: str | None = None) -> None:
         if self.worker is None:
@@ -324,9 +324,9 @@ class RunControl:
         self._serving.check_change(changes, record.run)
         return changes
 
-    def room_beside(self, run: Run, worker: WorkerHandle) -> RoomBeside:
+    def secondary_room(self, run: Run, worker: WorkerHandle) -> SecondaryRoom:
         """The device's memory, for a second worker beside the paused `worker` of `run`."""
-        return RoomBeside(self._state, run, worker)
+        return SecondaryRoom(self._state, run, worker)
 
     async def start_second(self, knobs: Knobs) -> WorkerHandle:
         """Start a second worker on the work of the current run, with `knobs`. Its events are not part of the session. Raises OSError, SessionError."""

@@ -17,7 +17,7 @@ import platformdirs
 
 from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.runs import LONE_RUN
-from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, Throughput, doubts, keyed, throughput, why_no_rate
+from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, ThroughputRatio, doubts, keyed, throughput, why_no_rate
 from gpuconsole.host.files import make_writable_folder
 from gpuconsole.host.settings import settings
 from gpuconsole.model import units
@@ -30,7 +30,7 @@ from gpuconsole.session.api import SessionError
 
 # --- baselines on disk ---------------------------------------------------------------------------------------
 
-MOST_RUNS = 20
+MAX_RUNS = 20
 """Runs kept in a folder; the oldest run is deleted first."""
 KEY = "*-" + "[0-9a-f]" * DIGEST
 """The names of the folders, see `keyed`."""
@@ -71,7 +71,7 @@ def key_of(side: MeasuredRun) -> str:
 def keep_run(folder: Path, side: MeasuredRun) -> str:
     """Keep a run as a session of its own; returns a line for the user. Raises BaselineError.
 
-    Above MOST_RUNS runs, the oldest run is deleted. Several consoles may call this function at the same time: each writes a file of its own.
+    Above MAX_RUNS runs, the oldest run is deleted. Several consoles may call this function at the same time: each writes a file of its own.
     """
     key = key_of(side)
     place = folder / key
@@ -79,11 +79,11 @@ def keep_run(folder: Path, side: MeasuredRun) -> str:
     try:
         new = write_snapshot(side.alone, place / f"{side.run.started.replace(':', '-')}-{secrets.token_hex(4)}.json")
         files = sorted(place.glob(FILE), key=lambda file: (file == new, file.name))  # the clock may have been set back
-        for oldest in files[:-MOST_RUNS]:
+        for oldest in files[:-MAX_RUNS]:
             oldest.unlink(missing_ok=True)
     except (OSError, SessionError) as error:
         raise BaselineError(str(error)) from None
-    count = min(len(files), MOST_RUNS)
+    count = min(len(files), MAX_RUNS)
     return f"kept as a baseline: {key}, {count} run{'' if count == 1 else 's'}"
 
 
@@ -224,7 +224,7 @@ def comparable(now: MeasuredRun, kept: Iterable[MeasuredRun]) -> list[MeasuredRu
 
 WORTH_REPORTING = 0.02
 """Run-queue delay below this share is less than the smallest relevant difference, so the result does not mention it."""
-FEW_RUNS = f"equal runs are assumed to differ by {percent(LONE_RUN)}, because one run shows no spread"
+ASSUMED_SPREAD = f"equal runs are assumed to differ by {percent(LONE_RUN)}, because one run shows no spread"
 
 
 def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = False) -> BaselineComparison:
@@ -252,7 +252,7 @@ def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = Fal
     )
 
 
-def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: Throughput | None, live: bool) -> str:
+def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: ThroughputRatio | None, live: bool) -> str:
     name = _name(kept)
     if answer is None:
         return f"no verdict against {name}: {why_no_rate(now) or f'this run counts {now.run.throughput[1]}'}"
@@ -264,7 +264,7 @@ def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: Throughput | N
         text = f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
         return "; ".join(filter(None, (text, _where(now, kept), answer.contention)))
     figure = f"{change.estimate * 100:+.1f} % [{change.low * 100:+.1f}, {change.high * 100:+.1f}]"
-    noise = f"the difference is within the noise; {FEW_RUNS}" if answer.ratio.assumed else "the difference is within the noise"
+    noise = f"the difference is within the noise; {ASSUMED_SPREAD}" if answer.ratio.assumed else "the difference is within the noise"
     return f"{figure} against {name}{so_far}: undecided, {answer.doubt or answer.contention or noise}"
 
 
@@ -299,7 +299,7 @@ def _where(now: MeasuredRun, kept: Sequence[MeasuredRun]) -> str:
     return f"largest change in {most}: {before} -> {after} per step"
 
 
-def _short(answer: Throughput | None) -> str:
+def _short(answer: ThroughputRatio | None) -> str:
     if answer is None:
         return "baseline: no verdict"
     if answer.verdict == "slower" or answer.verdict == "faster":

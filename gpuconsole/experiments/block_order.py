@@ -9,11 +9,11 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, half_width, other_arm
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, half_width, other_variant
 
-MOST_STRETCH = 3.0
+MAX_STRETCH = 3.0
 """The longest block of a trial over the shortest. With equal lengths a rhythm stays in step with the blocks."""
-MEAN_STRETCH = 1 + (MOST_STRETCH - 1) / 3
+MEAN_STRETCH = 1 + (MAX_STRETCH - 1) / 3
 """The mean of `random_stretch`."""
 PERIODS = tuple(1.5 * 1.06**n for n in range(41))
 """The periods of the rhythms that are kept from looking like an effect, in blocks of mean length: 1.5 to 15."""
@@ -57,13 +57,13 @@ def order(seed: int) -> Iterator[Pair]:
 
 
 def random_stretch(chance: random.Random) -> float:
-    """A length between 1 and MOST_STRETCH. Short blocks are drawn more often: a trial then takes less time than with equal chances."""
-    return 1 + (MOST_STRETCH - 1) * chance.random() ** 2
+    """A length between 1 and MAX_STRETCH. Short blocks are drawn more often: a trial then takes less time than with equal chances."""
+    return 1 + (MAX_STRETCH - 1) * chance.random() ** 2
 
 
 def _drawn(chance: random.Random) -> Pair:
     first = chance.choice((BASELINE, CHANGED))
-    return Block(first, random_stretch(chance)), Block(other_arm(first), random_stretch(chance))
+    return Block(first, random_stretch(chance)), Block(other_variant(first), random_stretch(chance))
 
 
 class Exposure:

@@ -11,7 +11,9 @@ from gpuconsole.model.knobs.knob import show
 from gpuconsole.model.run import Run
 from gpuconsole.model.units import NA, plain
 
-LENGTHS_DIFFER, MOST_BY_CHANCE, ERRORS = 0.05, 0.20, 4.5
+LENGTHS_DIFFER = 0.05
+MAX_CHANCE_DIFFERENCE = 0.20
+ERRORS = 4.5
 """Prompts or answers whose mean lengths differ by more than 5 % are another load. With few requests, drawn lengths differ more by chance: four and a half standard errors
 of the difference are allowed, up to 20 %. A difference that is allowed counts as a doubt of its size (see `excuse`)."""
 LENGTHS_MATTER = 0.02
@@ -47,7 +49,7 @@ def unlike(before: Run, after: Run) -> list[Difference]:
             found.append(Difference(name, old, new))
     for name, words in LENGTHS.items():
         errors = [run.facts.get(name.replace("_mean", "_error"), 0.0) for run in (before, after)]
-        if abs(lengths_apart(before, after, name)) > max(LENGTHS_DIFFER, min(MOST_BY_CHANCE, ERRORS * math.hypot(*errors))):
+        if abs(length_difference(before, after, name)) > max(LENGTHS_DIFFER, min(MAX_CHANCE_DIFFERENCE, ERRORS * math.hypot(*errors))):
             found.append(Difference(words, *(plain(run.facts[name]) for run in (before, after))))
     return found
 
@@ -58,7 +60,7 @@ def engines(before: Run, after: Run) -> list[Difference]:
     return [Difference("engine", old, new)] if of_client(before, after) and old != new else []
 
 
-def lengths_apart(before: Run, after: Run, name: str) -> float:
+def length_difference(before: Run, after: Run, name: str) -> float:
     """By which share a mean length is larger after than before; 0 where it is not known."""
     old, new = (run.facts.get(name) for run in (before, after))
     return new / old - 1 if old and new else 0.0

@@ -10,7 +10,7 @@ import msgspec
 from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import LONE_RUN, of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
-from gpuconsole.experiments.throughput import MeasuredRun, Throughput, doubts, steady_points, throughput
+from gpuconsole.experiments.throughput import MeasuredRun, ThroughputRatio, doubts, steady_points, throughput
 from gpuconsole.model.comparison import BaselineVerdict, Comparison, ComparisonVerdict, Difference, MetricChange
 from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.knobs.catalogue import CATALOGUE as KNOBS
@@ -19,7 +19,7 @@ from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.units import NA
-from gpuconsole.session.figures.rate import Block, mean_rate
+from gpuconsole.session.figures.rate import RateBlock, mean_rate
 
 OF_THE_MACHINE = ("host", "os", "cpu", "cores", "memory_bytes", "python", "torch", "cuda", "driver", "price_per_hour")
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
@@ -28,7 +28,7 @@ ONE_FIGURE = "one number per run: no interval"
 FREE = "without run-queue delay"
 ONE_OPEN = "one run of an open loop on each side: the arrivals differ by chance"
 INVALID = "the numbers of a run are invalid"
-FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
+TOO_FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
 
 
 def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
@@ -141,7 +141,7 @@ def _words(value: object) -> str:
     return "none" if value in (None, "") else str(value)
 
 
-def _series(side: MeasuredRun) -> Iterator[tuple[str, list[Block]]]:
+def _series(side: MeasuredRun) -> Iterator[tuple[str, list[RateBlock]]]:
     """The points of each metric in the steady part of the run, outside of its trials. Metrics of the run's device have no device name."""
     for key in side.run.series:
         name, _, device = key.rstrip("}").partition("{device=")
@@ -166,7 +166,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
             yield f"summary.{figure}", float(value)
 
 
-def _of_throughput(before: MeasuredRun, after: MeasuredRun, answer: Throughput, other_work: bool) -> dict[str, MetricChange]:
+def _of_throughput(before: MeasuredRun, after: MeasuredRun, answer: ThroughputRatio, other_work: bool) -> dict[str, MetricChange]:
     """The rows of the main rate, by metric: on the wall clock, and without run-queue delay where the answer is without it."""
     name = f"workload.{before.run.throughput[1].replace('/s', '_per_s')}"
     clocks = [(name, throughput([before], [after], free=False)), (f"{name} {FREE}", answer)] if answer.free else [(name, answer)]
@@ -179,7 +179,7 @@ def _of_throughput(before: MeasuredRun, after: MeasuredRun, answer: Throughput, 
     return rows
 
 
-def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_work: bool, of_client: bool) -> MetricChange | None:
+def _of_series(key: str, before: Sequence[RateBlock], after: Sequence[RateBlock], other_work: bool, of_client: bool) -> MetricChange | None:
     """The row of a metric. `of_client`: a client sends as many requests as it is told, often few. So the error of a mean over them counts beside the deviation that
     is assumed between runs, and not only where it is larger."""
     name = key.partition(" ")[0]
@@ -193,7 +193,7 @@ def _of_series(key: str, before: Sequence[Block], after: Sequence[Block], other_
     if change is None and means == (0.0, 0.0):
         return None
     if change is None:
-        return MetricChange(key, CATALOGUE[name].unit, *means, "not judged", None, FEW_POINTS if few else "a mean is 0")
+        return MetricChange(key, CATALOGUE[name].unit, *means, "not judged", None, TOO_FEW_POINTS if few else "a mean is 0")
     return MetricChange(key, CATALOGUE[name].unit, *means, _worded(name, rate_verdict(change), other_work), change)
 
 

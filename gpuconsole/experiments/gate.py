@@ -6,8 +6,8 @@ The ratio of the two sides and its interval come from `throughput`, as in `compa
 whose true ratio is the limit or better is called a regression at most once in 40 times, and an A/A pair far less often. A side with one run or one occasion
 cannot show its noise: the gate assumes that its runs differ by LONE_RUN. If they differ by more, false alarms are more frequent (`python -m benchmarks.gate.simulated`
 prints the table).
-In an open loop the client sets the throughput. There the ratio is that of the speeds 1 / mean E2E, and at least FEWEST_OPEN runs of each side decide.
-The limit is at most MOST_LIMIT: then a regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the
+In an open loop the client sets the throughput. There the ratio is that of the speeds 1 / mean E2E, and at least MIN_OPEN_RUNS runs of each side decide.
+The limit is at most MAX_LIMIT: then a regression is also a proven loss by the rule of a trial (`verdict`), which counts differences below 2 % as none. Where the
 load of other programs differs between the sides, this load can explain a difference of its own size: a decision must hold with that allowance.
 
 **How many runs.** An undecided answer gives a number of runs of each side, measured in turn. So many runs decide the measured ratio, at this noise, with the probability
@@ -26,7 +26,7 @@ from statistics import NormalDist
 
 from gpuconsole.experiments import clients
 from gpuconsole.experiments.compare import FREE, compare
-from gpuconsole.experiments.runs import RunRate, occasions, squares_in
+from gpuconsole.experiments.runs import RunRate, batches, squares_in
 from gpuconsole.experiments.statistics import ALPHA, MINIMUM_EFFECT, NORMAL_975, RUN_TO_RUN, USUAL_RUNS, student_quantile
 from gpuconsole.experiments.throughput import MeasuredRun, answer_speed, keyed, throughput, why_no_rate
 from gpuconsole.model.comparison import Comparison, Difference, Gate, GateFigure, GateFinding, GateRatio, GateVerdict
@@ -36,23 +36,23 @@ from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
 from gpuconsole.session.figures.rate import contention_free
 
-MOST_LIMIT = 0.98
+MAX_LIMIT = 0.98
 """The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
-LEAST_LIMIT = 0.5
+MIN_LIMIT = 0.5
 NEAREST = 1 / 3
 """The least distance from the limit for which runs are planned, as a share of the distance between 1 and the limit."""
-MOST_NEEDED = 1000
+MAX_NEEDED = 1000
 DEGREES = 4
 """From this number of degrees of freedom on, runs are planned by the measured noise alone."""
 POWER = 0.8
 """Probability of a decision after the number of runs that an undecided answer names; usual for the size of an experiment (Cohen 1988)."""
 _BEYOND = NormalDist().inv_cdf(POWER)
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """A part of the step with a smaller share on both sides has no row."""
-FEWEST_OPEN = 3
-FEW_OPEN = (
+MIN_OPEN_RUNS = 3
+TOO_FEW_OPEN_RUNS = (
     "in an open loop, E2E depends on the arrivals, which differ from run to run by chance, and too few runs show how much: "
-    f"{FEWEST_OPEN} runs of each side or more, measured in turn, are needed"
+    f"{MIN_OPEN_RUNS} runs of each side or more, measured in turn, are needed"
 )
 NO_E2E = (
     "in an open loop the client sets the throughput, so E2E is judged, and a file has none: `vllm bench serve` writes it with --save-detailed, "
@@ -64,7 +64,7 @@ HARDWARE = ("cpu", "cores")
 
 Read = Callable[[Run], float | None]
 
-assert math.log(MOST_LIMIT) <= -MINIMUM_EFFECT  # see "The decision"
+assert math.log(MAX_LIMIT) <= -MINIMUM_EFFECT  # see "The decision"
 
 
 class GateError(ValueError):
@@ -83,14 +83,14 @@ def decide(ratio: GateRatio, fail_below: float, excused: float = 0.0) -> GateVer
 
 def runs_needed(spread: float, ratio: float, fail_below: float, nearest: float = NEAREST) -> int | None:
     """Runs of each side, in turn, after which a run-to-run standard deviation `spread` decides `ratio` against the limit with the probability POWER:
-    3 or more, None above MOST_NEEDED. `nearest`: the least distance from the limit, as a share of that between 1 and the limit."""
+    3 or more, None above MAX_NEEDED. `nearest`: the least distance from the limit, as a share of that between 1 and the limit."""
     limit = math.log(fail_below)
     distance = max(abs(math.log(ratio) - limit), nearest * abs(limit))
     least = max(
         3, math.ceil(2 * ((NORMAL_975 + _BEYOND) * spread / distance) ** 2)
     )  # with the normal quantile, which is below that of Student's t
     return next(
-        (n for n in range(least, MOST_NEEDED + 1) if (student_quantile(2 * n - 2, ALPHA) + _BEYOND) * spread * math.sqrt(2 / n) < distance),
+        (n for n in range(least, MAX_NEEDED + 1) if (student_quantile(2 * n - 2, ALPHA) + _BEYOND) * spread * math.sqrt(2 / n) < distance),
         None,
     )
 
@@ -109,7 +109,7 @@ def judge(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], fail_below: f
     if answer.doubt:
         verdict, why = "undecided", answer.doubt
     elif is_open and answer.ratio.assumed:
-        verdict, why, needed = "undecided", FEW_OPEN, FEWEST_OPEN
+        verdict, why, needed = "undecided", TOO_FEW_OPEN_RUNS, MIN_OPEN_RUNS
     elif verdict == "undecided" and decide(answer.ratio, fail_below) != "undecided":
         why = f"{answer.contention}: this alone may be the difference"
     elif verdict == "undecided":
@@ -144,21 +144,21 @@ def _too_noisy(ratio: GateRatio, rates: Sequence[Sequence[RunRate]], fail_below:
     """Why the noise leaves the gate undecided, and the number of runs that are needed."""
     spread = RUN_TO_RUN if ratio.assumed else ratio.spread
     if not ratio.in_turn:
-        squares, degrees = squares_in([[run.log_rate for run in unit] for side in rates for unit in occasions(side)])
+        squares, degrees = squares_in([[run.log_rate for run in unit] for side in rates for unit in batches(side)])
         within = statistics.fmean(run.error**2 for side in rates for run in side)
         spread = math.sqrt(
             squares / degrees if degrees >= DEGREES else max((USUAL_RUNS * RUN_TO_RUN**2 + squares) / (USUAL_RUNS + degrees), within)
         )
     needed = runs_needed(spread, ratio.estimate, fail_below, 1.0 if ratio.assumed else NEAREST)
-    count = f"more than {MOST_NEEDED}" if needed is None else f"about {needed}"
+    count = f"more than {MAX_NEEDED}" if needed is None else f"about {needed}"
     what = "are assumed to differ" if ratio.assumed else "differ"
     noise = f"equal {'runs' if ratio.in_turn else 'occasions'} {what} by {percent(ratio.spread, 1)} (standard deviation)"
     if ratio.in_turn:
-        return f"{noise}: {count} runs of each side, measured in turn, are needed", needed or MOST_NEEDED
+        return f"{noise}: {count} runs of each side, measured in turn, are needed", needed or MAX_NEEDED
     times = " and ".join(f"{number} occasion{'' if number == 1 else 's'}" for number in ratio.occasions)
     return (
         f"BASE and NEW were measured apart ({times}), and {noise}: {count} runs of each side, measured in turn, are needed",
-        needed or MOST_NEEDED,
+        needed or MAX_NEEDED,
     )
 
 
@@ -219,7 +219,7 @@ def _figures(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], free: bool
         reads += [(f"{title} {share}", "s", partial(_percentile, field, share)) for field, title in times for share in percentiles]
     else:
         shares = [side.run.summary.phases_ratio for side in (*base, *new)]
-        parts = [part for part in IN_A_STEP if max(share.get(part, 0.0) for share in shares) >= LEAST_SHARE]
+        parts = [part for part in IN_A_STEP if max(share.get(part, 0.0) for share in shares) >= MIN_SHARE]
         reads.append(("step time", "s", lambda run: run.summary.step_time_s.mean if run.summary.step_time_s else None))
         reads += [(f"step: {part}", "s", partial(_part_s, part)) for part in parts]
     reads.append(("memory peak", "bytes", lambda run: run.summary.memory_peak_bytes))

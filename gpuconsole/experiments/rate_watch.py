@@ -32,7 +32,7 @@ from gpuconsole.model.experiments import Trial
 from gpuconsole.model.run import Run, Step, Validity
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import SessionError
-from gpuconsole.session.figures.account import runq_ratio
+from gpuconsole.session.figures.breakdown import runq_ratio
 from gpuconsole.session.figures.rate import contention_free
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState

@@ -20,7 +20,7 @@ from gpuconsole.experiments.trial import TrialFailed
 from gpuconsole.model.experiments import Method, Sweep
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import COUNTS, Step
-from gpuconsole.session.figures.account import STEADY_STEPS, steady_from
+from gpuconsole.session.figures.breakdown import STEADY_STEPS, steady_from
 from gpuconsole.session.figures.rate import Work
 from gpuconsole.wire.events import AnyEvent, Started, Steps
 
@@ -32,7 +32,7 @@ END_S = 10.0
 """Seconds between SIGTERM and SIGKILL at the end of a side."""
 
 
-class Start:
+class CommandStart:
     """One start of the command, with its steps until it is steady."""
 
     def __init__(self, command: JobCommand) -> None:
@@ -82,7 +82,7 @@ class Start:
             self.steps += [step for step in event.steps if step.kind == COUNTS]
 
 
-class RestartSides:
+class RestartVariants:
     """The sides of a trial: two commands, of which one runs at a time. Two blocks of one side in a row share a start."""
 
     method: Method = "restarts ABBA"
@@ -90,7 +90,7 @@ class RestartSides:
     def __init__(self, before: JobCommand, after: JobCommand, say: Callable[[str], None]) -> None:
         """`say` receives a line for each start."""
         self._commands = {BASELINE: before, CHANGED: after}
-        self._starts: dict[int, Start] = {}
+        self._starts: dict[int, CommandStart] = {}
         self._running: int | None = None
         self._say, self._count = say, 0
 
@@ -99,7 +99,7 @@ class RestartSides:
             await self.close()
             self._count += 1
             self._say(f"start {self._count}: {'without' if arm == BASELINE else 'with'} the change")
-            start = self._starts[arm] = Start(self._commands[arm])
+            start = self._starts[arm] = CommandStart(self._commands[arm])
             self._running = arm
             await start.until_steady()
         self._starts[arm].handle.trial_steps.clear()
@@ -108,7 +108,7 @@ class RestartSides:
     def worker(self, arm: int) -> WorkerHandle:
         return self._starts[arm].handle
 
-    def started(self, arm: int) -> Start:
+    def started(self, arm: int) -> CommandStart:
         return self._starts[arm]
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ async def sweep_by_restarts(
             starts += 1
             say(f"start {starts}: {describe_changes(point.knobs)}")
             try:
-                start = Start(commands[index])
+                start = CommandStart(commands[index])
             except TrialFailed as problem:
                 point.error = str(problem)
                 continue
@@ -154,7 +154,7 @@ async def sweep_by_restarts(
         evaluate(sweep)
 
 
-async def _block_of(start: Start, point: Knobs, stretch: float) -> list[Step]:
+async def _block_of(start: CommandStart, point: Knobs, stretch: float) -> list[Step]:
     """The steps of one block. Raises WorkerGone.
 
     They have an arm, although there is one side only: the agent reads the run-queue delay on every such step, and on few of the others.

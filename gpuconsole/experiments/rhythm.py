@@ -19,18 +19,18 @@ from gpuconsole.session.figures.rate import Work
 FALSE_ALARM = 0.001
 """Largest probability that noise alone has a wave like the one found. The noise is not exactly as assumed, so false names are more frequent than
 this: `benchmarks.trial_statistics` counts them."""
-LEAST_AMPLITUDE = 0.01
+MIN_AMPLITUDE = 0.01
 """A smaller rhythm is not named: it changes the rate by less than 2 % from its slowest to its fastest moment, as MINIMUM_EFFECT."""
-LEAST_CYCLES = 3.0
+MIN_CYCLES = 3.0
 """A rhythm has come back twice: the blocks of the trial hold this many of its periods."""
-SHORTEST = 1.25
+MIN_CYCLE_BLOCKS = 1.25
 """The shortest period, in mean distances between blocks. Shorter waves are averaged out in each block."""
 PER_RESOLUTION = 3
 """Frequencies tried per 1 / duration of the trial."""
-LEAST_BLOCKS = 10
+MIN_BLOCKS = 10
 FITTED = 3
 """Numbers that the fit takes from the blocks, beside the level of each side: the trend, and two for the wave."""
-MOST_CORRELATED = 0.9
+MAX_CORRELATED = 0.9
 
 
 OnClock = dict[Clock, list["MeasuredBlock"]]
@@ -86,11 +86,11 @@ def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
     """
     n = len(blocks)
     times = [time for block in blocks for time in (block.start_s, block.end_s)]
-    if n < LEAST_BLOCKS or any(block.end_s <= block.start_s for block in blocks) or times != sorted(times):
+    if n < MIN_BLOCKS or any(block.end_s <= block.start_s for block in blocks) or times != sorted(times):
         return None
     begin = blocks[0].start_s
     span_s = blocks[-1].end_s - begin
-    lowest, highest = LEAST_CYCLES / span_s, n / (SHORTEST * span_s)
+    lowest, highest = MIN_CYCLES / span_s, n / (MIN_CYCLE_BLOCKS * span_s)
     values = [block.log_rate for block in blocks]
     middles = [(block.start_s + block.end_s) / 2 - begin for block in blocks]
     arms = sorted({block.arm for block in blocks})
@@ -125,17 +125,17 @@ def rhythm_of(blocks: Sequence[MeasuredBlock]) -> Rhythm | None:
     best = max((frequency for frequency in near if lowest <= frequency <= highest), key=lambda frequency: wave(frequency)[0])
     explained, amplitude = wave(best)
     by_chance = span_s * (highest - lowest) * max(0.0, 1 - explained) ** ((n - len(arms) - FITTED) / 2)
-    if by_chance >= FALSE_ALARM or amplitude < LEAST_AMPLITUDE:
+    if by_chance >= FALSE_ALARM or amplitude < MIN_AMPLITUDE:
         return None
     return Rhythm(1 / best, amplitude)
 
 
 def _correlation(residuals: Sequence[float]) -> float:
-    """The correlation from one residual to the next, 0 to MOST_CORRELATED. An estimate from few values is too small (Kendall 1954): see
+    """The correlation from one residual to the next, 0 to MAX_CORRELATED. An estimate from few values is too small (Kendall 1954): see
     `statistics.estimate`."""
     squares = _dot(residuals, residuals)
     seen = sum(value * after for value, after in pairwise(residuals)) / squares if squares > 0 else 0.0
-    return min(MOST_CORRELATED, max(0.0, seen + (1 + 4 * seen) / len(residuals)))
+    return min(MAX_CORRELATED, max(0.0, seen + (1 + 4 * seen) / len(residuals)))
 
 
 def _filtered(values: Sequence[float], correlation: float) -> list[float]:

@@ -4,7 +4,7 @@
 of memory, the placement of threads, the neighbours on the machine. So a run counts once, with the log of its mean rate, and the noise is the spread
 between runs of the same side.
 
-**When the runs were measured.** Runs of one host with less than OCCASION_S between them are one *occasion*. What changes slowly (another machine of
+**When the runs were measured.** Runs of one host with less than BATCH_GAP_S between them are one *occasion*. What changes slowly (another machine of
 the same kind, temperature, load of the day) is the same for all runs of an occasion. So there are two designs:
 
 - *In turn*: all runs of both sides are one occasion, and the mean places of the two sides in the order of time differ by one place at most (A B, A B B A,
@@ -30,21 +30,21 @@ from typing import NamedTuple
 
 from gpuconsole.experiments.statistics import ALPHA, MIN_BLOCKS, student_quantile
 from gpuconsole.model.comparison import GateRatio
-from gpuconsole.session.figures.rate import Block, estimate
+from gpuconsole.session.figures.rate import RateBlock, estimate
 
-OCCASION_S = 600.0
+BATCH_GAP_S = 600.0
 """Two runs of a host belong to one occasion where less time than this lies between them. Our choice: the checkout and the build of another commit take less."""
 LONE_RUN = 0.05
 """Assumed standard deviation between the runs of a side with one unit. Runs on a shared machine that differ by more are rare
 (six equal runs differed by 2.7 %)."""
 LONE_DEGREES = 16
 """Degrees of freedom of LONE_RUN. In practice, a measured side has fewer."""
-FEW = 2
+MAX_UNSURE_UNITS = 2
 """Up to this number of units, the units of a side may agree by chance."""
 UNSURE_DEGREES = 0.5
 """Taken off the degrees of freedom of sides with unequal numbers of units: see "The interval". With it, no simulated row has more than 1 in 40 false regressions
 at the limit (`benchmarks/gate/simulated.py`); without it and without the limit of one more than those of the smaller side, up to 1 in 30."""
-MOST_DEGREES = 200
+MAX_DEGREES = 200
 
 
 class RunRate(NamedTuple):
@@ -60,7 +60,7 @@ class RunRate(NamedTuple):
     ended: float | None = None
 
 
-def of_blocks(blocks: Sequence[Block]) -> RunRate | None:
+def of_blocks(blocks: Sequence[RateBlock]) -> RunRate | None:
     """The mean of a metric of a run with these `blocks`; None with too few blocks, or where the mean has no log."""
     if len(blocks) < MIN_BLOCKS or not any(block.rate > 0 for block in blocks):
         return None
@@ -70,29 +70,29 @@ def of_blocks(blocks: Sequence[Block]) -> RunRate | None:
 
 def ratio_of(base: Sequence[RunRate], new: Sequence[RunRate]) -> GateRatio:
     """The ratio of the rates of the two sides, with its interval. Each side has one run or more."""
-    if in_turn(base, new):
+    if interleaved(base, new):
         return _ratio([[run] for run in base], [[run] for run in new], True, (1, 1))
-    old, now = occasions(base), occasions(new)
+    old, now = batches(base), batches(new)
     return _ratio(old, now, False, (len(old), len(now)))
 
 
-def in_turn(base: Sequence[RunRate], new: Sequence[RunRate]) -> bool:
+def interleaved(base: Sequence[RunRate], new: Sequence[RunRate]) -> bool:
     """Whether both sides were measured on one occasion, in turn."""
-    if any(run.begun is None for run in (*base, *new)) or len(occasions([*base, *new])) > 1:
+    if any(run.begun is None for run in (*base, *new)) or len(batches([*base, *new])) > 1:
         return False
     order = sorted([(run.begun or 0.0, side) for side, runs in ((0, base), (1, new)) for run in runs])
     places = [statistics.fmean(place for place, (_, of) in enumerate(order) if of == side) for side in (0, 1)]
     return abs(places[0] - places[1]) <= 1
 
 
-def occasions(runs: Sequence[RunRate]) -> list[list[RunRate]]:
+def batches(runs: Sequence[RunRate]) -> list[list[RunRate]]:
     """The runs by occasion, the oldest first. Runs without a time count as one occasion."""
     split: list[list[RunRate]] = []
     for host in dict.fromkeys(run.host for run in runs):
         here = sorted((run for run in runs if run.host == host), key=lambda run: run.begun or 0.0)
         split.append(here[:1])
         for before, run in pairwise(here):
-            apart = before.ended is not None and run.begun is not None and run.begun - before.ended > OCCASION_S
+            apart = before.ended is not None and run.begun is not None and run.begun - before.ended > BATCH_GAP_S
             split += [[run]] if apart else []
             if not apart:
                 split[-1].append(run)
@@ -103,7 +103,7 @@ Units = Sequence[Sequence[RunRate]]
 
 
 def _ratio(base: Units, new: Units, turns: bool, times: tuple[int, int]) -> GateRatio:
-    """`base`, `new`: the runs of each unit of a side (see `occasions`; in turn, one run is a unit)."""
+    """`base`, `new`: the runs of each unit of a side (see `batches`; in turn, one run is a unit)."""
     levels = [[statistics.fmean(run.log_rate for run in unit) for unit in side] for side in (base, new)]
     half, spread, assumed = _welch(base, new, levels)
     middle = statistics.fmean(levels[1]) - statistics.fmean(levels[0])
@@ -135,14 +135,14 @@ def _welch(base: Units, new: Units, levels: Sequence[Sequence[float]]) -> tuple[
         degrees = few
     elif few != many and own == chosen:
         degrees = min(few + 1, degrees - UNSURE_DEGREES)
-    half = student_quantile(max(1, min(MOST_DEGREES, math.floor(degrees))), ALPHA) * math.sqrt(total)
+    half = student_quantile(max(1, min(MAX_DEGREES, math.floor(degrees))), ALPHA) * math.sqrt(total)
     return half, math.sqrt(max(side.variance for side in chosen)), any(side.assumed for side in chosen)
 
 
 def _deviation(units: Sequence[Sequence[RunRate]], own: _Deviation | None, other: _Deviation | None) -> _Deviation:
     """The deviation of a side: its `own`, an assumed one, or that of the other side (see "The interval")."""
     ways = [own] if own is not None else [other] if other is not None else []
-    if len(units) <= FEW:
+    if len(units) <= MAX_UNSURE_UNITS:
         within = statistics.fmean(_variance_within(unit) / len(unit) for unit in units)
         ways.append(_Deviation(max(LONE_RUN**2, within), LONE_DEGREES, True))
     return max(ways, key=lambda way: way.reach)

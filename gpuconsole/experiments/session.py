@@ -133,7 +133,7 @@ class Trials:
         self._work: asyncio.Task[Any] | None = None
         """The latest trial from its first moment to its report."""
         self._background = BackgroundTasks(emit)
-        control.on_break_off.append(self._break_off)
+        control.on_cancel.append(self._cancel_trial)
 
     async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
         """Prove a change; keep it if it wins and `keep` is true. Raises SessionError.
@@ -190,7 +190,7 @@ class Trials:
         else:
             raise SessionError("no trial runs")
 
-    def _break_off(self) -> None:
+    def _cancel_trial(self) -> None:
         if self._trial is not None:
             self._trial.cancel()
 

@@ -14,7 +14,7 @@ from gpuconsole.model.comparison import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.figures.rate import Block, Work, blocks_of, work_over_time
+from gpuconsole.session.figures.rate import RateBlock, Work, blocks_of, work_over_time
 
 # --- statistics of measured rates ----------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ BETWEEN: dict[Method, float] = {
 }
 """Standard deviation of the log ratio between the two sides of a trial that have the same settings. Two processes differ by RUN_TO_RUN each,
 and this difference is the same in every pair."""
-LEAST_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + MINIMUM_EFFECT)
+MIN_EFFECT_BETWEEN_PROCESSES = math.expm1(NORMAL_975 * BETWEEN["two workers ABBA"] + MINIMUM_EFFECT)
 """The smallest gain that a trial with one process per side can prove: 8 %."""
 MIN_BLOCKS = 4
 """Minimum number of blocks of a run for a comparison with another run."""
@@ -286,12 +286,12 @@ NEGLIGIBLE = 0.01
 """Share of step time. An event with a smaller share need not happen equally often in both blocks of a pair."""
 RUN_BLOCK_S = 1.0
 MIN_RUN_BLOCK_S = 0.25
-FEW_RUN_BLOCKS = 12
+MIN_RUN_BLOCKS = 12
 """A run too short for this many blocks of RUN_BLOCK_S is cut into shorter blocks."""
-MOST_RUN_BLOCKS = 60
+MAX_RUN_BLOCKS = 60
 
 
-def other_arm(arm: int) -> int:
+def other_variant(arm: int) -> int:
     return CHANGED if arm == BASELINE else BASELINE
 
 
@@ -464,8 +464,8 @@ def rate(steps: Sequence[Step], contention_free: bool, work: Work = work_of_step
     return per_s * seconds / max(seconds - sum(sum(step.runq or ()) for step in steps), 1e-9)
 
 
-def run_blocks(steps: Sequence[Step]) -> list[Block]:
-    """Successive blocks of a run: about a second each, at least MIN_STEPS steps, at most MOST_RUN_BLOCKS blocks."""
+def run_blocks(steps: Sequence[Step]) -> list[RateBlock]:
+    """Successive blocks of a run: about a second each, at least MIN_STEPS steps, at most MAX_RUN_BLOCKS blocks."""
     total = sum(step.wall_s for step in steps)
-    block_s = max(MIN_RUN_BLOCK_S, min(RUN_BLOCK_S, total / FEW_RUN_BLOCKS), total / MOST_RUN_BLOCKS)
+    block_s = max(MIN_RUN_BLOCK_S, min(RUN_BLOCK_S, total / MIN_RUN_BLOCKS), total / MAX_RUN_BLOCKS)
     return blocks_of(steps, work_of_step, block_s, MIN_STEPS)

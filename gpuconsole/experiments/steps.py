@@ -20,20 +20,20 @@ from gpuconsole.session.figures.rate import Work
 
 RECENT_BLOCKS = 8
 """Blocks of a side in which its cycle is looked for."""
-LONGEST_CYCLE = 16
+MAX_CYCLE = 16
 """The longest cycle that is looked for, in steps."""
-LEAST_CORRELATED = 0.5
+MIN_CORRELATED = 0.5
 """Steps repeat after a number of steps if their times are correlated by more than this over that number."""
-LEAST_SPREAD = 0.1
+MIN_SPREAD = 0.1
 """Steps that differ by less than this share of their mean have no cycle that matters."""
-MOST_SKIPPED_S = 1.0
+MAX_SKIPPED_S = 1.0
 """Most seconds of steps that are skipped before a block of unequal steps."""
 UNEQUAL = 0.5
 """The standard deviation of unequal steps over their mean, at least."""
 LONGER = 2
 """Factor for the length of a block of unequal steps whose cycle is not known: the cycle shows in a longer block. The length stays where the block would take
 longer than MAX_BLOCK_S, and where the block has whole rounds of the workers or whole known periods anyway."""
-LEAST_CHUNKS = 3
+MIN_CHUNKS = 3
 """Whole cycles from which a spread is estimated."""
 LOOKED_FOR = math.log(200)
 """A stall in one of N steps is missed by N times this number of steps in one of 200 trials."""
@@ -77,7 +77,7 @@ class Lengths:
         if arm in self._recent and (self.cycle(arm) > 1 or not self._unequal(arm)):
             return 0
         step_s = self.step_s(arm)
-        return self._chance.randint(0, min(LONGEST_CYCLE - 1, int(MOST_SKIPPED_S / max(step_s, 1e-9)))) if step_s is not None else 0
+        return self._chance.randint(0, min(MAX_CYCLE - 1, int(MAX_SKIPPED_S / max(step_s, 1e-9)))) if step_s is not None else 0
 
     def count(self, arm: int, plan: BlockPlan, stretch: float) -> int | None:
         """The number of steps of the next block of `arm`; None where no step is known yet, so that a few steps must be seen first."""
@@ -130,17 +130,17 @@ class NextBlock:
 
 
 def cycle_of(blocks: Sequence[Sequence[float]] | deque[list[float]]) -> int:
-    """After how many steps the times of the steps in `blocks` repeat, up to LONGEST_CYCLE; 1 where they do not."""
+    """After how many steps the times of the steps in `blocks` repeat, up to MAX_CYCLE; 1 where they do not."""
     every = [seconds for block in blocks for seconds in block]
     if len(every) < 2 * MIN_STEPS:
         return 1
     mean = statistics.fmean(every)
     variance = statistics.fmean((seconds - mean) ** 2 for seconds in every)
-    if variance < (LEAST_SPREAD * mean) ** 2:
+    if variance < (MIN_SPREAD * mean) ** 2:
         return 1
     offsets = [[seconds - mean for seconds in block] for block in blocks]
-    best, cycle = LEAST_CORRELATED, 1
-    for lag in range(2, LONGEST_CYCLE + 1):
+    best, cycle = MIN_CORRELATED, 1
+    for lag in range(2, MAX_CYCLE + 1):
         pairs = sum(max(0, len(block) - lag) for block in offsets)
         if pairs < max(2 * lag, 2 * MIN_STEPS):
             break
@@ -178,8 +178,8 @@ class _Chunks:
             )
 
     def variance(self) -> float | None:
-        """The relative variance of the time for the work of a step; None for fewer than LEAST_CHUNKS chunks."""
-        if self._count < LEAST_CHUNKS or self._work <= 0 or self._seconds <= 0:
+        """The relative variance of the time for the work of a step; None for fewer than MIN_CHUNKS chunks."""
+        if self._count < MIN_CHUNKS or self._work <= 0 or self._seconds <= 0:
             return None
         per_work = self._seconds / self._work
         squares = self._of_seconds - 2 * per_work * self._of_both + per_work * per_work * self._of_work

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from gpuconsole.engine.children.pool import Devices
+from gpuconsole.engine.children.pool import DeviceSelection
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
@@ -33,7 +33,7 @@ START_S = 300.0
 """Time for a worker to report a first step, or the next step of a block."""
 SERVER_START_S = 1260.0
 """The same for a model server: a large model takes minutes to load and compile. The serving worker reports a failure after 20 minutes."""
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 """Maximum number of workers. Each worker keeps its memory during the whole sweep."""
 MIN_REPEATS = MIN_PAIRS
 WORSE_BY = 0.95
@@ -86,7 +86,9 @@ class Sweeper:
     OF_JOB = False
     """Whether the worker is the user's own job."""
 
-    def __init__(self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice, devices: Devices | None = None) -> None:
+    def __init__(
+        self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice, devices: DeviceSelection | None = None
+    ) -> None:
         """`devices` chooses the GPUs of runs in several processes."""
         self._devices = devices
         self._chosen, self._base, self._device, self._serving = chosen, base, device, serving
@@ -139,8 +141,8 @@ class Sweeper:
 
     def _check_count(self, points: list[Knobs]) -> None:
         """Raises SessionError where more workers would be needed than are possible."""
-        if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MOST_WORKERS:
-            raise SessionError(f"{own} settings need their own worker: at most {MOST_WORKERS} are possible at a time")
+        if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MAX_WORKERS:
+            raise SessionError(f"{own} settings need their own worker: at most {MAX_WORKERS} are possible at a time")
 
     async def close(self) -> None:
         for _, worker in self._workers:
@@ -206,8 +208,8 @@ class Sweeper:
             raise SessionError(why)
         worker = next((other for started, other in self._workers if _takes(point, started, other)), None)
         if worker is None:
-            if len(self._workers) >= MOST_WORKERS:
-                raise SessionError(f"more than {MOST_WORKERS} settings need their own worker")
+            if len(self._workers) >= MAX_WORKERS:
+                raise SessionError(f"more than {MAX_WORKERS} settings need their own worker")
             worker = await self._launch(knobs)
             self._live_limits = self._live_limits and all(_takes(other, knobs, worker) for other in _alike(point, points))
             if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values of its start

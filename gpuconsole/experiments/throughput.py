@@ -23,13 +23,13 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run, Validity
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import percent, visible
-from gpuconsole.session.figures.rate import Block, contention_free, estimate, mean_rate
+from gpuconsole.session.figures.rate import RateBlock, contention_free, estimate, mean_rate
 
 RUN_QUEUE_DIFFERS = 0.15
 """The threshold of rule host.cpu_contention. Below this share, verdicts on contention-free time are correct."""
 OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Minimum load that the signals of rule host.cpu_contention count as contention (docs/diagnosis.md)."""
-LEAST_REQUESTS = 20
+MIN_REQUESTS = 20
 """Fewer answered requests are no measurement of a server by another client."""
 DIGEST = 8
 """Letters of the digest in a name."""
@@ -54,7 +54,7 @@ class MeasuredRun(NamedTuple):
         return msgspec.structs.replace(self.session, runs=[self.run], trials=trials, sweeps=[])
 
 
-class Throughput(NamedTuple):
+class ThroughputRatio(NamedTuple):
     """The throughput of the new runs over that of the base runs.
 
     `rates`: the rates of both sides. `free`: they are without run-queue delay. `excused`: the additional share of time that contention took from one side
@@ -78,7 +78,9 @@ class Throughput(NamedTuple):
         return "undecided" if self.doubt else rate_verdict(self.change, self.excused)
 
 
-def throughput(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bool = False, free: bool | None = None) -> Throughput | None:
+def throughput(
+    base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bool = False, free: bool | None = None
+) -> ThroughputRatio | None:
     """Compare the throughput of `new` with that of `base`; None where a run has no rate, or counts something else. `live`: the new run goes on. `free`: None where the runs decide."""
     if free is None:
         free = all(side.run.device == "cpu" and side.run.summary.runq_ratio is not None for side in (*base, *new))
@@ -92,7 +94,7 @@ def throughput(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bo
     return _answer(base, new, rates, free)
 
 
-def answer_speed(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> Throughput | None:
+def answer_speed(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> ThroughputRatio | None:
     """Compare how fast requests are answered, 1 / mean E2E: in an open loop, where the client sets the throughput. None where a run has no E2E."""
     rates = (
         [rate for side in base if (rate := _speed_of(side)) is not None],
@@ -103,7 +105,9 @@ def answer_speed(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> Thr
     return _answer(base, new, rates, False)
 
 
-def _answer(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], rates: tuple[list[RunRate], list[RunRate]], free: bool) -> Throughput:
+def _answer(
+    base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], rates: tuple[list[RunRate], list[RunRate]], free: bool
+) -> ThroughputRatio:
     doubt = next(
         (f"{side.name}: {why}" for side in (*base, *new) if (why := doubts(side.run.validity) or clients.load_unknown(side.run))), ""
     )
@@ -112,7 +116,7 @@ def _answer(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], rates: tupl
     if not why:
         share, why = clients.excuse([side.run for side in base], [side.run for side in new])
         excused = share if ratio.estimate < 1 else -share
-    return Throughput(ratio, rates, free, excused, why, doubt)
+    return ThroughputRatio(ratio, rates, free, excused, why, doubt)
 
 
 def _speed_of(side: MeasuredRun) -> RunRate | None:
@@ -158,8 +162,8 @@ def why_no_rate(side: MeasuredRun, live: bool = False) -> str:
         return doubts(run.validity)
     if rate is None and run.summary.step_time_s is not None:
         return "the run has steps and no rate: the samples of a step are not known"
-    if run.client and run.summary.requests < LEAST_REQUESTS:
-        return f"only {run.summary.requests} answered requests: at least {LEAST_REQUESTS} make a rate"
+    if run.client and run.summary.requests < MIN_REQUESTS:
+        return f"only {run.summary.requests} answered requests: at least {MIN_REQUESTS} make a rate"
     if run.client and rate is not None and rate.mean > 0:
         return ""  # the client has printed its rate, and need not have blocks
     if rate is None or rate.mean <= 0 or run.steady_from_s is None or (rate.n < MIN_BLOCKS and not live):
@@ -181,7 +185,7 @@ def doubts(validity: Validity | None) -> str:
     return visible(f"its numbers are {validity.verdict}: {'; '.join(validity.reasons)}")
 
 
-def steady_points(side: MeasuredRun, key: str) -> list[Block]:
+def steady_points(side: MeasuredRun, key: str) -> list[RateBlock]:
     """The values of a series in the steady part of the run with their weights, outside of its trials. Empty where the run does not have the series."""
     run, data = side.run, side.run.series.get(key)
     if data is None:
@@ -191,7 +195,7 @@ def steady_points(side: MeasuredRun, key: str) -> list[Block]:
     tried = [(trial.begun_s, trial.ended_s) for trial in side.session.trials if trial.baseline_run == run.id]
     windows = [(begun, ended) for begun, ended in tried if begun is not None and ended is not None]
     return [
-        Block(value, weight)
+        RateBlock(value, weight)
         for t, value, weight in zip(data.t, data.v, data.weights, strict=True)
         if t >= since and not any(begun <= t <= ended for begun, ended in windows)
     ]

@@ -38,12 +38,12 @@ SAME_LOAD, SAME_MEAN_LOAD = math.log(2.0), math.log(1.1)
 """The load of two blocks, and the mean load of all blocks of both sides, may differ by these factors."""
 EXPLAINS = 0.25
 """A difference of the mean load of a quarter of the effect, in logarithms, does not explain the effect."""
-MOST_COST = math.log(1.25)
+MAX_COST = math.log(1.25)
 """A change that makes another figure a fifth worse, as far as known, is no win."""
 SEEN = 0.02
 """A limit matters if it binds in so many readings, or for so many iterations, of the blocks."""
-LEAST_READINGS = 5
-LEAST_TOKENS = 20
+MIN_READINGS = 5
+MIN_TOKENS = 20
 
 
 class TrafficBlock(NamedTuple):
@@ -70,7 +70,7 @@ class TrafficBlock(NamedTuple):
 def block_of(states: Sequence[ServerState]) -> TrafficBlock | None:
     """The block of these successive readings; None where they are too few, or the server did too little. Raises ValueError where it does not report what is needed,
     and where it restarted between them."""
-    if len(states) < LEAST_READINGS:
+    if len(states) < MIN_READINGS:
         return None
     first, last = states[0], states[-1]
     if any(later.totals.get(name, 0.0) < value for before, later in itertools.pairwise(states) for name, value in before.totals.items()):
@@ -89,7 +89,7 @@ def block_of(states: Sequence[ServerState]) -> TrafficBlock | None:
         return gained(f"{name}_sum") / count if count > 0 else None
 
     tokens, seconds = gained("generation_tokens"), last.t - first.t
-    if tokens < LEAST_TOKENS or inside <= 0 or seconds <= 0:
+    if tokens < MIN_TOKENS or inside <= 0 or seconds <= 0:
         return None
     arrivals = max(0.0, sum(map(gained, LEFT)) + readings[-1] - readings[0])
 
@@ -101,7 +101,7 @@ def block_of(states: Sequence[ServerState]) -> TrafficBlock | None:
     if iterations:
         iterations[math.inf] = gained("iteration_tokens_count")
     latencies = {
-        name: Gained(gained(f"{name}_sum"), count, up_to(name)) for name in OF_HISTOGRAMS if (count := gained(f"{name}_count")) > 0
+        name: ObjectiveGain(gained(f"{name}_sum"), count, up_to(name)) for name in OF_HISTOGRAMS if (count := gained(f"{name}_count")) > 0
     }
     return TrafficBlock(seconds, arrivals, inside, readings, tokens, mean("ttft_s"), mean("itl_s"), iterations, latencies)
 
@@ -188,7 +188,7 @@ Intervals = Mapping[str, tuple[float, float, float]]
 def _by_figures(intervals: Intervals) -> tuple[Verdict | None, str]:
     """The verdict without an objective, and its reason."""
     better, worse = _better(intervals), _worse(intervals)
-    dearer = [name for name, (mean, _, _) in intervals.items() if mean < -MOST_COST]
+    dearer = [name for name, (mean, _, _) in intervals.items() if mean < -MAX_COST]
     if worse and set(better) & set(PRIMARY):
         return "undecided", f"a trade: {_listed(better, intervals)}, but {_listed(worse, intervals)}"
     if set(worse) & set(PRIMARY):
@@ -268,11 +268,11 @@ def _factor(log_ratio: float) -> str:
 # values above the limit is taken of each block: of those that are certainly above it, and of those that may be, because their bucket has the limit inside. The shares of the blocks have
 # an interval like all figures of the trial, and the whole interval must be on one side.
 
-LEAST_BEYOND = 3.0
+MIN_ERRORS_BEYOND = 3.0
 """A percentile is kept if so many values are expected beyond it: of 300 values none beyond p99 has a chance of 5 % where 1 % are (the rule of three: Hanley and Lippman-Hand 1983)."""
 
 
-class Gained(NamedTuple):
+class ObjectiveGain(NamedTuple):
     """What a histogram of a server gained in a block: the sum of the values, their number `n`, and their number up to each bound."""
 
     total: float
@@ -286,7 +286,7 @@ class Gained(NamedTuple):
         return 1 - at_least / self.n, 1 - at_most / self.n
 
 
-Latencies = Mapping[str, Gained]
+Latencies = Mapping[str, ObjectiveGain]
 """What the histograms gained in a block, by figure."""
 
 
@@ -318,7 +318,7 @@ def _side(bound: LatencyBound, blocks: Sequence[Latencies], intervals: int) -> t
     least, most = (simultaneous_interval(side, intervals) for side in zip(*values, strict=True))
     if len(found) < MIN_PAIRS or least is None or most is None:
         return span, "unknown"
-    return span, "no" if least[0] > allowed else "yes" if most[1] <= allowed and beyond >= LEAST_BEYOND else "unknown"
+    return span, "no" if least[0] > allowed else "yes" if most[1] <= allowed and beyond >= MIN_ERRORS_BEYOND else "unknown"
 
 
 def all_meet(meets: Sequence[Meets]) -> Meets:

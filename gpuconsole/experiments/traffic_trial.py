@@ -13,7 +13,7 @@ import msgspec
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import Block, order
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, resolution
-from gpuconsole.experiments.traffic import LEAST_READINGS, TrafficBlock, TrafficPair, block_of, judge
+from gpuconsole.experiments.traffic import MIN_READINGS, TrafficBlock, TrafficPair, block_of, judge
 from gpuconsole.experiments.trial import MAX_PAIRS, USUAL, Outcome, TrialFailed, TrialLimits
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -23,9 +23,11 @@ from gpuconsole.session.run import RunRecord
 
 BLOCK_S = (4.0, 20.0)
 """Bounds of the shortest block, in seconds."""
-REQUESTS_LONG, ARRIVALS = 2.0, 12.0
+REQUESTS_LONG = 2.0
+ARRIVALS = 12.0
 """A block lasts as long as two requests, and as twelve requests take to come."""
-LONGER, MOSTLY_ALIKE = 1.5, 0.75
+LONGER = 1.5
+MIN_ALIKE_SHARE = 0.75
 """Blocks grow by this factor after a pair, while fewer than so many pairs had the same load: a longer block holds more of the ups and downs of the traffic."""
 LATE_S = 20.0
 """A block that has so much less time than planned has lost its readings."""
@@ -98,7 +100,7 @@ class TrafficTrial:
                 engines = int(self._run.facts.get("live_limit.engines", 1))
                 judged = judge(pairs, trial.changes, self._values[BASELINE], engines, self._objective)
                 reason = judged.reason
-                if judged.compared < MOSTLY_ALIKE * len(pairs):
+                if judged.compared < MIN_ALIKE_SHARE * len(pairs):
                     self._block_s = min(BLOCK_S[1], LONGER * self._block_s)
                 log_ratios, nulls = judged.pairs.log_ratios, judged.pairs.null_log_ratios
                 trial = msgspec.structs.replace(
@@ -136,7 +138,7 @@ class TrafficTrial:
         latest = time.monotonic() + 2 * wanted_s + LATE_S
         while True:
             steps = [step for step in worker.trial_steps if step.arm == block.arm and step.kind == COUNTS]
-            if len(steps) >= LEAST_READINGS - 1 and sum(step.wall_s for step in steps) >= wanted_s:
+            if len(steps) >= MIN_READINGS - 1 and sum(step.wall_s for step in steps) >= wanted_s:
                 break
             if (outage := self._serving.outages.current) is not None:
                 raise TrialFailed(f"the server does not answer: {outage.why}")

@@ -30,7 +30,7 @@ from gpuconsole.experiments.statistics import (
     Pairs,
     exhausted,
     one_step,
-    other_arm,
+    other_variant,
     pairs_needed,
     plans,
     rate,
@@ -70,7 +70,7 @@ class TrialLimits(msgspec.Struct, frozen=True):
 USUAL = TrialLimits()
 
 
-class Sides(Protocol):
+class Variants(Protocol):
     """The two sides of a trial."""
 
     method: Method
@@ -119,7 +119,7 @@ class TwoWorkers:
 
     async def switch_to(self, arm: int) -> None:
         self._workers[arm].trial_steps.clear()
-        await self._workers[other_arm(arm)].pause()
+        await self._workers[other_variant(arm)].pause()
         self._workers[arm].resume(arm)
 
     def worker(self, arm: int) -> WorkerHandle:
@@ -195,7 +195,7 @@ class LiveTrial:
         """The trial with its verdict. A cold change needs a second worker. The first worker pauses while the second worker starts."""
         trial, run = self._trial, self._run
         try:
-            sides: Sides = OneWorker(self._worker, run.knobs, trial.changes)
+            sides: Variants = OneWorker(self._worker, run.knobs, trial.changes)
             if self._cold:
                 trial = msgspec.structs.replace(trial, method=TwoWorkers.method)
                 self._report(trial)
@@ -216,7 +216,7 @@ class LiveTrial:
         """
         knobs = {**self._run.knobs, **self._trial.changes}
         await self._worker.pause()
-        if why := await self._control.room_beside(self._run, self._worker).missing_room(knobs):
+        if why := await self._control.secondary_room(self._run, self._worker).missing_room(knobs):
             raise TrialFailed(why)
         try:
             challenger = await self._control.start_second(knobs)
@@ -230,7 +230,7 @@ class LiveTrial:
         except TimeoutError:
             raise TrialFailed(f"not running after {challenger.start_limit_s:.0f} s") from None
         except WorkerGone as gone:
-            held = self._control.room_beside(self._run, self._worker).paused_text() if lacks_memory(str(gone)) else ""
+            held = self._control.secondary_room(self._run, self._worker).paused_text() if lacks_memory(str(gone)) else ""
             raise TrialFailed(f"{str(gone).rstrip('.')}; {held}" if held else str(gone)) from None
         await challenger.pause()
         return challenger
@@ -269,7 +269,7 @@ class LiveTrial:
         return Outcome(trial, lost)
 
 
-async def run_trial(trial: Trial, run: Run, sides: Sides, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
+async def run_trial(trial: Trial, run: Run, sides: Variants, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
     """Measure `trial` on `run`. The result has a verdict (state done), or state failed with the reason. The side of the last block keeps running.
 
     Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that delay (`num_threads`), or affects
@@ -373,7 +373,7 @@ def _pairs(
     return pairs
 
 
-async def _block(sides: Sides, block: Block, plan: BlockPlan, lengths: Lengths) -> tuple[list[Step], float]:
+async def _block(sides: Variants, block: Block, plan: BlockPlan, lengths: Lengths) -> tuple[list[Step], float]:
     """The counted steps of `block`, and the seconds that `plan` spreads over them."""
     worker = sides.worker(block.arm)
     arriving = NextBlock(plan, lengths, block.arm, block.stretch)
@@ -393,7 +393,7 @@ def _work_of(blocks: Mapping[int, Sequence[Step]], changes: Knobs) -> Work:
         raise TrialFailed(str(problem)) from None
 
 
-async def with_quality(trial: Trial, sides: Sides) -> Trial:
+async def with_quality(trial: Trial, sides: Variants) -> Trial:
     """`trial` with a quality measure of both sides, if the change alters computed values: perplexity (model server) or held-out loss
     (training). Without the measure if it is not available on both sides."""
     if trial.state != "done" or trial.held_out_loss is not None or not trial.checked:
@@ -424,7 +424,7 @@ class FiniteLoss:
     step out. It speaks against a change of numerics only, and only where the side without the change has fewer.
     """
 
-    LEAST_READ = 0.5
+    MIN_READ = 0.5
     """From this share of the steps on, the losses of a side are read on its steps, not only where the program logs one."""
 
     def __init__(self, numerics: bool) -> None:
@@ -440,7 +440,7 @@ class FiniteLoss:
         Before the changed side has run, a loss that is not finite is not the work of the change.
         """
         losses, before = losses_of(steps), self._shares[arm]
-        lost = len(before) > 1 and min(before) >= self.LEAST_READ and not losses
+        lost = len(before) > 1 and min(before) >= self.MIN_READ and not losses
         tried = arm == CHANGED or bool(self._shares[CHANGED])
         before.append(len(losses) / len(steps))
         self._losses[arm] += losses
@@ -510,7 +510,7 @@ def _progress(middles: Sequence[float], place: int) -> float:
     return (middles[last] - middles[first]) / (last - first)
 
 
-async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
+async def _with_perplexity(trial: Trial, sides: Variants) -> Trial:
     answers = [await sides.worker(arm).probe("perplexity") for arm in (BASELINE, CHANGED)]
     values = [answer.signals["quality.perplexity"].value for answer in answers if "quality.perplexity" in answer.signals]
     if len(values) < 2:
@@ -520,7 +520,7 @@ async def _with_perplexity(trial: Trial, sides: Sides) -> Trial:
     return msgspec.structs.replace(trial, perplexity=Perplexity(*values))
 
 
-async def _with_loss(trial: Trial, sides: Sides) -> Trial:
+async def _with_loss(trial: Trial, sides: Variants) -> Trial:
     """Measure the held-out loss in the order without, with, without, with, without the change.
 
     A few training steps lie between two looks. So each look with the change is compared with the middle of the looks before and after it: a

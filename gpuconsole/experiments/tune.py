@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole.diagnosis.engine import Standing, in_doubt, probes_waiting
+from gpuconsole.diagnosis.engine import DiagnosisStatus, in_doubt, probes_waiting
 from gpuconsole.diagnosis.rule import TRIAL_ERROR
 from gpuconsole.experiments.block_order import MEAN_STRETCH
-from gpuconsole.experiments.statistics import LEAST_BETWEEN_PROCESSES, MIN_PAIRS, plans
+from gpuconsole.experiments.statistics import MIN_EFFECT_BETWEEN_PROCESSES, MIN_PAIRS, plans
 from gpuconsole.model.certificate import Attempt, Certificate, LeftAlone, Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
@@ -27,7 +27,11 @@ from gpuconsole.wire.events import AnyEvent, TuningUpdate
 
 WORTH = 0.05
 """A change with a smaller predicted gain is not worth a trial: 5 % is the smallest gain that the diagnosis benchmark counts as a cause."""
-LIVE_S, LOADER_S, LIVE_SERVER_S, RESTART_S, SERVER_S = 8.0, 20.0, 20.0, 40.0, 60.0
+LIVE_S = 8.0
+LOADER_S = 20.0
+LIVE_SERVER_S = 20.0
+RESTART_S = 40.0
+SERVER_S = 60.0
 """Usual duration of a trial in seconds: in the running process; of a DataLoader; on a running model server (MIN_PAIRS pairs of blocks of
 MIN_SERVING_BLOCK_S, and settling time); with a second worker; with a second model server."""
 UNPREDICTED = 0.5
@@ -110,7 +114,7 @@ def promising(run: Run, tried: Sequence[tuple[Knobs, Knobs]]) -> list[Candidate]
             if any(changes == suggestion.changes and before == run.knobs for before, changes in tried):
                 continue
             gain, most = promise(finding, suggestion.predicted_speedup)
-            if most < (WORTH if run.applies_live(suggestion.changes) else LEAST_BETWEEN_PROCESSES):
+            if most < (WORTH if run.applies_live(suggestion.changes) else MIN_EFFECT_BETWEEN_PROCESSES):
                 continue
             worth = gain * CONFIDENCE_WEIGHT[finding.confidence] / trial_s(suggestion.changes, run)
             key = repr(sorted(suggestion.changes.items()))
@@ -164,11 +168,11 @@ READ_EVERY_S = 0.25
 async def until_diagnosed(
     api: SessionApi, enough: Callable[[], bool], seen: Callable[[View], None] = lambda view: None, tunable: Collection[str] = ()
 ) -> Run:
-    """The run, as soon as its diagnosis is final (see `Standing`) or `enough` returns True. `seen` receives every state that was read.
+    """The run, as soon as its diagnosis is final (see `DiagnosisStatus`) or `enough` returns True. `seen` receives every state that was read.
 
     With `tunable`, only rules and probes for one of these knobs delay the result. Raises SessionError when the run ends.
     """
-    standing = Standing(time.monotonic(), tunable)
+    standing = DiagnosisStatus(time.monotonic(), tunable)
     while True:
         await asyncio.sleep(READ_EVERY_S)
         view = api.view()

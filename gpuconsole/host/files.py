@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-MOST_NAMES = 100
+MAX_NAMES = 100
 """Files of one name, with numbers."""
 PERMISSIONS = 0o777
 """The bits of a mode that are kept: not setuid, setgid and sticky."""
@@ -74,7 +74,7 @@ def new_folder(path: Path) -> Path:
 def _numbered(path: Path) -> Iterator[Path]:
     """`path`, and the same name with the numbers 2, 3, ..."""
     yield path
-    for number in range(2, MOST_NAMES):
+    for number in range(2, MAX_NAMES):
         yield path.with_stem(f"{path.stem}-{number}")
 
 
@@ -117,7 +117,7 @@ def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
             yield file
         return
     kept_mode = before.st_mode & PERMISSIONS if before is not None and stat.S_ISREG(before.st_mode) and _is_own(before) else None
-    partial, handle = _new_beside(target)
+    partial, handle = _temporary_file(target)
     try:
         with os.fdopen(handle, "wb") as file:
             if kept_mode is not None:
@@ -167,7 +167,7 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _new_beside(target: Path) -> tuple[Path, int]:
+def _temporary_file(target: Path) -> tuple[Path, int]:
     """A new file in the folder of `target`, with the permissions of the umask, and its descriptor."""
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -187,6 +187,6 @@ def check_writable(path: Path, *, in_place: bool = False) -> None:
         return
     if not path.parent.is_dir():
         raise FileNotFoundError(f"directory {path.parent} does not exist")
-    partial, handle = _new_beside(path)
+    partial, handle = _temporary_file(path)
     os.close(handle)
     partial.unlink()

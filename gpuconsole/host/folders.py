@@ -30,7 +30,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FORGOTTEN_S = 14 * 86400.0
 """Folders of other machines, and folders from before the last boot, are removed after this time without a change."""
 MODE = 0o700
-MOST_LOOKUPS = 400
+MAX_LOOKUPS = 400
 """Entries on the way to a folder; Linux follows 40 links."""
 
 
@@ -129,7 +129,7 @@ def _way_to(folder: Path) -> list[Path]:
     link itself. Raises OSError for links that lead nowhere but to each other."""
     way: list[Path] = []
     here, rest = Path("/"), list(folder.absolute().parts[1:])
-    for _ in range(MOST_LOOKUPS):
+    for _ in range(MAX_LOOKUPS):
         if not rest:
             return way
         name = rest.pop(0)

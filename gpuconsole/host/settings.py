@@ -23,7 +23,7 @@ from gpuconsole.model.text import visible
 
 PREFIX = "GPUCONSOLE_"
 BUILT_IN = "built-in"
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """The largest file that is read."""
 COLORS = ("auto", "always", "never")
 THEMES = ("dark", "dark-contrast", "light")
@@ -237,7 +237,7 @@ def _checked(name: str, value: object, place: str, key: str) -> Any:
 def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
     """The contents of the file, and the line of each key. Raises SettingsError."""
     try:
-        text = read_limited(path, MOST_BYTES).decode()
+        text = read_limited(path, MAX_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
         return {}, {}
     except (OSError, UnicodeDecodeError) as error:

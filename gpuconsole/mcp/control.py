@@ -32,9 +32,9 @@ from gpuconsole.mcp.tools import BY_NAME, Progress, ToolError
 from gpuconsole.session.api import RemoteApi
 
 SOCKET = "control"
-LONGEST_LINE = 1 << 20
+MAX_LINE_LENGTH = 1 << 20
 """Bytes of one message."""
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Calls of a client at the same time."""
 TAKEN_BACK = "the person has taken the control"
 _PEER = struct.Struct("3i")
@@ -105,7 +105,7 @@ class ControlServer(RemoteApi):
         try:
             path = scratch.path / SOCKET
             with short_path(path) as address:
-                server = await asyncio.start_unix_server(self.attend, address, limit=LONGEST_LINE)
+                server = await asyncio.start_unix_server(self.attend, address, limit=MAX_LINE_LENGTH)
             os.chmod(path, 0o600)  # nobody else could reach it before: its folder has mode 0700
             async with server:
                 await server.serve_forever()
@@ -143,7 +143,7 @@ class ControlServer(RemoteApi):
                 if isinstance(request, Cancel):
                     if call is not None:
                         call.cancel()
-                elif call is None and len(self._calls) < MOST_CALLS:
+                elif call is None and len(self._calls) < MAX_CALLS:
                     self._calls[request.id] = asyncio.create_task(self._answer(request, writer))
                 else:
                     self._send(writer, Refused(request.id, "too many calls at the same time"))
@@ -183,7 +183,7 @@ class ControlServer(RemoteApi):
 
     def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
         """A client that reads nothing for a megabyte of answers is dropped."""
-        if writer.transport.get_write_buffer_size() > LONGEST_LINE:
+        if writer.transport.get_write_buffer_size() > MAX_LINE_LENGTH:
             writer.transport.abort()
         elif not writer.is_closing():
             writer.write(encode(message) + b"\n")
@@ -253,7 +253,7 @@ class ControlClient:
         """Raises NoConsole, also where the console refuses."""
         try:
             with short_path(path) as address:
-                reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_LINE)
+                reader, writer = await asyncio.open_unix_connection(address, limit=MAX_LINE_LENGTH)
             first = decode_message(await reader.readline())
         except (OSError, ValueError):
             raise NoConsole("the console does not answer") from None

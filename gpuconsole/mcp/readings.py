@@ -11,22 +11,22 @@ from gpuconsole.diagnosis.engine import all_rules, in_doubt
 from gpuconsole.diagnosis.probes import NO_CONSENT, PROBE_OF
 from gpuconsole.mcp.answers import (
     DATA,
-    Change,
     Conclusion,
     DeviceAnswer,
-    Devices,
+    DevicesAnswer,
     FromJob,
     Kernel,
-    Output,
+    OutputAnswer,
     Permissions,
     ProfileAnswer,
     SettingAnswer,
-    Settings,
+    SettingsAnswer,
     Share,
-    Shown,
+    ShownSignal,
     Status,
     StepTime,
-    Throughput,
+    SuggestedChange,
+    ThroughputAnswer,
     TrialAnswer,
     first,
     fitting,
@@ -90,7 +90,7 @@ def _status(
         DATA,
         running_s=round(view.running_s, 1),
         device=run.device,
-        throughput=Throughput(rounded(rate.mean) or 0.0, unit, rounded(rate.std) or 0.0, rate.n) if rate is not None else None,
+        throughput=ThroughputAnswer(rounded(rate.mean) or 0.0, unit, rounded(rate.std) or 0.0, rate.n) if rate is not None else None,
         step_time=StepTime(rounded(times.p50) or 0.0, rounded(times.p99)) if times is not None else None,
         step_breakdown_ratio={part: round(ratio, 3) for part, ratio in run.summary.phases_ratio.items() if ratio >= 0.0005},
         attainable_ratio=rounded(run.attainable.share_ratio) if run.attainable is not None else None,
@@ -103,7 +103,7 @@ def _status(
         permissions=permissions,
         error=from_job(run.error, 300) if run.error else None,
         notes=_notes(view, most),
-        output=Output(output[0], from_job(output[1], characters, last=True)) if output is not None else None,
+        output=OutputAnswer(output[0], from_job(output[1], characters, last=True)) if output is not None else None,
         left_out=max(0, len(firing) - most) + max(0, len(undecided) - 2 * most),
     )
 
@@ -135,7 +135,7 @@ def conclusion(finding: Finding, run: Run, evidence: int | None = None, changes:
         confidence=finding.confidence,
         summary="" if short else name(finding.summary),
         evidence=[
-            Shown(shown.signal, rounded(shown.value) or 0.0, shown.unit, shown.threshold, "" if short else name(shown.source, 80))
+            ShownSignal(shown.signal, rounded(shown.value) or 0.0, shown.unit, shown.threshold, "" if short else name(shown.source, 80))
             for shown in first(finding.evidence, evidence)
         ],
         suggestions=[change(suggestion, run, short) for suggestion in first(finding.suggestions, changes)],
@@ -173,9 +173,9 @@ def needs(finding: Finding, run: Run) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def change(suggestion: Suggestion, run: Run, short: bool = False) -> Change:
+def change(suggestion: Suggestion, run: Run, short: bool = False) -> SuggestedChange:
     tried = suggestion.tried
-    return Change(
+    return SuggestedChange(
         suggestion.changes,
         predicted(suggestion.predicted_speedup),
         Speedup(*(rounded(value) or 0.0 for value in (tried.estimate, tried.low, tried.high))) if tried is not None else None,
@@ -227,13 +227,15 @@ def trial_answer(trial: Trial, next_step: str = "") -> TrialAnswer:
 # --- settings ------------------------------------------------------------------------------------------------
 
 
-def settings(run: Run, only: str, whole: bool) -> Settings:
+def settings(run: Run, only: str, whole: bool) -> SettingsAnswer:
     """The settings of a run, those that can change first; `only`: one of them."""
     names = [only] if only else sorted(run.settings, key=lambda setting: (_applies(setting, run) == "fixed", setting))
     changeable = [setting for setting in names if _applies(setting, run) != "fixed"]
 
-    def level(chosen: list[str], meaning: bool) -> Settings:
-        return Settings([_setting(setting, run, meaning) for setting in chosen], EFFECTS if run.is_job else {}, len(names) - len(chosen))
+    def level(chosen: list[str], meaning: bool) -> SettingsAnswer:
+        return SettingsAnswer(
+            [_setting(setting, run, meaning) for setting in chosen], EFFECTS if run.is_job else {}, len(names) - len(chosen)
+        )
 
     if whole or only:
         return level(names, True)
@@ -289,12 +291,14 @@ def _kernel(op: TopOp, roof: Roof | None) -> Kernel:
     )  # fmt: skip
 
 
-def devices(view: View, whole: bool) -> Devices:
+def devices(view: View, whole: bool) -> DevicesAnswer:
     """Every device with its present readings. Where there are many, only the devices in use and the first others."""
     order = sorted(view.devices, key=lambda device: device.id != view.device)
 
-    def level(most: int, reasons: bool) -> Devices:
-        return Devices([_device(view, device.id, reasons) for device in order[:most]], name(view.no_gpu_reason), max(0, len(order) - most))
+    def level(most: int, reasons: bool) -> DevicesAnswer:
+        return DevicesAnswer(
+            [_device(view, device.id, reasons) for device in order[:most]], name(view.no_gpu_reason), max(0, len(order) - most)
+        )
 
     if whole:
         return level(len(order), True)

@@ -23,7 +23,7 @@ from gpuconsole.mcp.tools import TOOLS, Progress, Tool, ToolError
 # Threads read and write, so that a client that writes or reads nothing never blocks the session, and the process can end at any time. After `claim`,
 # file descriptor 0 is empty and 1 is stderr: no print and no child can write into the protocol.
 
-LONGEST_LINE = 1 << 20
+MAX_LINE_LENGTH = 1 << 20
 """Bytes. A longer line is dropped: no message of a client is that long."""
 WAITING = 64
 """Lines that wait to be written, and pieces that wait to be read."""
@@ -45,7 +45,7 @@ def claim() -> Descriptors:
     return ends
 
 
-class Lines:
+class LineReader:
     """The lines that a client sends, as an asynchronous iterator."""
 
     def __init__(self, descriptor: int) -> None:
@@ -75,11 +75,11 @@ class Lines:
                 if not dropping and line.strip():
                     yield line.decode("utf-8", errors="replace")
                 dropping = False
-            if len(rest) > LONGEST_LINE:
+            if len(rest) > MAX_LINE_LENGTH:
                 rest, dropping = b"", True
 
 
-class Writer:
+class LineWriter:
     """The lines for a client. `write` waits while many lines wait; a client that has gone loses them."""
 
     def __init__(self, descriptor: int) -> None:
@@ -165,7 +165,7 @@ def schema(of: type[msgspec.Struct]) -> dict[str, Any]:
     return {**own, **({"$defs": parts} if parts else {})}
 
 
-async def serve(call: Call, ends: Descriptors) -> None:
+async def run_mcp_server(call: Call, ends: Descriptors) -> None:
     """Serve one client until it goes. Calls that run then are cancelled, and have ended when this returns."""
     logging.getLogger("mcp").addHandler(logging.NullHandler())  # a client can make it write a line for each bad message
     logging.getLogger("mcp").propagate = False
@@ -187,10 +187,10 @@ async def serve(call: Call, ends: Descriptors) -> None:
             task.cancel()
             raise
 
-    writer = Writer(ends.outgoing)
+    writer = LineWriter(ends.outgoing)
     served = server(tracked)
     try:
-        async with stdio_server(Lines(ends.incoming), writer) as (incoming, outgoing):  # type: ignore[arg-type]
+        async with stdio_server(LineReader(ends.incoming), writer) as (incoming, outgoing):  # type: ignore[arg-type]
             await served.run(incoming, outgoing, served.create_initialization_options())
     finally:
         if calls:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole.diagnosis.engine import Standing
+from gpuconsole.diagnosis.engine import DiagnosisStatus
 from gpuconsole.mcp import answers, readings
 from gpuconsole.mcp.answers import FromJob, Permissions, from_job
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.job import LOADER, NUMERICS
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, describe_changes
-from gpuconsole.model.profile import MOST_STEPS, STEPS
+from gpuconsole.model.profile import MAX_STEPS, STEPS
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import without_credentials
@@ -26,7 +26,7 @@ from gpuconsole.report.session import session_text
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, SessionError, View
 
-MOST_WAIT_S = 120.0
+MAX_WAIT_S = 120.0
 TICK_S = 0.25
 PROGRESS_S = 0.5
 SETTLE_S = 2.0
@@ -73,7 +73,7 @@ class Permission(msgspec.Struct, forbid_unknown_fields=True):
     what: str
 
 
-class Steps(msgspec.Struct, forbid_unknown_fields=True):
+class StepsArguments(msgspec.Struct, forbid_unknown_fields=True):
     steps: int = STEPS
 
 
@@ -95,7 +95,7 @@ TOOLS = (
     Tool(
         "status",
         "What limits the run, where the time of a step goes, throughput, findings with evidence and with the signals that each still needs. wait_s: wait up to "
-        f"so many seconds (at most {MOST_WAIT_S:g}) until the diagnosis is complete.",
+        f"so many seconds (at most {MAX_WAIT_S:g}) until the diagnosis is complete.",
         WaitFor,
         answers.Status,
     ),
@@ -109,7 +109,7 @@ TOOLS = (
         "settings",
         "Which settings can change, whether live, with what effect on the numbers, and the allowed values. name: one setting.",
         OfSetting,
-        answers.Settings,
+        answers.SettingsAnswer,
     ),
     Tool(
         "try_change",
@@ -131,15 +131,15 @@ TOOLS = (
     ),
     Tool(
         "profile",
-        f"Profile some steps of the run (1 to {MOST_STEPS}, default {STEPS}): time by kind of kernel, the longest ones, a trace file. "
+        f"Profile some steps of the run (1 to {MAX_STEPS}, default {STEPS}): time by kind of kernel, the longest ones, a trace file. "
         "In a job of the person's own it needs the permission for probes. Of several processes it profiles the first one, and the others wait for it once.",
-        Steps,
+        StepsArguments,
         answers.ProfileAnswer,
         True,
     ),
     Tool("patch", "The kept changes as a diff of the program, for `git apply`. Writes no file.", Whole, answers.Text),
     Tool("report", "The report of the session so far, as text.", Whole, answers.Text),
-    Tool("devices", "The GPUs, or the CPU, with their present readings.", Whole, answers.Devices),
+    Tool("devices", "The GPUs, or the CPU, with their present readings.", Whole, answers.DevicesAnswer),
     Tool("stop", "End the program: SIGINT; a further call SIGTERM, then SIGKILL. A scenario ends at once.", Nothing, answers.Done, True),
 )
 BY_NAME = {tool.name: tool for tool in TOOLS}
@@ -177,10 +177,10 @@ class Tools:
     # --- reading --------------------------------------------------------------------------------------------
 
     async def status(self, given: WaitFor, progress: Progress) -> answers.Status:
-        if not 0 <= given.wait_s <= MOST_WAIT_S:
-            raise ToolError(f"wait_s: allowed are 0 to {MOST_WAIT_S:g}")
+        if not 0 <= given.wait_s <= MAX_WAIT_S:
+            raise ToolError(f"wait_s: allowed are 0 to {MAX_WAIT_S:g}")
         begun, said = time.monotonic(), 0.0
-        standing = Standing(begun)
+        standing = DiagnosisStatus(begun)
         while (waited := time.monotonic() - begun) < given.wait_s:
             view = self._api.view()
             if not facts.active(view) or (view.run is not None and standing.evaluate(view.run, bool(view.probing), time.monotonic())):
@@ -199,7 +199,7 @@ class Tools:
             raise ToolError(f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {firing}")
         return answer
 
-    async def settings(self, given: OfSetting, progress: Progress) -> answers.Settings:
+    async def settings(self, given: OfSetting, progress: Progress) -> answers.SettingsAnswer:
         run = self._run()
         if not run.settings:
             raise ToolError("settings: they are known after the first steps")
@@ -222,7 +222,7 @@ class Tools:
     async def report(self, given: Whole, progress: Progress) -> answers.Text:
         return answers.Text(_part(session_text(self._api.snapshot()), given.all))
 
-    async def devices(self, given: Whole, progress: Progress) -> answers.Devices:
+    async def devices(self, given: Whole, progress: Progress) -> answers.DevicesAnswer:
         return readings.devices(self._api.view(), given.all)
 
     # --- acting ---------------------------------------------------------------------------------------------
@@ -286,9 +286,9 @@ class Tools:
         {PROBES: job.allow_probes, NUMERICS: job.allow_numerics, LOADER: job.allow_loader}[given.what]()
         return answers.Done(f"{given.what} allowed")
 
-    async def profile(self, given: Steps, progress: Progress) -> answers.ProfileAnswer:
-        if not 1 <= given.steps <= MOST_STEPS:
-            raise ToolError(f"profile: steps: allowed are 1 to {MOST_STEPS}")
+    async def profile(self, given: StepsArguments, progress: Progress) -> answers.ProfileAnswer:
+        if not 1 <= given.steps <= MAX_STEPS:
+            raise ToolError(f"profile: steps: allowed are 1 to {MAX_STEPS}")
         report = await self._api.profile(given.steps)
         return readings.profile_answer(report, self._api.view())
 

@@ -12,7 +12,7 @@ EMBEDDED = "gpuconsole"
 """The embedded server. It has the names of vLLM."""
 
 
-class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServingEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine, or a router before engines (`front`). data/engines.toml explains the fields."""
 
     name: str
@@ -29,13 +29,13 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def engines() -> tuple[Engine, ...]:
+def engines() -> tuple[ServingEngine, ...]:
     """All engines, in the order of the file. Raises msgspec.ValidationError if a key is misspelt."""
     text = files("gpuconsole").joinpath("data", "engines.toml").read_text(encoding="utf-8")
-    return tuple(msgspec.convert(tomllib.loads(text)["engine"], list[Engine]))
+    return tuple(msgspec.convert(tomllib.loads(text)["engine"], list[ServingEngine]))
 
 
-def engine_of(name: str) -> Engine | None:
+def engine_of(name: str) -> ServingEngine | None:
     """The engine with this name; None for an unknown one."""
     name = "vllm" if name == EMBEDDED else name
     return next((engine for engine in engines() if engine.name == name), None)

@@ -15,13 +15,13 @@ from gpuconsole.model.knobs.catalogue import Knobs
 # --- a trial -------------------------------------------------------------------------------------------------
 
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
-MOST_PERPLEXITY_COST = 0.05
+MAX_PERPLEXITY_COST = 0.05
 """A change that raises perplexity by more than 5 % is not kept."""
-MOST_LOSS_NOISE = 0.10
+MAX_LOSS_NOISE = 0.10
 """The noise of a loss excuses a rise of at most 10 %. A noisier loss cannot show the effect of a change."""
 NOT_FINITE = "the loss is not finite"
 """The reason of a verdict, if the loss is NaN or infinite."""
-MOST_LOSS_COST = 0.02
+MAX_LOSS_COST = 0.02
 """A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
 percent; train-doctor allows 5 %."""
 Clock = Literal["wall", "contention_free"]
@@ -69,7 +69,7 @@ class Perplexity(msgspec.Struct, frozen=True):
 
     @property
     def too_high(self) -> bool:
-        return not self.cost_ratio <= MOST_PERPLEXITY_COST  # true for nan too
+        return not self.cost_ratio <= MAX_PERPLEXITY_COST  # true for nan too
 
 
 class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,8 +88,8 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def too_high(self) -> bool:
-        noise = min(self.drift, MOST_LOSS_NOISE * abs(self.before))
-        return not self.after - self.before <= max(MOST_LOSS_COST * abs(self.before), noise)  # true for nan too
+        noise = min(self.drift, MAX_LOSS_NOISE * abs(self.before))
+        return not self.after - self.before <= max(MAX_LOSS_COST * abs(self.before), noise)  # true for nan too
 
 
 class Rhythm(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ class Finding(msgspec.Struct, frozen=True):
     `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of these trials gained (experiments.with_trials).
     `alternative_to`: the rules whose findings claim the same time, so that the shares do not add up (diagnosis.claims). Empty where the share counts.
     `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
-    for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Steadied closes a finding by it.
+    for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Hysteresis closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.
     """
 

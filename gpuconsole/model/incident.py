@@ -22,7 +22,7 @@ class Peak(msgspec.Struct, frozen=True):
         return self.value / self.before
 
 
-class Change(msgspec.Struct, frozen=True):
+class IncidentChange(msgspec.Struct, frozen=True):
     """What changed around a peak. `kind`: a cause, or what follows from any cause (a queue). `t`: when it began, in Unix seconds. `evidence`: the figures."""
 
     name: str
@@ -42,7 +42,7 @@ class Incident(msgspec.Struct, omit_defaults=True):
     ended: float
     asked: float | None = None
     peak: Peak | None = None
-    changes: list[Change] = []
+    changes: list[IncidentChange] = []
     unchanged: list[str] = []
     cannot_tell: list[str] = []
     notes: list[str] = []

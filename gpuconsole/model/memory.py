@@ -63,7 +63,7 @@ KEPT = Owner(
 CARD = Owner("total", "the card", "workload.memory_card_bytes", "Memory of the card that the job trains on, as CUDA reports it")
 
 
-MOST_FAILURES = 8
+MAX_FAILURES = 8
 """Failed allocations that are kept of a run: a search for the largest batch makes one for each batch that does not fit."""
 
 

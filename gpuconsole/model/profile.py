@@ -28,7 +28,7 @@ unknown kernels."""
 
 STEPS = 3
 """Enough steps to record every kernel several times. A trace of ten times as many steps opens slowly in a browser."""
-MOST_STEPS = 50
+MAX_STEPS = 50
 
 FLOPS_NOTE = "FLOPs from shapes: 2mnk for matrix products, the same way for convolutions and attention (a causal mask counts half), one per element otherwise"
 BYTES_NOTE = "bytes from shapes: each input is read once and each output is written once"

@@ -127,7 +127,9 @@ WATCHED = "inference.watched"
 """The workload of a run that watches a server under the load of other clients."""
 CLIENT_WAIT = "client_wait"
 """The probe of a watched server: requests of ours, after the user has agreed."""
-PROBE_REQUESTS, PROBE_CHARACTERS, PROBE_TOKENS = 5, 256, 32
+PROBE_REQUESTS = 5
+PROBE_CHARACTERS = 256
+PROBE_TOKENS = 32
 """What it sends: requests one after another, each with a text of so many characters, for so many tokens."""
 PROBE_PAUSE_S = 0.2
 """After each request: some engines count it only after its end."""
@@ -222,7 +224,7 @@ class _Message(msgspec.Struct):
     role: str = "user"
 
 
-class _Line(msgspec.Struct):
+class _RecordedLine(msgspec.Struct):
     prompt: str | None = None
     messages: list[_Message] = []
     output_tokens: int | None = None
@@ -239,7 +241,7 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
         if not line.strip():
             continue
         try:
-            read = msgspec.json.decode(line, type=_Line)
+            read = msgspec.json.decode(line, type=_RecordedLine)
         except (msgspec.DecodeError, RecursionError) as problem:
             raise ValueError(f"line {number}: {problem}") from None
         prompt = read.prompt or "\n".join(f"{message.role}: {message.content}" for message in read.messages)

@@ -13,7 +13,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.run import Run
 
 SCHEMA = "gpuconsole.snapshot/1"
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 """The largest file that is read as a snapshot. A long session has 50 KB."""
 
 

@@ -42,11 +42,11 @@ def plain(text: str, right_to_left: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_shown(char, right_to_left) for char in unicodedata.normalize("NFC", text))
+    return "".join(_printable_char(char, right_to_left) for char in unicodedata.normalize("NFC", text))
 
 
 @lru_cache(maxsize=4096)
-def _shown(char: str, right_to_left: bool) -> str:
+def _printable_char(char: str, right_to_left: bool) -> str:
     code = ord(char)
     if 0x20 <= code < 0x7F:
         return char

@@ -24,7 +24,7 @@ def is_watched() -> bool:
     return OF_RUN in sys.modules
 
 
-class Agent:
+class BlockAgent:
     """The agent of one block, from its begin to `leave`."""
 
     def __init__(self, joined: Joined) -> None:

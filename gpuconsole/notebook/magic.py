@@ -19,14 +19,14 @@ USAGE = """%%gpuconsole [--apply-top] [--try NAME=VALUE]... [--probe] [--allow-n
 [--interval S] [--name NAME] [--quiet]: watch the training in this cell; the session is the variable gpuconsole_session"""
 
 
-class Parser(argparse.ArgumentParser):
+class MagicParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"%%gpuconsole: {message}; usage: {USAGE}")
 
 
-def parser() -> Parser:
+def parser() -> MagicParser:
     """The options of `watch`, as `gpuconsole run` spells them."""
-    made = Parser(prog="%%gpuconsole", add_help=False, allow_abbrev=False)
+    made = MagicParser(prog="%%gpuconsole", add_help=False, allow_abbrev=False)
     for flag in ("--apply-top", "--probe", "--allow-numerics", "--allow-loader", "--memory", "--quiet"):
         made.add_argument(flag, action="store_true")
     made.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=VALUE", type=_change)

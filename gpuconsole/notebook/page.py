@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gpuconsole.mcp.answers import Change, Conclusion, Status, TrialAnswer
+from gpuconsole.mcp.answers import Conclusion, Status, SuggestedChange, TrialAnswer
 from gpuconsole.model import units
 from gpuconsole.model.finding import stake_of
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.text import clean
-from gpuconsole.report.run.account import LOOKS, NAMES, visible_parts
+from gpuconsole.report.run.breakdown import LOOKS, NAMES, visible_parts
 
 COLORS = {"wait": "#e3a21a", "work": "#7b93ad", "forward": "#5f87d7", "backward": "#875faf", "optimizer": "#af87af"}
 """Those of the page to share (report/share/page.html), by the style of a part."""
 DIM = "opacity:.7"
 
 
-class Shown:
+class SessionPage:
     """A session as it was at one moment, for IPython."""
 
     def __init__(self, status: Status, lines: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ def _finding(finding: Conclusion) -> str:
     )
 
 
-def _suggestion(change: Change) -> str:
+def _suggestion(change: SuggestedChange) -> str:
     predicted = change.predicted_speedup
     gain = f": {units.interval(predicted.low, predicted.high)} predicted" if predicted is not None else ""
     if (tried := change.tried) is not None:

@@ -23,7 +23,7 @@ from gpuconsole.notebook import here
 from gpuconsole.notebook.console import Console, ConsoleLost, WatchError
 
 if TYPE_CHECKING:
-    from gpuconsole.notebook.page import Shown
+    from gpuconsole.notebook.page import SessionPage
 
 
 import contextvars
@@ -98,7 +98,7 @@ class Session:
         self._options, self._quiet = options, quiet
         self._live = LiveTable(self.shown) if live else None
         self._console: Console | None = None
-        self._agent: here.Agent | None = None
+        self._agent: here.BlockAgent | None = None
         self._snapshot: Snapshot | None = None
         self._status: Status | None = None
         self._patch, self._has_left = "", False
@@ -113,7 +113,7 @@ class Session:
         if _watching:
             raise WatchError(NESTED)
         if here.is_watched():
-            self._go_on_without(RUN_WATCHES)
+            self._continue_without(RUN_WATCHES)
             return self
         if self._console is not None:
             raise WatchError("the block of this session is over: call watch() again")
@@ -122,7 +122,7 @@ class Session:
             self._console = Console(self._options)
             self._begin(self._console)
         except (ConsoleLost, OSError) as problem:
-            self._go_on_without(str(problem))
+            self._continue_without(str(problem))
         except BaseException as problem:  # bad usage, or an interrupt
             self._end(problem)
             raise
@@ -130,9 +130,9 @@ class Session:
 
     def _begin(self, console: Console) -> None:
         try:
-            self._agent = here.Agent(console.joined)
+            self._agent = here.BlockAgent(console.joined)
         except Exception as failure:  # for example a version of torch that the hooks do not know
-            self._go_on_without(f"the agent cannot start: {failure!r}")
+            self._continue_without(f"the agent cannot start: {failure!r}")
         if self._live is not None:
             self._live.begin()
 
@@ -141,7 +141,7 @@ class Session:
             self._end(problem)
             self._show_end()
 
-    def _go_on_without(self, problem: str) -> None:
+    def _continue_without(self, problem: str) -> None:
         """The training comes first, whatever is wrong with its console."""
         self.problem = self.problem or problem
         if not self._quiet:
@@ -168,11 +168,11 @@ class Session:
                 if self._console is not None:
                     self._console.close()
 
-    def _leave(self, agent: here.Agent, problem: BaseException | None) -> None:
+    def _leave(self, agent: here.BlockAgent, problem: BaseException | None) -> None:
         try:
             agent.leave(problem)
         except Exception as failure:
-            self._go_on_without(f"the agent could not leave: {failure!r}")
+            self._continue_without(f"the agent could not leave: {failure!r}")
 
     def _take_leave(self, problem: BaseException | None) -> None:
         """End the run, and keep its last state. A second call changes nothing."""
@@ -184,7 +184,7 @@ class Session:
         try:
             left = msgspec.convert(self._console.call(LEAVE, leave, LEAVE_S), Left)
         except WatchError as lost:
-            self._go_on_without(str(lost))
+            self._continue_without(str(lost))
             return
         self._snapshot, self._status, self._patch, self.lines = left.snapshot, left.status, left.patch, tuple(left.lines)
 
@@ -254,11 +254,11 @@ class Session:
             raise WatchError(self.problem or "the block has not begun: nothing is known")
         write_whole(Path(path), encode(snapshot) if suffix == ".json" else pages[suffix](session_document(snapshot)).encode())
 
-    def shown(self) -> Shown:
+    def shown(self) -> SessionPage:
         """The present state, for the output of a cell."""
-        from gpuconsole.notebook.page import Shown  # what a script does not need
+        from gpuconsole.notebook.page import SessionPage  # what a script does not need
 
-        return Shown(self.status, self.lines)
+        return SessionPage(self.status, self.lines)
 
     def __repr__(self) -> str:
         return repr(self.shown())

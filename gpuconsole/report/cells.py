@@ -182,7 +182,8 @@ def spark(values: Sequence[float | None], height: int = 1, high: float | None = 
 
 
 SHADES = ("low", "middle", "high")
-MIDDLE, HIGH = 0.5, 0.85
+MIDDLE = 0.5
+HIGH = 0.85
 """The styles of a history, from its foot to the top of its scale, and the shares of the scale from which on the second and the third hold."""
 
 

@@ -41,12 +41,13 @@ def throughput(
 def _without_pauses(times: Sequence[float]) -> list[slice]:
     """The parts between which more time lies than a few usual distances of two points."""
     gaps = [later - t for t, later in itertools.pairwise(times)]
-    pause_s = max(LEAST_PAUSE_S, PAUSE * statistics.median(gaps)) if gaps else 0.0
+    pause_s = max(MIN_PAUSE_S, PAUSE * statistics.median(gaps)) if gaps else 0.0
     ends = [n + 1 for n, gap in enumerate(gaps) if gap > pause_s]
     return [slice(start, end) for start, end in zip([0, *ends], [*ends, len(times)], strict=True)]
 
 
-LEAST_PAUSE_S, PAUSE = 3.0, 4.0
+MIN_PAUSE_S = 3.0
+PAUSE = 4.0
 """A pause is longer than this, and than so many usual distances of two points."""
 
 

@@ -9,7 +9,7 @@ from gpuconsole.model.text import cut, percent, visible
 from gpuconsole.model.units import NA, changes, quantity
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import BLANK, Column, Report, Table, labelled, text
-from gpuconsole.report.run.account import NAMES
+from gpuconsole.report.run.breakdown import NAMES
 
 SAME_RUN = "both are the same run of the same session: no two measurements are compared. FILE#1 and FILE#2 name two runs of a session"
 
@@ -141,9 +141,9 @@ def _knobs(comparison: Comparison) -> Report:
 # --- the decision of a gate, for the terminal and as a short comment -----------------------------------------
 # The verdict first, then the figures of both sides, what moved, and how it was decided.
 
-MOST_LISTED = 8
+MAX_LISTED = 8
 """Findings and differences that are named, of each; a comment has fewer than 60 lines."""
-LONGEST = 160
+MAX_TEXT_LENGTH = 160
 JUDGED = {"throughput": "throughput", "e2e": "speed (1 / mean E2E)"}
 STYLES = {"regression": "alert", "no regression": "good", "undecided": "title"}
 
@@ -163,12 +163,12 @@ def gate_report(gate: Gate) -> Report:
     ]
     report += [
         labelled("new finding" if finding.new > finding.base else "finding gone", _finding(gate, finding))
-        for finding in gate.findings[:MOST_LISTED]
+        for finding in gate.findings[:MAX_LISTED]
     ]
-    report += [labelled("findings", f"{len(gate.findings) - MOST_LISTED} more moved")] if len(gate.findings) > MOST_LISTED else []
+    report += [labelled("findings", f"{len(gate.findings) - MAX_LISTED} more moved")] if len(gate.findings) > MAX_LISTED else []
     report += [labelled("findings", "none is new, none is gone")] if not gate.findings and not gate.cannot_tell else []
-    report += [labelled("differs", cut(visible(difference(changed)), LONGEST)) for changed in gate.differences[:MOST_LISTED]]
-    report += [labelled("differs", f"{len(gate.differences) - MOST_LISTED} more settings")] if len(gate.differences) > MOST_LISTED else []
+    report += [labelled("differs", cut(visible(difference(changed)), MAX_TEXT_LENGTH)) for changed in gate.differences[:MAX_LISTED]]
+    report += [labelled("differs", f"{len(gate.differences) - MAX_LISTED} more settings")] if len(gate.differences) > MAX_LISTED else []
     report += [labelled("can't tell", visible(line)) for line in gate.cannot_tell]
     report.append(labelled("decided", _how(gate)))
     report += [labelled("device", visible(label)) for label in gate.labels]
@@ -191,7 +191,7 @@ def _row(figure: GateFigure) -> list[Segment]:
 
 def _finding(gate: Gate, finding: GateFinding) -> str:
     counts = f"{finding.base} of {gate.base_runs} base runs, {finding.new} of {gate.new_runs} new runs"
-    return f"{cut(visible(finding.title), LONGEST)} ({visible(finding.rule)}; {counts})"
+    return f"{cut(visible(finding.title), MAX_TEXT_LENGTH)} ({visible(finding.rule)}; {counts})"
 
 
 def _how(gate: Gate) -> str:

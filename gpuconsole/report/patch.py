@@ -90,14 +90,14 @@ def make_patch(
 ) -> Patch:
     """Return the patch for `changes`. `before`: the knobs of the program. `source` returns the text of a file (raises OSError), `place_of` the folder in which its
     patch is applied (empty: the current folder) and its path from there."""
-    files: dict[str, _File] = {}
+    files: dict[str, _PatchedFile] = {}
     lines = []
     for kind, arguments in _arguments(changes, facts).items():
         for place in _places(kind, facts):
             try:
                 if place is None:
                     raise NotPatchable("the line is not known")
-                file = files.get(place.file) or _File(source(place.file), facts.lines.get(place.file, ""))
+                file = files.get(place.file) or _PatchedFile(source(place.file), facts.lines.get(place.file, ""))
                 here = place if kind == "arguments" else file.present(place)
                 file.change(here, kind, arguments)
                 files[place.file] = file
@@ -189,7 +189,7 @@ Edit = tuple[int, int, str]
 """Start, end and new text, in bytes of the source."""
 
 
-class _File:
+class _PatchedFile:
     """A file under change. `digests`: the checksums of its lines in the job, from `JobFacts.lines`. Raises NotPatchable for one that is no Python source in UTF-8."""
 
     def __init__(self, text: str, digests: str) -> None:

@@ -9,7 +9,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Paint, plain
 from gpuconsole.report.experiments import trial_report
 from gpuconsole.report.parts import BLANK, Report, printed
-from gpuconsole.report.run.account import attainable_report, places_report
+from gpuconsole.report.run.breakdown import attainable_report, places_report
 from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.memory import owners_report
 from gpuconsole.report.run.models import models_report

@@ -15,7 +15,8 @@ from gpuconsole.model.run import COLLECTIVE_KINDS, Arrival, CollectiveKind, Coll
 # --- exchanges of gradients ----------------------------------------------------------------------------------
 
 KEPT = 400
-RECENT, RECENT_STEPS = 16, 200
+RECENT = 16
+RECENT_STEPS = 200
 """The present wait of a process is the mean of its last RECENT timed exchanges, and of all in its last RECENT_STEPS steps."""
 MESSAGES = 30
 MATCHED = 60
@@ -26,7 +27,7 @@ WARM_UP = 2
 EARLY = 10
 """DDP times each of its first iterations. On a GPU it waits for the device after each of them, so the host issues the next pass late, and its
 computation ends later. These iterations count only while there are no others."""
-LEAST = 2
+MIN_ITERATIONS = 2
 """Exchanges that processes are compared by."""
 
 
@@ -110,7 +111,7 @@ def in_common(processes: Sequence[Exchanges], model: int) -> list[tuple[Exchange
     timed = [{exchange.iteration: exchange for exchange in process.by_model.get(model, ())} for process in processes]
     iterations = sorted(set.intersection(*(set(of_process) for of_process in timed))) if timed else []
     later = [iteration for iteration in iterations if iteration > EARLY]
-    steady = later if len(later) >= LEAST else iterations
+    steady = later if len(later) >= MIN_ITERATIONS else iterations
     return [tuple(of_process[iteration] for of_process in timed) for iteration in steady[-MATCHED:]]
 
 
@@ -145,7 +146,7 @@ def exposed_of_each(processes: Sequence[Exchanges]) -> list[float]:
 
 READS = 12
 """Reads of a process that are kept: of 48 s where they are 4 s apart."""
-LEAST_COLLECTIVES = 8
+MIN_COLLECTIVES = 8
 """Collectives that processes are compared by."""
 BLOCKS = 4
 """Parts of the collectives of a read. They tell how much the lateness varies."""
@@ -222,7 +223,7 @@ def matched(processes: Mapping[int, CollectivesRecord]) -> list[Matched]:
                 continue
             seen.add(key)
             common.append({first: call} | {rank: calls_of[rank][key] for rank in others})
-        if len(common) >= LEAST_COLLECTIVES:
+        if len(common) >= MIN_COLLECTIVES:
             reads.append(common)
     return reads
 
@@ -287,9 +288,9 @@ def _excess(seconds: Mapping[int, float], rank: int) -> float:
 
 
 def _blocks(read: Matched) -> Iterator[Matched]:
-    size = max(LEAST_COLLECTIVES, -(-len(read) // BLOCKS))
+    size = max(MIN_COLLECTIVES, -(-len(read) // BLOCKS))
     for start in range(0, len(read), size):
-        if len(block := read[start : start + size + 1]) > LEAST_COLLECTIVES // 2:  # with the first of the next part, where this one ends
+        if len(block := read[start : start + size + 1]) > MIN_COLLECTIVES // 2:  # with the first of the next part, where this one ends
             yield block
 
 

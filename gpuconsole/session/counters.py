@@ -10,14 +10,14 @@ from weakref import WeakKeyDictionary
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PROBE
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.distributions import LEAST_POINTS, steady_growth
+from gpuconsole.session.figures.distributions import MIN_POINTS, steady_growth
 from gpuconsole.wire.events import Steps
 
 WINDOW = 150
 """Messages kept: half a minute, or a minute while the worker sends at its low rate."""
 MEMORY_POINTS = 400
-LEAST_STEPS = 50
-LEAST_LOOKS = 4
+MIN_STEPS = 50
+MIN_LOOKS = 4
 """Looks at the modes of torch that a share needs. There are about two a second."""
 MODES = {
     "anomaly": "torch.is_anomaly_enabled",
@@ -27,7 +27,7 @@ MODES = {
     "cudnn_deterministic": "torch.backends.cudnn.deterministic",
 }
 """Modes of torch, and where the agent in a job reads each."""
-LEAST_STREAM_STEPS = 5
+MIN_STREAM_STEPS = 5
 """Sampled steps. With fewer, one step decides too much; there are three to six a second, but no more than there are steps."""
 RUNQ_S, CPU_S = "thread.runq_s", "thread.cpu_s"
 """The cumulative times of the training thread, which each message has as fields, under the names of counters."""
@@ -36,11 +36,13 @@ EVAL_S, EVAL_WITH_GRADIENTS_S = "eval.s", "eval.with_gradients_s"
 GENERATED, GENERATED_STEPS = "generation.passes", "generation.steps"
 """Two more such counters: the passes of generation, and the steps that have such passes."""
 GROWTH_EVERY_S = 3.0
-"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds. Up to LEAST_POINTS readings, each new
+"""Seconds between two computations of the slope: a computation uses all pairs of readings and takes some milliseconds. Up to MIN_POINTS readings, each new
 reading starts a computation."""
-FAST_BYTES, FAST_POINTS, FAST_STEPS = 250e6, 8, 8
-"""From this growth on, this small number of readings and of steps is enough: at 200 MB/s, the memory grows by 2 GB during LEAST_POINTS readings."""
-LEAST_VALUES = 4
+FAST_BYTES = 250e6
+FAST_POINTS = 8
+FAST_STEPS = 8
+"""From this growth on, this small number of readings and of steps is enough: at 200 MB/s, the memory grows by 2 GB during MIN_POINTS readings."""
+MIN_VALUES = 4
 """The least number of different values. A worker with much memory reads it only every few seconds, and a jump in each of two workers already makes three
 values."""
 AT_ENDS = 3
@@ -87,7 +89,7 @@ class MemoryReadings:
         if full:  # every second old reading is enough
             self._points = deque(itertools.islice(self._points, 0, None, 2), maxlen=MEMORY_POINTS)
         self._points.append((event.t, event.counters["work.steps"], event.counters[self._counter]))
-        if full or len(self._points) <= LEAST_POINTS or event.t - self._until >= GROWTH_EVERY_S:
+        if full or len(self._points) <= MIN_POINTS or event.t - self._until >= GROWTH_EVERY_S:
             self._until = event.t
 
     def signals(self, since: float) -> dict[str, Signal]:
@@ -105,8 +107,8 @@ class MemoryReadings:
         values = [value for _, _, value in points]
         present = statistics.median(values[-AT_ENDS:])
         grown, seconds = present - statistics.median(values[:AT_ENDS]), points[-1][0] - points[0][0]
-        fast = grown >= FAST_BYTES and len(set(values)) >= LEAST_VALUES
-        least_points, least_steps = (FAST_POINTS, FAST_STEPS) if fast else (LEAST_POINTS, LEAST_STEPS)
+        fast = grown >= FAST_BYTES and len(set(values)) >= MIN_VALUES
+        least_points, least_steps = (FAST_POINTS, FAST_STEPS) if fast else (MIN_POINTS, MIN_STEPS)
         if len(points) < least_points or points[-1][1] - points[0][1] < least_steps:
             return {}
         rises = statistics.fmean(later[2] >= earlier[2] for earlier, later in itertools.pairwise(points))
@@ -274,7 +276,7 @@ def _sampler_signal(gained: Counter[str], wall: float, over: str) -> dict[str, S
 def _mode_signals(gained: Counter[str]) -> dict[str, Signal]:
     """How often each mode of torch was on; empty where there were too few looks."""
     looks = gained["mode.looks"]
-    if looks < LEAST_LOOKS:
+    if looks < MIN_LOOKS:
         return {}
     return {
         f"mode.{name}_ratio": Signal(
@@ -288,7 +290,7 @@ def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:
     """`host.caught_up_ratio`: whether the host or the GPU is the limit; empty where too few steps were looked at. `host.ahead_ratio`: how far the host was ahead
     within the steps at whose end the GPU had caught up, as a share of these steps; the host has then waited for the GPU."""
     steps = gained["stream.steps"]
-    if steps < LEAST_STREAM_STEPS:
+    if steps < MIN_STREAM_STEPS:
         return {}
     source = f"CUDA events of {steps:.0f} sampled steps: at the end of the step, the GPU had done all work before the last part"
     signals = {"host.caught_up_ratio": Signal(min(1.0, gained["stream.caught_up"] / steps), "ratio", source)}

@@ -12,7 +12,8 @@ from gpuconsole.model.text import visible
 from gpuconsole.session.machine import SERVER, USUAL, MachineState, parent
 from gpuconsole.wire.events import SourceState
 
-STALE_S, STALE_PERIODS = 5.0, 3
+STALE_S = 5.0
+STALE_PERIODS = 3
 
 
 def stale_s(state: MachineState) -> float:

@@ -32,7 +32,7 @@ NO_SAMPLE = "no sample yet"
 NOT_LISTED = "its processes are not known"
 
 
-class Seen(Protocol):
+class MachineReadings(Protocol):
     """What is known of a machine; values and reasons by series key. A `View` is one."""
 
     @property
@@ -53,8 +53,8 @@ class Seen(Protocol):
     def ecc_before(self) -> Mapping[str, float]: ...
 
 
-class SeenNow(NamedTuple):
-    """A machine at one moment; see `Seen`."""
+class CurrentReadings(NamedTuple):
+    """A machine at one moment; see `MachineReadings`."""
 
     latest: Mapping[str, float]
     unavailable: Mapping[str, str]
@@ -93,7 +93,7 @@ def in_words(gpus: Iterable[Device]) -> str:
     return f"{text} with {slices} MIG {'slice' if slices == 1 else 'slices'}" if slices else text
 
 
-def gpu_states(seen: Seen, gpus: Iterable[Device]) -> dict[str, GpuState]:
+def gpu_states(seen: MachineReadings, gpus: Iterable[Device]) -> dict[str, GpuState]:
     """The state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from its slices, which must be among `gpus`."""
     users: dict[str, set[int]] = {}
     for process in seen.processes:
@@ -113,7 +113,7 @@ def _of_slices(state: GpuState, slices: Sequence[Kind]) -> GpuState:
     return GpuState("free", "free") if set(slices) == {"free"} else state
 
 
-def _state(seen: Seen, gpu: str, users: int) -> GpuState:
+def _state(seen: MachineReadings, gpu: str, users: int) -> GpuState:
     if gpu in seen.lost:
         return GpuState("lost", "lost", seen.lost[gpu])
     if silent_s := seen.silent.get(gpu, 0.0):
@@ -133,7 +133,7 @@ def _state(seen: Seen, gpu: str, users: int) -> GpuState:
     return GpuState("free", "free")
 
 
-def unreadable(seen: Seen, gpu: str) -> str:
+def unreadable(seen: MachineReadings, gpu: str) -> str:
     """Why nothing of a GPU can be read: it has no handle, or no call works. Empty where something can, and before the first reading."""
     if gpu in seen.lost or _is_known(seen, VITAL, gpu):
         return ""
@@ -141,7 +141,7 @@ def unreadable(seen: Seen, gpu: str) -> str:
     return reasons[0] if all(reasons) else ""
 
 
-def _why_not_free(seen: Seen, gpu: str, share: float | None) -> str:
+def _why_not_free(seen: MachineReadings, gpu: str, share: float | None) -> str:
     """Why a GPU without a process, and without work that is known, cannot be called free; empty if it can."""
     whole = parent(gpu)
     if share is None:
@@ -155,7 +155,7 @@ def _why_not_free(seen: Seen, gpu: str, share: float | None) -> str:
     return f"{units.size_bytes(used).strip()} used, no process seen" if used > MUCH_MEMORY else ""
 
 
-def _is_known(seen: Seen, metrics: Iterable[str], gpu: str) -> bool:
+def _is_known(seen: MachineReadings, metrics: Iterable[str], gpu: str) -> bool:
     return any(series_key(name, gpu) in seen.latest for name in metrics)
 
 
@@ -172,7 +172,7 @@ class Fault(NamedTuple):
     breaks: bool = False
 
 
-def faults(seen: Seen, gpu: str) -> list[Fault]:
+def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
     """What is wrong with a GPU, the worst first."""
     if gpu in seen.silent:
         return []

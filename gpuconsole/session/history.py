@@ -21,7 +21,7 @@ Series = dict[int, float]
 """Values by window."""
 
 
-class Happening:
+class MachineEvent:
     """Something that happened at a time: a restart of the server, an error of a device, a new process."""
 
     def __init__(self, t: float, name: str, words: str) -> None:
@@ -34,7 +34,7 @@ class History:
     def __init__(self) -> None:
         self.begun: float | None = None
         self.ended = 0.0
-        self.happenings: list[Happening] = []
+        self.events: list[MachineEvent] = []
         self.processes_known = False
         self._offset = 0.0
         self._sums: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
@@ -96,7 +96,7 @@ class History:
     # --- how it is built -------------------------------------------------------------------------------------
 
     def _happens(self, t: float, name: str, words: str) -> None:
-        self.happenings.append(Happening(t, name, words))
+        self.events.append(MachineEvent(t, name, words))
 
     def _value(self, t: float, name: str, value: float) -> None:
         entry = self._sums[name][int(t // WINDOW_S)]

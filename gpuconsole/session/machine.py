@@ -297,7 +297,7 @@ STARTED_HERE = "max_num_seqs"
 
 
 @dataclass
-class _Span:
+class _EnergySpan:
     """A device's counter at the first and at the last reading, in joules, with the tokens counted by then."""
 
     first_j: float
@@ -312,7 +312,7 @@ class Energy:
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._spans: dict[str, _Span] = {}
+        self._spans: dict[str, _EnergySpan] = {}
 
     def add_tokens(self, tokens: int) -> None:
         self._tokens += tokens
@@ -321,7 +321,7 @@ class Energy:
         """Add one reading of a device's energy counter. If the `uuid` has changed, the counter belongs to another GPU, so counting starts again."""
         span = self._spans.get(device)
         if span is None or span.uuid != uuid:
-            self._spans[device] = _Span(joules, self._tokens, joules, self._tokens, uuid)
+            self._spans[device] = _EnergySpan(joules, self._tokens, joules, self._tokens, uuid)
         else:
             if joules < span.last_j:  # the driver has restarted its counter: keep the energy that was counted before
                 span.first_j += joules - span.last_j

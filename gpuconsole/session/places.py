@@ -14,14 +14,14 @@ from gpuconsole.wire.events import Stacks
 
 MESSAGES = 150
 """Messages kept: five minutes."""
-LEAST_SAMPLES = 50
+MIN_SAMPLES = 50
 """Below, a share of 10 % has an error of more than 8 points."""
-MOST_PLACES = 10
+MAX_PLACES = 10
 ONE_CALLER = 0.8
 """Share of a function's samples that one line must have called, to be named as its caller."""
 SCRIPT = ("feed", "between")
 """The parts of a step between the segments, in which the program's own lines run; after the model's call the loss belongs to them where it is not torch."""
-LEAST_REST = 1 / 3
+MIN_REST_SHARE = 1 / 3
 """Share of the time after a pass without functions of torch from which on it counts as the program's own: below, it is the Python between two functions."""
 PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
@@ -31,7 +31,7 @@ ISSUING = ("feed", "forward", "no_grad", "loss", "clip", "optimizer", "between")
 """The parts of a step in which the training thread issues work by itself. In the backward pass it waits for a thread of torch."""
 MODULES = ("forward", "no_grad")
 """The parts among PASSES in which modules call modules."""
-LEAST_PASSES = 1.5
+MIN_PASSES = 1.5
 """From this mean number of passes per step on, a step has time between two passes."""
 NOWHERE = "nowhere"
 ELSEWHERE = 0.05
@@ -83,10 +83,10 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
     """The share of samples in the script's own lines outside of named phases, the function with most of them, and how much of its time that function computes;
     empty with too few samples. `loss_ratio`: the share of a step in the loss. Samples between two calls of the model do not belong to the loss."""
     total = sum(sample.weight for sample in samples)
-    if total < LEAST_SAMPLES:
+    if total < MIN_SAMPLES:
         return {}
     after_pass = sum(sample.weight for sample in samples if sample.part == "loss") / total
-    is_loss = torch_ratio(samples) > 1 - LEAST_REST or loss_ratio >= after_pass / 2
+    is_loss = torch_ratio(samples) > 1 - MIN_REST_SHARE or loss_ratio >= after_pass / 2
     parts = SCRIPT if is_loss else (*SCRIPT, "loss")
     whole = {sample.lines[0] for sample in samples if sample.part == "optimizer" and sample.lines}
     own = [
@@ -119,7 +119,7 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
     """How often another thread of the program was in Python, or waited for the interpreter's lock to go on, for each sample of the training thread; with its
     line. Empty with too few samples."""
     total = sum(sample.weight for sample in training)
-    if total < LEAST_SAMPLES:
+    if total < MIN_SAMPLES:
         return {}
     inside = [sample for sample in others if sample.kind == PYTHON]
     by_function = sorted(_functions(inside, total), key=lambda place: -place.share_ratio)
@@ -132,7 +132,7 @@ def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
     """Return the share of the samples in each kind of side work, with the line that has most of these samples; empty with too few samples. Side work may be
     rare, so `samples` are all that are kept."""
     total = sum(sample.weight for sample in samples)
-    if total < LEAST_SAMPLES:
+    if total < MIN_SAMPLES:
         return {}
     signals, source = {}, f"{total:.0f} stack samples of ordinary steps"
     for part, words in SIDE_WORK.items():
@@ -184,7 +184,7 @@ def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample],
     step. If the program calls the model in at least this number of lines, code below the last of these lines is the loss, and its samples are left out."""
     steps = {_function(line) for sample in samples if sample.part == "backward" for line in sample.lines}
     calls = {_common(sample, steps) for sample in samples if sample.part == "forward"} - {None}
-    if passes < LEAST_PASSES or len(calls) < round(passes):
+    if passes < MIN_PASSES or len(calls) < round(passes):
         return list(after)
     last: defaultdict[tuple[str, str], int] = defaultdict(int)
     for call in calls:
@@ -229,16 +229,16 @@ def is_torch(sample: StackSample) -> bool:
 def places_of(samples: list[StackSample]) -> list[Place]:
     """The functions of the program with the largest shares of the time of a step, each within one part of it."""
     total = sum(sample.weight for sample in samples)
-    if total < LEAST_SAMPLES:
+    if total < MIN_SAMPLES:
         return []
-    return sorted(_functions(samples, total), key=lambda place: -place.share_ratio)[:MOST_PLACES]
+    return sorted(_functions(samples, total), key=lambda place: -place.share_ratio)[:MAX_PLACES]
 
 
 def growing(early: list[StackSample], late: list[StackSample], early_s: float, late_s: float) -> tuple[Place, float] | None:
     """The function of the program whose time in a step grows most, as the later samples show it, and the seconds by which it grows. None with too few samples,
     or where no function grows. `early_s`, `late_s`: the time of a step when the samples were taken."""
     totals = [sum(sample.weight for sample in samples) for samples in (early, late)]
-    if min(totals) < LEAST_SAMPLES:
+    if min(totals) < MIN_SAMPLES:
         return None
     before = {_key(place): place.share_ratio * early_s for place in _functions(early, totals[0])}
     grown = [(place.share_ratio * late_s - before.get(_key(place), 0.0), place) for place in _functions(late, totals[1])]

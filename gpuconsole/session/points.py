@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from gpuconsole.model.run import PROBE, Step
 from gpuconsole.model.serving import Request
-from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_times
+from gpuconsole.session.figures.breakdown import REQUEST_TIMES, itl_pairs, request_times
 from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak, utilization
 from gpuconsole.session.figures.rate import samples_of, tokens_of, work_over_time

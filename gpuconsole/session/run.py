@@ -14,12 +14,12 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.model.knobs.serving import LIVE_KNOBS
 from gpuconsole.model.machine import Process
-from gpuconsole.model.memory import MOST_FAILURES, MemoryFailure
+from gpuconsole.model.memory import MAX_FAILURES, MemoryFailure
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
 from gpuconsole.session.communication import CollectivesRecord, Exchanges, exposed_of_each, least_exposed_s, why_not_compared
 from gpuconsole.session.counters import CompileCounts, WorkCounts
-from gpuconsole.session.figures.account import steady_from, wall_shares
+from gpuconsole.session.figures.breakdown import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.figures.trend import StepBlocks
 from gpuconsole.session.machine import Energy
@@ -52,7 +52,7 @@ from gpuconsole.wire.events import (
 )
 
 KEPT_STEPS = 2000
-LEAST_STEPS = 3
+MIN_STEPS = 3
 SAMPLED_STEPS = 30
 RECENT_STEPS = 200
 COMM = PHASES.index("comm")
@@ -128,7 +128,7 @@ class Ranks:
         Empty until every process has made some steps.
         """
         timed = bool(self.exchanges) and all(self.exchanges.values())
-        busy = self._busy_by_exchanges() if timed else self._busy_by_account()
+        busy = self._busy_by_exchanges() if timed else self._busy_by_breakdown()
         if len(busy) < max(2, len(self._joined)):
             return {}
         busiest = max(busy, key=lambda rank: busy[rank])
@@ -145,7 +145,7 @@ class Ranks:
             "world_size": Signal(float(len(busy)), "", "processes that have joined"),
         }
 
-    def _busy_by_account(self) -> dict[int, float]:
+    def _busy_by_breakdown(self) -> dict[int, float]:
         """Seconds of a step without communication and run-queue delay, by rank. Empty where no phase shows communication: with sharding or split
         matrices, processes wait inside their passes, so their times cannot be compared."""
         sampled = {rank: steps for rank in self._joined if (steps := self._sampled(rank))}
@@ -158,7 +158,7 @@ class Ranks:
         in the collectives that the program calls."""
         processes = [self.exchanges[rank] for rank in self._joined]
         recent = [step.wall_s for steps in self._steps.values() for step in itertools.islice(reversed(steps), RECENT_STEPS)]
-        if min(len(steps) for steps in self._steps.values()) < LEAST_STEPS:
+        if min(len(steps) for steps in self._steps.values()) < MIN_STEPS:
             return {}
         step_s = statistics.fmean(recent)  # of all processes: their steps are equally long
         return {
@@ -172,7 +172,7 @@ class Ranks:
         collectives count as the process with the least of them does."""
         recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
         common = set.intersection(*(set(steps) for steps in recent))
-        if len(common) < LEAST_STEPS:
+        if len(common) < MIN_STEPS:
             return {}
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
         source = f"step breakdown of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
@@ -201,10 +201,10 @@ class Ranks:
 
     def _sampled(self, rank: int) -> list[Step]:
         """The last steps for which run-queue delay was read, or the last ones where it is not read: on a GPU, where the times are those of the stream. Empty
-        while there are fewer than LEAST_STEPS."""
+        while there are fewer than MIN_STEPS."""
         steps = self._steps[rank]
         sampled = ([step for step in steps if step.runq is not None] or list(steps))[-SAMPLED_STEPS:]
-        return sampled if len(sampled) >= LEAST_STEPS else []
+        return sampled if len(sampled) >= MIN_STEPS else []
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))
@@ -232,11 +232,12 @@ LIVE_STEPS = 1500
 """Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
 STEADY_EVERY_S = 0.5
 LIVE_EVERY_S = 1.0
-MOST_DELAY = 0.95
+MAX_DELAY = 0.95
 STEP_TIMES = 1000
 """Number of recent steps whose durations are in a view; in a serving run, of recent requests."""
 
-TRACEBACK_LINES, TRACEBACK_COLUMNS = 12, 300
+TRACEBACK_LINES = 12
+TRACEBACK_COLUMNS = 300
 """What is kept of a traceback: its last lines, each with so many characters. The message of an error of torch may have hundreds of lines."""
 
 
@@ -406,7 +407,7 @@ class RunRecord:
     def _memory_failed(self, failure: MemoryFailure) -> None:
         """Keep a failed allocation; a later report of the same one replaces the earlier one."""
         others = [earlier for earlier in self.run.memory_failures if (earlier.t, earlier.rank) != (failure.t, failure.rank)]
-        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[-MOST_FAILURES:]
+        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[-MAX_FAILURES:]
 
     def _add_steps(self, event: Steps) -> None:
         """Add steps of any process. The steps of the leading process represent the run."""
@@ -463,7 +464,7 @@ class RunRecord:
         before, self._delay_before = self._delay_before, (event.t, event.runq_s)
         if before is None or self.run.device != "cpu" or event.t <= before[0]:
             return 0.0
-        return min(MOST_DELAY, max(0.0, (event.runq_s - before[1]) / (event.t - before[0])))
+        return min(MAX_DELAY, max(0.0, (event.runq_s - before[1]) / (event.t - before[0])))
 
     def tried(self, begun: float, ended: float) -> None:
         """Record the end of a trial. The model server's reports during the trial belong to both sides."""

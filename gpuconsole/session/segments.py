@@ -21,7 +21,7 @@ from gpuconsole.model.run import COUNTS, PHASES, SETTLING, Step
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.communication import COLLECTIVES, COLLECTIVES_STEPS, OUTSIDE, OUTSIDE_CALLS, OUTSIDE_STEPS, Exchanges
 from gpuconsole.session.counters import EVAL_S, EVAL_WITH_GRADIENTS_S, GENERATED, GENERATED_STEPS
-from gpuconsole.session.places import LEAST_REST, after_step_ratio, between_passes, torch_ratio
+from gpuconsole.session.places import MIN_REST_SHARE, after_step_ratio, between_passes, torch_ratio
 from gpuconsole.wire.events import JobKnown, Segments, Stacks, Steps
 
 (
@@ -47,7 +47,8 @@ FIXED = {
     WHOLE: P_FORWARD,
 }
 """The phase of a segment that needs no neighbours."""
-AFTER_PASS, LEAST_AFTER_PASS = 400, 30
+AFTER_PASS = 400
+MIN_SAMPLES_AFTER_PASS = 30
 """Most different stacks after a pass, and least samples, by which its time is divided between functions of torch and the rest; and the same for the time
 between two steps."""
 RARE = (P_LOGGING, P_CHECKPOINT, P_EVAL)
@@ -55,7 +56,7 @@ ALWAYS_MARKED = {SAVE, LOG, COMM}
 """Segments that a counted step has, too: the time of the others is in its segment UNMARKED (see `agent.hooks.recorder`)."""
 MARKED_STEPS = 32
 """Marked steps by which the time of counted steps is divided."""
-LEAST_GENERATED = 4
+MIN_GENERATED = 4
 """From this number of passes per step on, passes without gradients of the trained model are generation. Fewer passes make labels for the step, or choose one
 action."""
 RECENT = 32
@@ -67,7 +68,7 @@ ALIKE = 1.5
 their batches at the same time make long and short steps."""
 BACKWARD_STEPS = 200
 """Steps whose mean backward pass the waits for exchanges are compared with."""
-MOST_EXPOSED = 0.98
+MAX_EXPOSED = 0.98
 PASSES = {FORWARD, NO_GRAD, COMPILED, WHOLE}
 LATER = {DATA, FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, UNMARKED}
 """Segments that come after the lines below the previous optimizer step."""
@@ -179,11 +180,11 @@ class SegmentFold:
             return
         self._stacks.extend(event.samples)
         if not self._has_data:
-            self.after_step_ratio = after_step_ratio(self._stacks, LEAST_AFTER_PASS)
+            self.after_step_ratio = after_step_ratio(self._stacks, MIN_SAMPLES_AFTER_PASS)
         self._loss_samples.extend(sample for sample in event.samples if sample.part == "loss")
         after = between_passes(self._loss_samples, self._stacks, self._passes / self._backwards if self._backwards else 1.0)
-        ratio = torch_ratio(after) if sum(sample.weight for sample in after) >= LEAST_AFTER_PASS else 1.0
-        self.torch_ratio = ratio if ratio <= 1 - LEAST_REST else 1.0
+        ratio = torch_ratio(after) if sum(sample.weight for sample in after) >= MIN_SAMPLES_AFTER_PASS else 1.0
+        self.torch_ratio = ratio if ratio <= 1 - MIN_REST_SHARE else 1.0
 
     def add(self, event: Segments) -> Steps:
         """The same message with steps. Raises ValueError where it is damaged."""
@@ -227,7 +228,7 @@ class SegmentFold:
         total_s = sum(backward_s)
         if not total_s or not self._exchanges:
             return step
-        share = min(MOST_EXPOSED, self._exchanges.exposed_s() * len(backward_s) / total_s)
+        share = min(MAX_EXPOSED, self._exchanges.exposed_s() * len(backward_s) / total_s)
         return msgspec.structs.replace(
             step, phases=_moved(step.phases, share), runq=None if step.runq is None else _moved(step.runq, share)
         )
@@ -429,7 +430,7 @@ class SegmentFold:
         without gradients; otherwise they may be an evaluation."""
         often = 2 * sum(self._passed_without) > len(self._passed_without)
         passes = [place for place, code in trained.items() if place not in evaluated and (often or code == TRAINED)]
-        if len(passes) < LEAST_GENERATED:
+        if len(passes) < MIN_GENERATED:
             return {}
         self.generated += len(passes)
         self.generated_steps += 1

@@ -16,19 +16,20 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.account import REQUEST_TIMES, itl_pairs, request_shares, request_times, server_shares, summarize_serving
+from gpuconsole.session.figures.breakdown import REQUEST_TIMES, itl_pairs, request_shares, request_times, server_shares, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, of_histogram, percentile
 from gpuconsole.wire.events import Requests, ServerState
 
 Name = TypeVar("Name", bound=str | tuple[str, float])
 
-MOST_OUTAGES = 1000
-MOST_REQUESTS = 20_000
-MOST_GAPS = 200_000
+MAX_OUTAGES = 1000
+MAX_REQUESTS = 20_000
+MAX_GAPS = 200_000
 """Gaps between chunks that are kept one by one. While a run has fewer, percentiles of ITL are exact."""
-LIVE_GAPS, LIVE_REQUESTS = 4000, 1000
-MOST_STATES = 4000
-MOST_RESTARTS = 1000
+LIVE_GAPS = 4000
+LIVE_REQUESTS = 1000
+MAX_STATES = 4000
+MAX_RESTARTS = 1000
 PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
@@ -37,9 +38,11 @@ OF_WATCHED = (
     ("on_gpu_ratio", "ratio"), ("asleep", ""),
 )  # fmt: skip
 """Gauges whose mean the rules about watched servers read, with their units."""
-PROMPTS, MOSTLY = 2.0, 0.5
+PROMPTS = 2.0
+MOSTLY = 0.5
 """A token budget is inferred where iterations have twice as many tokens as sequences run, and half of them are in the last bucket that has any."""
-LEAST_QUEUED, FLAT = 5, 0.95
+MIN_QUEUED = 5
+FLAT = 0.95
 """A limit is inferred from so many readings with a queue, if nearly all of them have nearly the same number of running requests."""
 OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
 """The figures that come from a server's histograms in a run that only watches."""
@@ -60,7 +63,7 @@ class Outages:
     """The outages of a run, from the messages of the load generator."""
 
     def __init__(self) -> None:
-        self._all: deque[Outage] = deque(maxlen=MOST_OUTAGES)
+        self._all: deque[Outage] = deque(maxlen=MAX_OUTAGES)
         self._until = 0.0
         """The time of the newest message."""
 
@@ -118,8 +121,8 @@ class ServingRecord:
         """`watched`: the load is that of other clients, so everything comes from the server's own reports."""
         self.watched = watched
         self.requests: deque[Request] = deque()
-        self.states: deque[ServerState] = deque(maxlen=MOST_STATES)
-        self.load: deque[Requests] = deque(maxlen=MOST_STATES)
+        self.states: deque[ServerState] = deque(maxlen=MAX_STATES)
+        self.load: deque[Requests] = deque(maxlen=MAX_STATES)
         self.failures: Counter[str] = Counter()
         self.answered = 0
         """Answered requests of the whole run. `requests` holds only the newest."""
@@ -134,7 +137,7 @@ class ServingRecord:
         self._itl = Latencies()
         self._spilled = False
         self._probes: list[tuple[float, float]] = []
-        self._restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         """The times of the first report after each restart of the server: a total is lower than before."""
 
     @staticmethod
@@ -166,7 +169,7 @@ class ServingRecord:
             self._gaps += len(request.gaps)
             for value, weight in itl_pairs([request]):
                 self._itl.add(value, weight)
-        while len(self.requests) > MOST_REQUESTS or (self._gaps > MOST_GAPS and len(self.requests) > 1):
+        while len(self.requests) > MAX_REQUESTS or (self._gaps > MAX_GAPS and len(self.requests) > 1):
             self._gaps -= len(self.requests.popleft().gaps)
             self._spilled = True
         self.load.append(msgspec.structs.replace(event, requests=[]))
@@ -181,7 +184,7 @@ class ServingRecord:
         """Exclude the server's reports between these times: they are about another load."""
         self._probes.append((begun, ended))
 
-    def recent(self, since: float, most_gaps: int = MOST_GAPS) -> list[Request]:
+    def recent(self, since: float, most_gaps: int = MAX_GAPS) -> list[Request]:
         """Requests that ended after `since`, oldest first. If they have more than `most_gaps` gaps, only the newest requests."""
         newest: list[Request] = []
         gaps = 0
@@ -393,7 +396,7 @@ class ServingRecord:
         if not limit and (reported := [gauges["sequence_limit"] for gauges in both if gauges.get("sequence_limit")]):
             limit, source = reported[-1], SERVER
         queued = [gauges["requests_running"] for gauges in both if gauges["requests_waiting"] >= 1]
-        if not limit and len(queued) >= LEAST_QUEUED and 2 * len(queued) >= len(both):
+        if not limit and len(queued) >= MIN_QUEUED and 2 * len(queued) >= len(both):
             top = max(queued)
             if top > 0 and sum(running >= FLAT * top for running in queued) >= FLAT * len(queued):
                 limit, source = top, f"inferred: at most {top:.0f} run, in nearly all of {len(queued)} readings with a queue"

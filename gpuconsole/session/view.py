@@ -15,7 +15,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import summarized
 from gpuconsole.session.freshness import silent_devices, why_server_not_fresh
-from gpuconsole.session.gpu_state import SeenNow
+from gpuconsole.session.gpu_state import CurrentReadings
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.serving import Outage
@@ -110,9 +110,9 @@ def make_view(
     )
 
 
-def seen_now(state: MachineState, now: float) -> SeenNow:
+def seen_now(state: MachineState, now: float) -> CurrentReadings:
     """The machine at `now`, in session seconds, for `session/gpu_state.py`."""
-    return SeenNow(
+    return CurrentReadings(
         state.readings.latest,
         reasons(state),
         state.lost,

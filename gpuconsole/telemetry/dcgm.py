@@ -33,7 +33,7 @@ from gpuconsole.wire.events import Sample
 TIMEOUT_S = 1.0
 SOCKET_S = 5.0
 STALE_S = 90.0  # three of dcgm-exporter's own periods
-LARGEST_PAGE = 32 << 20
+MAX_PAGE_BYTES = 32 << 20
 _PREFIX = "DCGM_FI_"
 _METRICS = (*(field.metric for field in FIELDS), "gpu.hbm_bytes_per_s")
 # DCGM's codes for "no value": blank doubles, and the blank, not-found, not-supported and not-permitted integers.
@@ -222,7 +222,7 @@ def _read_all(response: http.client.HTTPResponse) -> bytes:
     deadline = time.monotonic() + 2 * SOCKET_S
     while chunk := response.read1(1 << 16):
         body += chunk
-        if len(body) > LARGEST_PAGE or time.monotonic() > deadline:
+        if len(body) > MAX_PAGE_BYTES or time.monotonic() > deadline:
             raise _Bad("the page of dcgm-exporter does not end")
     return bytes(body)
 
@@ -234,15 +234,15 @@ def _status(code: int) -> str:
         return str(code)
 
 
-LONGEST_LINE = 2**14
+MAX_LINE_LENGTH = 2**14
 
 
 def parse(text: str) -> Page:
     """The DCGM fields of whole GPUs in a page of dcgm-exporter; raises _Bad."""
     # Remove the TYPE lines: the parser renames counters.
     lines = [line for line in text.split("\n") if line.startswith(_PREFIX)]
-    if any(len(line) > LONGEST_LINE for line in lines):  # see workloads/serving/scraping.py, read_families
-        raise _Bad(f"the page has a line of more than {LONGEST_LINE} characters")
+    if any(len(line) > MAX_LINE_LENGTH for line in lines):  # see workloads/serving/scraping.py, read_families
+        raise _Bad(f"the page has a line of more than {MAX_LINE_LENGTH} characters")
     page: Page = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):

@@ -141,12 +141,12 @@ class Fallback:
 # --- polls one source on its own thread at a fixed interval, so that a slow or stuck source does not delay other sources ---
 
 FIRST_GAP_S = 0.15  # long enough for a rate over 10 ms clock ticks
-MOST_BUSY = 0.5
+MAX_BUSY_SHARE = 0.5
 """Maximum share of the interval that a reading may take. The poller stretches the interval for slower sources."""
 STUCK_S = 2.0
 """A reading that takes longer counts as stuck. Real drivers have delays of some 100 ms."""
-LONGEST_S = 10.0
-ENOUGH = 3
+MAX_S = 10.0
+MIN_READS = 3
 _RECENT = 7
 
 
@@ -193,10 +193,10 @@ class Poller(threading.Thread):
     def period_s(self) -> float:
         """The real time between two rounds in seconds. It is longer than requested when rounds take more than half of the interval.
 
-        A single slow round does not stretch the period. The period is at most `LONGEST_S`.
+        A single slow round does not stretch the period. The period is at most `MAX_S`.
         """
-        typical_s = median(self._took) if len(self._took) >= ENOUGH else 0.0
-        return max(self._interval_s, min(LONGEST_S, typical_s / MOST_BUSY))
+        typical_s = median(self._took) if len(self._took) >= MIN_READS else 0.0
+        return max(self._interval_s, min(MAX_S, typical_s / MAX_BUSY_SHARE))
 
     def state(self) -> SourceState:
         """The present state of the source."""

@@ -55,7 +55,7 @@ SCREENS = {
 """Modules and classes in `screens/`. Each is imported when it is first opened: the main screen appears sooner."""
 
 
-class Console(App[int]):
+class ActionsApp(App[int]):
     """The application as `Actions` uses it."""
 
     main_screen: MainScreen
@@ -81,7 +81,7 @@ class Console(App[int]):
 class Actions:
     """Opens screens, and sends requests to the session. Slow requests run in the background, so that keys are answered."""
 
-    def __init__(self, app: Console, api: SessionApi) -> None:
+    def __init__(self, app: ActionsApp, api: SessionApi) -> None:
         self._app = app
         self._api = api
         self._back_s = 0.0

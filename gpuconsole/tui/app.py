@@ -25,7 +25,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, SessionError, View
 from gpuconsole.tui import keys, skeleton
-from gpuconsole.tui.actions import Actions, Console
+from gpuconsole.tui.actions import Actions, ActionsApp
 from gpuconsole.tui.driver.posix import CellDriver
 from gpuconsole.tui.driver.screen import Cost
 from gpuconsole.tui.keyboard import Keyboard
@@ -38,7 +38,7 @@ from gpuconsole.tui.widgets.bars import KeyBar, Messages
 from gpuconsole.tui.widgets.live import Zone
 
 REFRESH_HZ = 2.0
-FASTEST_HZ = 20.0
+MAX_HZ = 20.0
 BUSY_SHARE = 0.3
 """Share of the time that periodic frames may take of the line, or of this thread. Above this share the screen is drawn less often, down to
 REFRESH_HZ, so that a key need not wait for frames."""
@@ -60,10 +60,10 @@ HANG_UP_S = 8.0
 
 def refresh_hz(interval_s: float) -> float:
     """How often to draw when the devices are sampled every `interval_s` seconds: not less often than they are sampled."""
-    return min(FASTEST_HZ, max(REFRESH_HZ, 1.0 / interval_s))
+    return min(MAX_HZ, max(REFRESH_HZ, 1.0 / interval_s))
 
 
-class ConsoleApp(Console):
+class ConsoleApp(ActionsApp):
     """Shows the state of `api` and sends the keys to it. Colours are the terminal's own, also under NO_COLOR."""
 
     TITLE = "gpuconsole"

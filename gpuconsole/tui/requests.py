@@ -8,7 +8,7 @@ from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
 
 
-class Requests(Protocol):
+class ScreenRequests(Protocol):
     """The methods have the same meaning as in `Actions`."""
 
     def open(self, name: str) -> object: ...

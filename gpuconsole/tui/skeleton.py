@@ -18,14 +18,14 @@ from typing import Any
 
 from gpuconsole.report.cells import Row, beside, blank, fill, inner_width, line, panel, spread, to_ascii
 from gpuconsole.tui.terminal import screen_fd, terminal, why_no_screen, why_no_terminal
-from gpuconsole.tui.widgets.layout import Plan, plan
+from gpuconsole.tui.widgets.layout import LayoutPlan, plan
 
 GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
 CPU_TILES = ("cores busy", "run-queue delay", "memory", "model", "disk", "net", "tokens/s", "step")
 HINT_ROWS = 9
 ROWS_FOR_HINTS = 36
 """With fewer rows a machine with GPUs has no room for the hints."""
-MATTER_MOST = (0, 2, 6, 7)
+MAIN_TITLES = (0, 2, 6, 7)
 _SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[?1049l\x1b[?25h"
@@ -159,9 +159,9 @@ def empty_overview(width: int, height: int) -> list[Row]:
     return fill([*head, *hints, *panel("devices" if _nvidia() else "this machine (CPU)", [], [], width, room, boxed)], width, height)
 
 
-def _band(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:
+def _band(layout: LayoutPlan, titles: tuple[str, ...], width: int) -> list[Row]:
     own = width - layout.side
-    shown = titles if layout.all_eight else tuple(titles[n] for n in MATTER_MOST)
+    shown = titles if layout.all_eight else tuple(titles[n] for n in MAIN_TITLES)
     if layout.side:
         inner = inner_width(own, layout.boxed)
         devices = panel("device", [], [line(inner, (title, "")) for title in shown], own, layout.devices, layout.boxed)
@@ -169,7 +169,7 @@ def _band(layout: Plan, titles: tuple[str, ...], width: int) -> list[Row]:
     return [line(own, (title, "")) for title in shown[: layout.devices]] + _side(layout, own)
 
 
-def _side(layout: Plan, width: int) -> list[Row]:
+def _side(layout: LayoutPlan, width: int) -> list[Row]:
     return panel("findings", [], [], width, layout.causes, layout.boxed) + panel("tried", [], [], width, layout.tried, layout.boxed)
 
 

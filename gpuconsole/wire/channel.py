@@ -43,7 +43,9 @@ CLEAN_UP_S = 2.0
 LOOK_EVERY_S = 0.05
 _ending = threading.Event()
 """Set when the process group of this process is being ended."""
-QUIET_S, BETWEEN_S, ASKED = 10, 5, 4
+QUIET_S = 10
+BETWEEN_S = 5
+ASKED = 4
 """A connection to another machine is closed after 10 s without data and 4 unanswered probes, 5 s apart."""
 
 

@@ -188,7 +188,7 @@ class RankJoined(Event, frozen=True):
     world_size: int = 0
 
 
-class Doing(Event, frozen=True):
+class Activity(Event, tag="doing", frozen=True):
     """The current activity of the training thread of a process: its innermost calls, the outermost of them first."""
 
     rank: int
@@ -519,7 +519,7 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Doing
+    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Activity
     | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled
     | OutOfMemory | MemoryOwners | MemoryLines | Stacks | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
 )  # fmt: skip
@@ -553,11 +553,11 @@ class Start(OwnCommand, frozen=True):
     options: dict[str, str] = {}
 
 
-class WhatNow(OwnCommand, frozen=True):
-    """Request the current activity of the training thread. A separate thread answers with `Doing`, also while the training thread hangs."""
+class QueryActivity(OwnCommand, tag="whatnow", frozen=True):
+    """Request the current activity of the training thread. A separate thread answers with `Activity`, also while the training thread hangs."""
 
 
-Command: TypeAlias = Start | WhatNow | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
+Command: TypeAlias = Start | QueryActivity | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
 
 TEXTS = "detail cause down error reason text".split()  # noqa: SIM905  one text: single words would count as words of the screen
 """Fields of events that hold the text of an exception, or may quote one."""
@@ -604,7 +604,7 @@ def decode_event(line: bytes | str) -> AnyEvent:
         raise msgspec.ValidationError(f"marks that make no step: {error}") from None
 
 
-_decode_own = msgspec.json.Decoder(Start | WhatNow).decode
+_decode_own = msgspec.json.Decoder(Start | QueryActivity).decode
 
 
 def decode_command(line: bytes | str) -> Command:

@@ -38,10 +38,11 @@ from gpuconsole.wire.events import (
 
 MODE = 0o600
 """Only the user may read a recording: it has more of the machine and of the job in it than a snapshot."""
-MOST_LINE_BYTES = 16 * 2**20
-MOST_BYTES = 2**30
+MAX_LINE_BYTES = 16 * 2**20
+MAX_BYTES = 2**30
 """The longest line and the largest recording that are read, without compression. A day of training with ten steps a second has about 0.4 GB."""
-MOST_RATIO, LEAST_BYTES = 40, 32 * 2**20
+MAX_RATIO = 40
+MIN_BYTES = 32 * 2**20
 """A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is refused. Recordings shrink to about a
 fourteenth."""
 ANOTHER_USER = "another user"
@@ -94,14 +95,14 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
     packed = path.suffix == ".gz"
-    most_bytes = min(MOST_BYTES, max(LEAST_BYTES, MOST_RATIO * path.stat().st_size)) if packed else MOST_BYTES
+    most_bytes = min(MAX_BYTES, max(MIN_BYTES, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
     with gzip.open(path) if packed else path.open("rb") as file:
         number = read = 0
         while line := _next_line(file, path):
             number += 1
             read += len(line)
-            if len(line) > MOST_LINE_BYTES:
-                raise RecordingError(f"{path}: line {number} has more than {MOST_LINE_BYTES / 2**20:g} MiB")
+            if len(line) > MAX_LINE_BYTES:
+                raise RecordingError(f"{path}: line {number} has more than {MAX_LINE_BYTES / 2**20:g} MiB")
             if read > most_bytes:
                 raise RecordingError(f"{path}: a recording of more than {most_bytes / 2**20:.0f} MiB is too large to be replayed")
             try:
@@ -120,7 +121,7 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
 def _next_line(file: gzip.GzipFile | io.BufferedReader, path: Path) -> bytes:
     """At most one byte more than a line may have; empty at the end. Raises RecordingError for a damaged compressed file."""
     try:
-        return file.readline(MOST_LINE_BYTES + 1)
+        return file.readline(MAX_LINE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordingError(f"{path}: damaged: {error}") from None
 
@@ -143,7 +144,7 @@ FILE_NAME = "%Y-%m-%dT%H%M%S.jsonl.gz"
 PATTERN = "????-??-??T??????.jsonl.gz"
 DIGITS = 5
 """Significant digits of a value: fewer bytes, and still 0.001 %."""
-LONGEST_PERIOD_S = 16.0
+MAX_PERIOD_S = 16.0
 
 _Key = tuple[str, str]
 
@@ -254,7 +255,7 @@ class RingWriter:
         sizes = [file.stat().st_size for file in files]
         last = sizes[-1] if sizes else 0
         whole_day = last * self._kept_s / self._file_s
-        if whole_day > self._most_bytes and self._period_s < LONGEST_PERIOD_S:
+        if whole_day > self._most_bytes and self._period_s < MAX_PERIOD_S:
             self._period_s *= 2
         elif 3 * whole_day < self._most_bytes and self._period_s > PERIOD_S:
             self._period_s /= 2

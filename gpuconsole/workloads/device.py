@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from gpuconsole.agent.account import CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.agent.protocol import PlainError
+from gpuconsole.agent.step_breakdown import CudaStepBreakdown, StepBreakdown
 from gpuconsole.agent.world import World
 from gpuconsole.host.cores import cores
 from gpuconsole.host.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
@@ -95,8 +95,8 @@ def build() -> str:
     return f"ROCm {torch.version.hip}" if torch.version.hip else "a CPU build"
 
 
-def account_for(device: torch.device) -> StepAccount:
+def breakdown_for(device: torch.device) -> StepBreakdown:
     """The account that reads the device's own clock."""
     if device.type == "cpu":
-        return StepAccount(ThreadTimes())
-    return CudaStepAccount(ThreadTimes())
+        return StepBreakdown(ThreadTimes())
+    return CudaStepBreakdown(ThreadTimes())

@@ -18,9 +18,10 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 # --- the allocator -------------------------------------------------------------------------------------------
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """Parameter numbers of mallopt (malloc.h)."""
-LARGEST_MMAP_THRESHOLD_KB = 32 * 1024
+MAX_MMAP_THRESHOLD_KB = 32 * 1024
 """glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64 bits."""
 KB = 1024
 CUDA_FIGURES = {
@@ -86,7 +87,7 @@ def settle_heap() -> None:
     memory, each step causes some thousand page faults less, and the probe has made the job a few percent faster.
     """
     if glibc() is not None:
-        torch.empty(LARGEST_MMAP_THRESHOLD_KB * KB - 64 * KB, dtype=torch.uint8)
+        torch.empty(MAX_MMAP_THRESHOLD_KB * KB - 64 * KB, dtype=torch.uint8)
 
 
 def keep_freed_memory(megabytes: int, mmap_threshold_kb: int = 0) -> bool:
@@ -99,7 +100,7 @@ def keep_freed_memory(megabytes: int, mmap_threshold_kb: int = 0) -> bool:
     library = glibc()
     if not megabytes or library is None:
         return False
-    fix_mmap_threshold(mmap_threshold_kb or LARGEST_MMAP_THRESHOLD_KB)
+    fix_mmap_threshold(mmap_threshold_kb or MAX_MMAP_THRESHOLD_KB)
     return bool(library.mallopt(M_TRIM_THRESHOLD, megabytes * KB * KB))
 
 
@@ -150,7 +151,7 @@ def set_up_allocator(knobs: Knobs) -> None:
             os.environ[name] = conf
 
 
-class Peaks:
+class MemoryPeaks:
     """The job's peaks of memory since its start or since the last change, without the memory that probes used.
 
     A probe empties the allocator's cache and restarts the allocator's own peaks. So the peaks before the probe are kept here.

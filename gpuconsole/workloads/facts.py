@@ -24,7 +24,7 @@ class Described(Protocol):
     def flops_per_sample(self, knobs: Knobs) -> float: ...
 
 
-class Facts:
+class WorkloadFacts:
     """The facts of one workload on one device. Facts that take time to measure are kept for each setting of the knobs."""
 
     def __init__(self, task: Described, device: torch.device, processes: int) -> None:

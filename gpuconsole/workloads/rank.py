@@ -27,7 +27,7 @@ from gpuconsole.agent.service import Inbox, LockstepInbox, explain
 from gpuconsole.agent.world import ProcessWorld
 from gpuconsole.host.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, keep_alive, kill_own_group
-from gpuconsole.wire.events import Command, Doing, Failed, Hello, Progress, RankJoined, Start, WhatNow
+from gpuconsole.wire.events import Activity, Command, Failed, Hello, Progress, QueryActivity, RankJoined, Start
 from gpuconsole.workloads import process
 from gpuconsole.workloads.process import without_collections
 from gpuconsole.workloads.torchrun import LAUNCHER
@@ -75,7 +75,7 @@ class JoinError(RuntimeError):
     """A process cannot take part. The message names the process and the reason."""
 
 
-class Console(msgspec.Struct, frozen=True):
+class ConsoleAddress(msgspec.Struct, frozen=True):
     """The address of the console, and the token that it expects."""
 
     host: str
@@ -83,17 +83,17 @@ class Console(msgspec.Struct, frozen=True):
     token: str
 
 
-PLAIN = (*COMMANDS.values(), Start, Console)
+PLAIN = (*COMMANDS.values(), Start, ConsoleAddress)
 """The classes of the values that the processes exchange."""
 
 
-def console_of_environment() -> Console | None:
+def console_of_environment() -> ConsoleAddress | None:
     """The console that started this process's launcher, if one did."""
     host, colon, port = os.environ.pop(CONNECT, "").rpartition(":")
-    return Console(host, int(port), os.environ.pop(TOKEN, "")) if colon else None
+    return ConsoleAddress(host, int(port), os.environ.pop(TOKEN, "")) if colon else None
 
 
-def connect(console: Console, rank: int, leads: bool) -> ChildChannel:
+def connect(console: ConsoleAddress, rank: int, leads: bool) -> ChildChannel:
     """A connection to the console. Raises OSError where it cannot be reached."""
     connection = socket.create_connection((console.host, console.port), CONNECT_S)
     connection.settimeout(None)
@@ -104,7 +104,7 @@ def connect(console: Console, rank: int, leads: bool) -> ChildChannel:
     return channel
 
 
-def join(world: ProcessWorld, own: Console | None, early: ChildChannel | None) -> ChildChannel:
+def join(world: ProcessWorld, own: ConsoleAddress | None, early: ChildChannel | None) -> ChildChannel:
     """This process's connection to the console, once all processes have one.
 
     Raises JoinError in all processes where one cannot take part.
@@ -144,9 +144,9 @@ def set_up_environment(scratch: Path) -> None:
 
 
 def on_command(channel: ChildChannel, rank: int, inbox: Inbox, command: Command) -> None:
-    """Answer WhatNow, put other commands into `inbox`. Runs on the channel's thread."""
-    if isinstance(command, WhatNow):
-        channel.send(Doing(now(), rank, innermost_calls()))
+    """Answer QueryActivity, put other commands into `inbox`. Runs on the channel's thread."""
+    if isinstance(command, QueryActivity):
+        channel.send(Activity(now(), rank, innermost_calls()))
     else:
         put_into(inbox)(command)
 
@@ -160,7 +160,7 @@ def innermost_calls() -> str:
     return " > ".join(dict.fromkeys((*calls[own : own + 1], *calls[-1:])))
 
 
-def serve(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start, scratch: Path) -> int:
+def run_rank(channel: ChildChannel, world: ProcessWorld, inbox: Inbox, start: Start, scratch: Path) -> int:
     """Train with the other processes until Stop. Returns the exit code."""
     loop = None
     try:
@@ -211,7 +211,7 @@ def main() -> None:
             channel.send(Failed(now(), f"rank {world.rank} on {socket.gethostname()}: {error}"))
             channel.end(1)
         set_up_environment(scratch.path)
-        code = serve(channel, world, inbox, start, scratch.path)
+        code = run_rank(channel, world, inbox, start, scratch.path)
         scratch.close()
     channel.end(code)  # a process group's own shutdown waits for processes that may be gone
 

@@ -60,11 +60,11 @@ def supervise(processes: list[subprocess.Popen[bytes]], ending: list[int]) -> in
         code = process.returncode
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         print(f"rank {rank} (pid: {process.pid}) {how}", file=sys.stderr, flush=True)
-    end(processes)
+    end_processes(processes)
     return 1 if failed else 0
 
 
-def end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_processes(processes: list[subprocess.Popen[bytes]]) -> None:
     """End the processes that still run: first by SIGTERM, after END_S by SIGKILL."""
     deadline = time.monotonic() + END_S
     for process in processes:

@@ -25,7 +25,7 @@ from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
-from gpuconsole.wire.events import Command, Event, Failed, Hello, Note, Progress, Start, Started, WhatNow
+from gpuconsole.wire.events import Command, Event, Failed, Hello, Note, Progress, QueryActivity, Start, Started
 from gpuconsole.workloads import process
 from gpuconsole.workloads.process import without_collections
 
@@ -40,7 +40,7 @@ class WorkloadLoop(Loop, Protocol):
     def task(self) -> Described: ...
 
 
-class Channel(Protocol):
+class WorkerChannel(Protocol):
     """The worker's end of the wire."""
 
     dropped: int
@@ -50,7 +50,7 @@ class Channel(Protocol):
     def flush(self) -> bool: ...
 
 
-def train(channel: Channel, inbox: Inbox, loop: WorkloadLoop, start: Start, world: World | None = None) -> None:
+def train(channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, start: Start, world: World | None = None) -> None:
     """Run `loop` until Stop or until its last step, and answer commands between its steps."""
     service = make_service(channel, inbox, loop, start.max_steps, world or World())
     service.begin()
@@ -59,7 +59,7 @@ def train(channel: Channel, inbox: Inbox, loop: WorkloadLoop, start: Start, worl
     service.end()
 
 
-def make_service(channel: Channel, inbox: Inbox, loop: WorkloadLoop, max_steps: int, world: World) -> Service:
+def make_service(channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, max_steps: int, world: World) -> Service:
     """The agent's service for a workload of ours."""
 
     def profiler() -> Profiler:
@@ -68,18 +68,18 @@ def make_service(channel: Channel, inbox: Inbox, loop: WorkloadLoop, max_steps: 
         note = f"process {world.rank} of {world.size}" if world.size > 1 else ""
         return Profiling(loop, channel.send, world.leads, note)
 
-    return Service(loop, inbox, channel, world, Announcer(channel, loop, world), profiler, max_steps)
+    return Service(loop, inbox, channel, world, FactsPublisher(channel, loop, world), profiler, max_steps)
 
 
-class Announcer:
+class FactsPublisher:
     """Sends the facts about the workload under its present knobs, and which knobs have no effect on this device."""
 
-    def __init__(self, channel: Channel, loop: WorkloadLoop, world: World) -> None:
-        from gpuconsole.workloads.facts import Facts
+    def __init__(self, channel: WorkerChannel, loop: WorkloadLoop, world: World) -> None:
+        from gpuconsole.workloads.facts import WorkloadFacts
 
         self._channel = channel
         self._loop = loop
-        self._facts = Facts(loop.task, loop.device, world.size)
+        self._facts = WorkloadFacts(loop.task, loop.device, world.size)
         self._noted: set[str] = set()
 
     def __call__(self) -> None:
@@ -99,13 +99,13 @@ def put_into(inbox: Inbox) -> Callable[[Command], None]:
     """A function that puts commands from the wire into `inbox`."""
 
     def put(command: Command) -> None:
-        if not isinstance(command, WhatNow):  # only the processes of a larger run answer it
+        if not isinstance(command, QueryActivity):  # only the processes of a larger run answer it
             inbox.put(command)
 
     return put
 
 
-def build(start: Start, scratch: Path, channel: Channel, world: World | None = None) -> WorkloadLoop:
+def build(start: Start, scratch: Path, channel: WorkerChannel, world: World | None = None) -> WorkloadLoop:
     """The loop of the workload in `start`, ready for its first step.
 
     Raises what goes wrong; DeviceError where torch cannot use the device.
@@ -136,7 +136,7 @@ def build(start: Start, scratch: Path, channel: Channel, world: World | None = N
     return loop
 
 
-def warm_up(channel: Channel) -> None:
+def warm_up(channel: WorkerChannel) -> None:
     """Import what every workload needs: torch, and torch._dynamo, which the first optimizer would import."""
     channel.send(Progress(now(), "importing", "torch"))
     with without_collections():
@@ -153,7 +153,7 @@ def failed(error: BaseException, knobs: Knobs, prefix: str = "") -> Failed:
     return Failed(now(), prefix + explain(error, knobs), detail)
 
 
-def serve(channel: Channel, inbox: Inbox, scratch: Path) -> int:
+def run_worker(channel: WorkerChannel, inbox: Inbox, scratch: Path) -> int:
     """The worker's life. Returns its exit code; a failure has been reported to the console by then."""
     start: Any = None
     loop = None
@@ -191,7 +191,7 @@ def main() -> None:
     inbox = Inbox()
     channel.listen(put_into(inbox), kill_own_group)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
-    code = serve(channel, inbox, args.scratch)
+    code = run_worker(channel, inbox, args.scratch)
     channel.end(code)  # shutting down torch and the loader can take seconds and saves nothing
 
 

@@ -12,7 +12,7 @@ import torch
 from gpuconsole.agent import free_memory
 from gpuconsole.agent.hooks import memory
 from gpuconsole.agent.hooks.changes import change
-from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.change import ChangeRefused
 from gpuconsole.agent.hooks.evidence import probes
 
 KB, GB = 1024, 1e9
@@ -93,5 +93,5 @@ def test_owners_probes_and_changes_do_not_count_the_page_cache_as_used(tmp_path:
     assert memory.counted(0).others == pytest.approx((TOTAL - AVAILABLE) * KB - 5 * GB)
     probes.require_room(100 * GB, DEVICE, "a copy")
     change.require_room(100 * GB, DEVICE, "a copy")
-    with pytest.raises(Refused, match="no room"):
+    with pytest.raises(ChangeRefused, match="no room"):
         change.require_room(130 * GB, DEVICE, "a copy")

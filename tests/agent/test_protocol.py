@@ -166,10 +166,10 @@ sys.path.insert(0, sys.argv[1])
 import importlib, json, pkgutil, elsewhere
 for module in pkgutil.iter_modules(elsewhere.__path__):
     importlib.import_module("elsewhere." + module.name)
-from elsewhere.account import FORWARD, StepAccount
+from elsewhere.step_breakdown import FORWARD, StepBreakdown
 from elsewhere.clock import ThreadTimes
 from elsewhere.protocol import encode, message
-account = StepAccount(ThreadTimes())
+account = StepBreakdown(ThreadTimes())
 for _ in range(3):
     account.mark(FORWARD)
     account.end(4, 0, None, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.agent.hooks.changes import Refused
+from gpuconsole.agent.hooks.changes import ChangeRefused
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.agent.protocol import reason
 from gpuconsole.agent.service import explain
@@ -14,7 +14,7 @@ from gpuconsole.agent.service import explain
     ("problem", "words"),
     [
         (ProbeError("no stack sample was possible"), "no stack sample was possible"),
-        (Refused("optim: no"), "optim: no"),
+        (ChangeRefused("optim: no"), "optim: no"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied\nmore"), "mat1 and mat2 shapes cannot be multiplied"),
         (KeyError("a key"), "an unexpected error: 'a key'"),
         (AttributeError("shape"), "an unexpected error: shape"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.agent import service as service_module
-from gpuconsole.agent.account import StepAccount
 from gpuconsole.agent.protocol import Message, Resume, Stop
 from gpuconsole.agent.service import Inbox, Service
+from gpuconsole.agent.step_breakdown import StepBreakdown
 from tests.workloads.small import small_gpt_loop
 
 SELDOM_S = 0.4
@@ -20,7 +20,7 @@ class Noting:
 
     dropped = 0
 
-    def __init__(self, inbox: Inbox, account: StepAccount) -> None:
+    def __init__(self, inbox: Inbox, account: StepBreakdown) -> None:
         self._inbox = inbox
         self._account = account
         self.times: list[float] = []
@@ -48,7 +48,7 @@ def test_a_run_that_nobody_changes_sends_less_often(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(service_module, "LOW_RATE_AFTER_S", 0.5)
     inbox = Inbox()
     loop = small_gpt_loop(tmp_path)
-    channel = Noting(inbox, loop.account)
+    channel = Noting(inbox, loop.breakdown)
     service = Service(loop, inbox, channel)
     service.begin()
     while service.between_steps():

@@ -326,7 +326,7 @@ def test_more_clients_than_are_served_write_no_line(caplog: pytest.LogCaptureFix
 
 
 def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(metrics_server, "MAX_CLIENTS", 2)
     monkeypatch.setattr(metrics_server, "CLIENT_S", 0.5)
     with answering() as address, connected(address) as slow, connected(address) as silent:
         slow.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no end

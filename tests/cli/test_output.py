@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from gpuconsole.cli import output
-from gpuconsole.cli.headless import Progress
+from gpuconsole.cli.headless import ProgressLines
 from gpuconsole.cli.parser import parse
 from gpuconsole.cli.values import device, eco, interval, price_per_hour
 from gpuconsole.host import settings
@@ -87,11 +87,11 @@ def test_the_screen_takes_the_choice_and_a_job_keeps_the_environment(
 def test_quiet_leaves_out_notes_and_progress_and_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     output.configure(argparse.Namespace(quiet=True))
     stream = io.StringIO()
-    progress = Progress(stream)
+    progress = ProgressLines(stream)
     progress.show(cast("View", None), 1.0, 2.0)
     progress.line("trial: batch_size 4 -> 8")
     progress.done()
-    output.note("kept as a baseline")
+    output.print_note("kept as a baseline")
     assert stream.getvalue() == "" and capsys.readouterr().err == ""
     output.problem("run 1 failed")
     assert capsys.readouterr().err == "gpuconsole: run 1 failed\n"

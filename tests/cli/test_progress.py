@@ -14,7 +14,7 @@ import msgspec
 import pyte
 import pytest
 
-from gpuconsole.cli.headless import Progress
+from gpuconsole.cli.headless import ProgressLines
 from tests.tui.fake_session import gpu_view
 
 
@@ -24,7 +24,7 @@ def test_the_line_redraws_itself_in_one_row_of_any_terminal(columns: int) -> Non
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 10, columns, 0, 0))
     with os.fdopen(writer, "w") as stream:
-        progress = Progress(stream)
+        progress = ProgressLines(stream)
         for second in range(8):
             progress.show(view, second, 60.0)
         written = b""
@@ -41,7 +41,7 @@ def test_the_line_redraws_itself_in_one_row_of_any_terminal(columns: int) -> Non
 
 def test_without_a_terminal_lines_are_plain_and_rare() -> None:
     stream = io.StringIO()
-    progress = Progress(stream)
+    progress = ProgressLines(stream)
     for second in range(3):
         progress.show(gpu_view(), second, 60.0)
     progress.line("a note")
@@ -51,7 +51,7 @@ def test_without_a_terminal_lines_are_plain_and_rare() -> None:
 
 def test_a_new_stage_of_the_start_is_written_at_once() -> None:
     stream = io.StringIO()
-    progress = Progress(stream)
+    progress = ProgressLines(stream)
     view = gpu_view()
     view = msgspec.structs.replace(view, runs=(msgspec.structs.replace(view.runs[-1], state="starting"),))
     for stage in ("asking", "asking", "waiting: connection refused", "waiting: connection refused"):
@@ -63,7 +63,7 @@ def test_text_from_outside_cannot_steer_the_terminal() -> None:
     view = gpu_view()
     run = msgspec.structs.replace(view.runs[-1], scenario="\x1b[2Jevil")
     stream = io.StringIO()
-    Progress(stream).show(msgspec.structs.replace(view, runs=(run,)), 0.0, 60.0)
+    ProgressLines(stream).show(msgspec.structs.replace(view, runs=(run,)), 0.0, 60.0)
     assert "\x1b" not in stream.getvalue()
 
 
@@ -72,6 +72,6 @@ def test_the_rate_is_the_present_rate_and_an_outage_is_named() -> None:
     key = "workload.tokens_per_s{device=gpu:0}"
     stalled = msgspec.structs.replace(view, latest={**view.latest, key: 0.0}, down="connection refused", down_s=12.4)
     stream = io.StringIO()
-    Progress(stream).show(stalled, 0.0, 60.0)
+    ProgressLines(stream).show(stalled, 0.0, 60.0)
     expected = "    0/60 s  train-gpt on gpu:0  0 tokens/s  the server has not answered for 12 s: connection refused\n"
     assert stream.getvalue() == expected

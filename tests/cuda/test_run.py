@@ -53,7 +53,7 @@ async def _run() -> Seen:
         await worker.next_steps()
         no_room = await engine.try_change({"pytorch_alloc_conf": "expandable_segments:True"})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(devices.RoomBeside, "missing_room", _unknown)
+            patch.setattr(devices.SecondaryRoom, "missing_room", _unknown)
             out_of_memory = await engine.try_change({"pytorch_alloc_conf": "expandable_segments:True"})
         for _ in range(2):
             await worker.next_steps()

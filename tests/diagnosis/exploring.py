@@ -15,7 +15,7 @@ from gpuconsole.model.knobs.knob import Knob, Value
 QUIET = 400
 """Runs without a new signal after which the search ends. The rule must also have fired, because then its last branch has run, and must have read all
 signals that it declares."""
-MOST = 100_000
+MAX_CASES = 100_000
 """Maximum number of runs of a rule that does not fire. tests/diagnosis/test_reads.py fails for such a rule."""
 VALUES = (0.0, 0.0, 0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
 """Ratios, seconds, counts and bytes, on both sides of the thresholds."""
@@ -30,7 +30,7 @@ def explore(rule: Rule) -> tuple[dict[str, None], bool]:
     draw = random.Random(rule.id)
     read: dict[str, None] = {}
     fired, quiet = False, 0
-    for _ in range(MOST):
+    for _ in range(MAX_CASES):
         case = Case(_Knobs(draw), _Signals(draw), rule.subject == "serving", is_job=rule.jobs_only)
         with suppress(Exception):  # a rule may fail on values that do not occur in real runs
             fired |= rule.check(case).state == "fires"

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate
+from gpuconsole.diagnosis.engine import Hysteresis, all_rules, evaluate
 from gpuconsole.diagnosis.rule import Threshold
 from gpuconsole.model.finding import Finding
 from tests.diagnosis.cases import case
@@ -13,14 +13,14 @@ def states(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_a_finding_opens_on_the_second_window_and_closes_well_below_its_threshold() -> None:
-    steadied, rule = Steadied(), "host.logging_io"
+    steadied, rule = Hysteresis(), "host.logging_io"
     loud = {"probe__step_no_side_work_s": 0.09, "mfu_ratio": 0.3}
     seen = [states(steadied.update(evaluate(case(logging_ratio=share, **loud))))[rule] for share in (0.10, 0.10, 0.04, 0.02, 0.06)]
     assert seen == ["cant_tell", "fires", "fires", "clear", "cant_tell"]
 
 
 def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not_and_what_is_new_is_told() -> None:
-    steadied = Steadied()
+    steadied = Hysteresis()
     loud = {"probe__step_no_side_work_s": 0.09, "mfu_ratio": 0.3}
     waiting, opened = [], []
     for share in (0.01, 0.10, 0.10, 0.02):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.engine import Steadied, all_rules, evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import Hysteresis, all_rules, evaluate, wanted_probes
 from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
@@ -331,7 +331,7 @@ def test_tensor_parallelism_over_pcie() -> None:
 
 
 def test_hardware_findings_need_two_looks_and_suggest_no_knob() -> None:
-    steadied = Steadied()
+    steadied = Hysteresis()
     seen = [next(f for f in steadied.update(evaluate(gpu(**HOT))) if f.rule == "hw.thermal") for _ in range(2)]
     assert [finding.state for finding in seen] == ["cant_tell", "fires"]
     assert seen[1].suggestions == ()

@@ -6,7 +6,7 @@ import pytest
 
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
-from gpuconsole.diagnosis.signals.hardware import HardwareWatch, Readings, joined_by_nvlink, tensor_core_signals
+from gpuconsole.diagnosis.signals.hardware import DeviceReadings, HardwareWatch, joined_by_nvlink, tensor_core_signals
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.machine import Device, Link, Peaks, Process
@@ -239,7 +239,7 @@ def test_the_rise_of_a_counter_is_over_the_time_of_its_first_value(hours: float)
     state.readings.series["gpu.pcie_replays{device=gpu:0}"] = series
     state.apply(Note(0.0, ""))
     state.apply(Note(hours * 3600, ""))
-    rise = Readings(state, "gpu:0", 0.0).rise("pcie_replays", 120.0)
+    rise = DeviceReadings(state, "gpu:0", 0.0).rise("pcie_replays", 120.0)
     assert rise is not None and rise[1] > 30
     assert rise[0] / rise[1] == pytest.approx(1.0, abs=1e-6)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuconsole.diagnosis.engine import Steadied, evaluate, wanted_probes
+from gpuconsole.diagnosis.engine import Hysteresis, evaluate, wanted_probes
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.finding import Finding
 from tests.diagnosis.cases import case
@@ -158,7 +158,7 @@ def test_no_core_is_offered_that_is_not_idle_or_gains_nothing(why: dict[str, obj
 
 
 def test_an_offer_of_cores_is_withdrawn_when_others_take_them() -> None:
-    steadied, knobs = Steadied(), {"num_threads": 0, "num_workers": 1}
+    steadied, knobs = Hysteresis(), {"num_threads": 0, "num_workers": 1}
     free, taken = (evaluate(case(knobs=knobs, **{**FASTER, **IDLE, "host__others_cpu_ratio": others})) for others in (0.1, 0.5))
     states = [next(one.state for one in steadied.update(found) if one.rule == "host.idle_cores") for found in (free, free, taken)]
     assert states == ["cant_tell", "fires", "clear"]

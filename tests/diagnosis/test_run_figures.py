@@ -18,7 +18,7 @@ from gpuconsole.model.snapshot import Environment, decode, encode
 from gpuconsole.report.parts import printed
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
-from gpuconsole.report.run.account import share_text, why_no_share
+from gpuconsole.report.run.breakdown import share_text, why_no_share
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.session import run_text
 from gpuconsole.session.state import SessionState

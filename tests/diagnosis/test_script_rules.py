@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from gpuconsole.diagnosis.engine import Steadied, evaluate
+from gpuconsole.diagnosis.engine import Hysteresis, evaluate
 from gpuconsole.diagnosis.families import loader as loader_family
 from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case, Missing
@@ -47,7 +47,7 @@ def test_where_the_processes_stay_an_empty_queue_is_a_long_wait_like_others(rest
 def test_a_finding_about_waits_closes_as_soon_as_another_cause_explains_them() -> None:
     """Before the second restart was counted, its long waits looked like single slow samples."""
     waits = {"data_wait_ratio": 0.2, "data_wait_typical_ratio": 0.02, "data_wait_excess_ratio": 0.16}
-    steadied = Steadied()
+    steadied = Hysteresis()
     for restarts in (1.0, 1.0, 3.0, 3.0):
         found = case(knobs=WORKERS, loader__restart_ratio=0.1, loader__restarts=restarts, **waits, **FAST)
         shown = steadied.update(evaluate(found))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuconsole.diagnosis.engine import DOUBT_S, NOT_STEADY_S, SERVING_S, SETTLED_S, Standing
+from gpuconsole.diagnosis.engine import DOUBT_S, NOT_STEADY_S, SERVING_S, SETTLED_S, DiagnosisStatus
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Run
 
@@ -33,7 +33,7 @@ def stands_at(
 ) -> tuple[float, Run]:
     """When the diagnosis stands, and on which run. The run is steady after `steady_s` and judged `judged_s` later; the probe answers
     `answer_s` after the run is steady, and until then `probing` is true or not."""
-    standing = Standing(0.0, tunable)
+    standing = DiagnosisStatus(0.0, tunable)
     for now_s in times():
         answered = now_s > steady_s + answer_s
         run = Run("1", "train-gpt", workload, {}, "cpu", "running", findings=[KNOWN if answered else LACKING], duration_s=now_s)

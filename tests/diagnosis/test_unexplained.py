@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.diagnosis.claims import LARGE, SERVING, TRAINING, Part, claims_time, parts_of, share_out, unexplained
+from gpuconsole.diagnosis.claims import LARGE, SERVING, TRAINING, ClaimedPart, claims_time, parts_of, share_out, unexplained
 from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
@@ -190,7 +190,7 @@ def check_claims(findings: list[Finding], a_case: Case) -> None:
             assert all(set(claims[rule]) & set(claims[finding.rule]) for rule in finding.alternative_to)
 
 
-def measured_share(part: Part, a_case: Case) -> float | None:
+def measured_share(part: ClaimedPart, a_case: Case) -> float | None:
     try:
         return part.share(a_case)
     except CantTell:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuconsole.engine.clients import MOST_BYTES, ClientFileError, read_results, run_of
+from gpuconsole.engine.clients import MAX_BYTES, ClientFileError, read_results, run_of
 from gpuconsole.engine.reader import read_measured
 from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.gate import GateError, judge
@@ -284,7 +284,7 @@ def test_what_is_no_result_is_one_line(name: str, tmp_path: Path) -> None:
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     with pytest.raises(SnapshotError, match="more than 256 MiB"):
         read_measured(path)
 

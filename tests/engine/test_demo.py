@@ -9,13 +9,13 @@ from gpuconsole.engine.recording import DEMO, Replay
 from gpuconsole.report.screen.answer import narrate
 from gpuconsole.wire.recording import read_recording
 
-MOST_BYTES = 200_000
+MAX_BYTES = 200_000
 
 
 def test_the_demo_finds_proves_and_keeps() -> None:
     """All events are read one after the other; the hint line tells the steps in order."""
     with resources.as_file(DEMO) as path:
-        assert path.stat().st_size < MOST_BYTES
+        assert path.stat().st_size < MAX_BYTES
         events = list(read_recording(path))
         replay = Replay(path, 0)
     steps: list[int] = []

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from gpuconsole.engine.reader import read_snapshot
-from gpuconsole.experiments.baselines import MOST_RUNS, BaselineError, baselines_folder, check_folder, keep_run, key_of, read_all, remove
+from gpuconsole.experiments.baselines import MAX_RUNS, BaselineError, baselines_folder, check_folder, keep_run, key_of, read_all, remove
 from gpuconsole.experiments.rate_watch import BaselineWatch, Keeps
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.host.load import OtherLoad
@@ -66,15 +66,15 @@ def test_a_kept_run_is_a_session_that_any_command_reads(tmp_path: Path) -> None:
 
 def test_runs_are_kept_in_the_folder_of_their_key_the_oldest_making_room(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "baselines"
-    for n in range(MOST_RUNS + 2):
+    for n in range(MAX_RUNS + 2):
         line = keep(folder, 100.0 + n, n)
-    assert line == f"kept as a baseline: {key_of(in_session(made()[1], BOX))}, {MOST_RUNS} runs"
-    assert [side.run.throughput[0].mean for side in kept_in(folder)] == [102.0 + n for n in range(MOST_RUNS)]  # type: ignore[union-attr]
+    assert line == f"kept as a baseline: {key_of(in_session(made()[1], BOX))}, {MAX_RUNS} runs"
+    assert [side.run.throughput[0].mean for side in kept_in(folder)] == [102.0 + n for n in range(MAX_RUNS)]  # type: ignore[union-attr]
     keep(folder, 99.0, 0)
     assert {99.0, 103.0, 121.0} < {side.run.summary.tokens_per_s.mean for side in kept_in(folder) if side.run.summary.tokens_per_s}
     keep(folder, environment=msgspec.structs.replace(BOX, torch="2.11.0"))
     keep(folder, batch_size=32)
-    assert sorted(map(len, read_all(folder)[0].values())) == [1, 1, MOST_RUNS]
+    assert sorted(map(len, read_all(folder)[0].values())) == [1, 1, MAX_RUNS]
     assert all(path.suffix == ".json" for path in folder.glob("*/*"))  # nothing half written
 
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gate.simulated import ROWS
 from benchmarks.gate.simulated import outcomes as simulated
 from gpuconsole.experiments.gate import GateError, decide, judge, runs_needed, work_key
-from gpuconsole.experiments.runs import RunRate, in_turn, occasions, ratio_of
+from gpuconsole.experiments.runs import RunRate, batches, interleaved, ratio_of
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.comparison import Gate
 from gpuconsole.model.experiments import Trial
@@ -95,15 +95,15 @@ def test_more_runs_on_one_other_day_do_not_make_the_interval_narrow() -> None:
     [("AB", True), ("ABBA", True), ("ABABAB", True), ("AABB", False), ("AAABBB", False), ("ABBB", False), ("AB/BA", False)],
 )
 def test_what_is_measured_in_turn(order: str, expected: bool) -> None:
-    assert in_turn(*rates(order, random.Random(0), 0.01)) is expected
+    assert interleaved(*rates(order, random.Random(0), 0.01)) is expected
 
 
 def test_occasions_end_where_the_host_changes_or_time_passes() -> None:
     base, _ = rates("AA/AAA", random.Random(0), 0.01)
-    assert [len(unit) for unit in occasions(base)] == [2, 3]
-    assert [len(unit) for unit in occasions([base[0], base[1]._replace(host="other"), *base[2:]])] == [1, 3, 1]
-    assert not in_turn(base[:1], [base[1]._replace(host="other")])
-    assert not in_turn([RunRate(0.0)], [RunRate(0.0)])  # without a time, nobody knows
+    assert [len(unit) for unit in batches(base)] == [2, 3]
+    assert [len(unit) for unit in batches([base[0], base[1]._replace(host="other"), *base[2:]])] == [1, 3, 1]
+    assert not interleaved(base[:1], [base[1]._replace(host="other")])
+    assert not interleaved([RunRate(0.0)], [RunRate(0.0)])  # without a time, nobody knows
 
 
 def test_the_needed_runs_decide_at_that_noise() -> None:

@@ -5,26 +5,26 @@ import random
 import pytest
 
 from gpuconsole.experiments.runs import of_blocks, ratio_of
-from gpuconsole.experiments.statistics import MOST_RUN_BLOCKS, rate_verdict, run_blocks
+from gpuconsole.experiments.statistics import MAX_RUN_BLOCKS, rate_verdict, run_blocks
 from gpuconsole.experiments.throughput import rate_of
 from gpuconsole.model.comparison import RateChange
 from gpuconsole.model.run import PHASES, Run, SeriesData, Step, Summary
-from gpuconsole.session.figures.rate import Block, estimate, mean_rate, rate_distribution
+from gpuconsole.session.figures.rate import RateBlock, estimate, mean_rate, rate_distribution
 from tests.experiments.measured import in_session
 
 
-def alike(*rates: float) -> list[Block]:
-    return [Block(rate, 1.0) for rate in rates]
+def alike(*rates: float) -> list[RateBlock]:
+    return [RateBlock(rate, 1.0) for rate in rates]
 
 
-def rate_change(now: list[Block], kept: list[list[Block]], live: bool = False) -> RateChange | None:
+def rate_change(now: list[RateBlock], kept: list[list[RateBlock]], live: bool = False) -> RateChange | None:
     """As in the comparison of a run with the runs that were kept on other days."""
     rates = [rate._replace(begun=1e9 + day * 1e5, ended=1e9 + day * 1e5 + 60) for day, run in enumerate(kept) if (rate := of_blocks(run))]
     new = rate_of(in_session(running(now)), live=True) if live else of_blocks(now)
     return ratio_of(rates, [new]).change if rates and new is not None else None
 
 
-def running(blocks: list[Block]) -> Run:
+def running(blocks: list[RateBlock]) -> Run:
     """A run that goes on, with a point for each of its blocks."""
     times, rates, seconds = (
         list(itertools.accumulate(block.seconds for block in blocks)),
@@ -42,11 +42,11 @@ ZERO = (0.0,) * (len(PHASES) - 1)
 
 def run(
     chance: random.Random, rate: float = 100.0, n: int = 30, noise: float = 0.04, correlated: float = 0.5, between: float = 0.0
-) -> list[Block]:
+) -> list[RateBlock]:
     """Blocks of a run: AR(1) noise within it, and a level of its own."""
     level, offset, rates = rate * math.exp(chance.gauss(0, between)), chance.gauss(0, noise), []
     for _ in range(n):
-        rates.append(Block(level * (1 + offset), 1.0))
+        rates.append(RateBlock(level * (1 + offset), 1.0))
         offset = correlated * offset + chance.gauss(0, noise * math.sqrt(1 - correlated**2))
     return rates
 
@@ -140,7 +140,7 @@ def steps(n: int, wall: float) -> list[Step]:
 def test_blocks_are_a_second_long_shorter_in_short_runs_and_few_in_long_ones() -> None:
     assert run_blocks(steps(160, 0.125)) == [(8000.0, 1.0)] * 20
     assert len(run_blocks(steps(1024, 2**-8))) in (11, 12)
-    assert len(run_blocks(steps(5000, 0.1))) <= MOST_RUN_BLOCKS
+    assert len(run_blocks(steps(5000, 0.1))) <= MAX_RUN_BLOCKS
     assert len(run_blocks(steps(100, 2.0))) == 20  # five steps at the least
     assert run_blocks([]) == []
 

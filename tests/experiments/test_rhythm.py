@@ -26,7 +26,7 @@ from gpuconsole.report.parts import printed
 from gpuconsole.wire.events import KnobsSet
 from tests.experiments.fake_job import FakeJob
 
-SHORTEST_S, STEP_S, PERIOD_S = 0.35, 0.05, 2.4
+MIN_S, STEP_S, PERIOD_S = 0.35, 0.05, 2.4
 
 
 def blocks(
@@ -36,7 +36,7 @@ def blocks(
     chance, blocks, end_s = random.Random(seed), list[MeasuredBlock](), 1000.0
     phase = chance.uniform(0, 2 * math.pi)
     for block in itertools.chain.from_iterable(itertools.islice(order(seed), pairs)):
-        start_s, end_s = end_s + dead_s, end_s + dead_s + SHORTEST_S * block.stretch
+        start_s, end_s = end_s + dead_s, end_s + dead_s + MIN_S * block.stretch
         moments = [start_s + (end_s - start_s) * (n + 0.5) / 50 for n in range(50)]
         wave = sum(amplitude * math.sin(2 * math.pi * moment / period_s + phase) for moment in moments) / 50
         effect_here = math.log(effect) if block.arm == CHANGED else 0.0

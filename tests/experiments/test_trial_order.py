@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from benchmarks.trial_statistics import trial as simulated
-from gpuconsole.experiments.block_order import MOST_STRETCH, Block, Exposure, order
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, Pairs, other_arm
+from gpuconsole.experiments.block_order import MAX_STRETCH, Block, Exposure, order
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, Pairs, other_variant
 from gpuconsole.experiments.sweep import rounds
 from gpuconsole.experiments.trial import run_trial
 from gpuconsole.model.experiments import Trial
@@ -57,7 +57,7 @@ def test_the_order_and_the_lengths_follow_from_the_seed() -> None:
     assert pairs == list(itertools.islice(order(7), 200)) != list(itertools.islice(order(8), 200))
     assert all({first.arm, second.arm} == {BASELINE, CHANGED} for first, second in pairs)
     stretches = [block.stretch for pair in pairs for block in pair]
-    assert 1.0 <= min(stretches) < 1.1 and 0.9 * MOST_STRETCH < max(stretches) <= MOST_STRETCH
+    assert 1.0 <= min(stretches) < 1.1 and 0.9 * MAX_STRETCH < max(stretches) <= MAX_STRETCH
     assert 80 < sum(first.arm == BASELINE for first, _ in pairs) < 120
 
 
@@ -68,7 +68,7 @@ def test_no_rhythm_looks_like_an_effect_in_the_pairs_that_are_drawn() -> None:
         pairs = list(itertools.islice(order(seed), 12))
         dangers += [Exposure().after(pairs[:count]).danger for count in range(MIN_PAIRS, 13)]
     assert sum(danger >= 1 for danger in dangers) < 0.1 * len(dangers)
-    in_step = [(Block(first, 1.0), Block(other_arm(first), 1.0)) for first in (BASELINE, CHANGED) * 2]
+    in_step = [(Block(first, 1.0), Block(other_variant(first), 1.0)) for first in (BASELINE, CHANGED) * 2]
     assert Exposure().after(in_step).danger > 2
 
 
@@ -128,7 +128,7 @@ def test_the_rounds_of_a_sweep_follow_from_the_seed() -> None:
     assert made == list(rounds(5, 20, 3)) != list(rounds(5, 20, 4))
     orders = [tuple(index for index, _ in points) for points in made]
     assert all(sorted(points) == [0, 1, 2, 3, 4] for points in orders) and len(set(orders)) > 10
-    assert all(1.0 <= stretch <= MOST_STRETCH for points in made for _, stretch in points)
+    assert all(1.0 <= stretch <= MAX_STRETCH for points in made for _, stretch in points)
 
 
 @pytest.mark.slow

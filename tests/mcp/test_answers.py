@@ -10,7 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from gpuconsole.mcp.answers import MOST_BYTES, from_job, size
+from gpuconsole.mcp.answers import MAX_BYTES, from_job, size
 from gpuconsole.mcp.tools import BY_NAME, TOOLS, ToolError, Tools
 from gpuconsole.model.finding import Evidence, Finding, Interval, Suggestion
 from gpuconsole.report.patch import FolderPatch, Patch
@@ -46,7 +46,7 @@ def tools(shown: View) -> Tools:
 def test_every_situation_has_a_small_answer_that_fits_its_schema(situation: str, tool: str) -> None:
     shown = FoldedSession(SITUATIONS[situation]()).view()
     answer = run(tools(shown).call(tool, {}, ignore))
-    assert size(answer) < MOST_BYTES + 96
+    assert size(answer) < MAX_BYTES + 96
     jsonschema.validate(msgspec.to_builtins(answer), schema(BY_NAME[tool].gives))
 
 
@@ -68,9 +68,9 @@ def test_a_status_with_everything_too_long_stays_small_and_says_that_it_left_som
     crowded = msgspec.structs.replace(shown.run, findings=findings, error=long)
     shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], crowded), notes=(long,) * 20)
     status = run(tools(shown).call("status", {}, ignore))
-    assert size(status) <= MOST_BYTES and status.findings and status.left_out > 0
+    assert size(status) <= MAX_BYTES and status.findings and status.left_out > 0
     explained = run(tools(shown).call("explain", {"finding": "rule.3"}, ignore))
-    assert size(explained) <= MOST_BYTES and explained.evidence
+    assert size(explained) <= MAX_BYTES and explained.evidence
     whole = run(tools(shown).call("explain", {"finding": "rule.3", "all": True}, ignore))
     assert len(whole.evidence) == 20 and len(whole.suggestions) == 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.engines import Engine, engines, why_lacking
+from gpuconsole.model.engines import ServingEngine, engines, why_lacking
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.workloads.serving.scraping import _sources
 
@@ -17,7 +17,7 @@ def test_every_way_is_one_that_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("engine", engines(), ids=lambda engine: engine.name)
-def test_an_engine_has_a_series_for_each_gauge_and_no_reason_for_what_it_always_reports(engine: Engine) -> None:
+def test_an_engine_has_a_series_for_each_gauge_and_no_reason_for_what_it_always_reports(engine: ServingEngine) -> None:
     assert [name for name in engine.gauges if f"server.{name}" not in CATALOGUE] == []
     always = ("requests_running", "prompt_tokens")
     assert [name for name in always if name in engine.lacking and name in engine.gauges and engine.name not in ("tensorrt-llm",)] == []

@@ -18,10 +18,10 @@ def test_agents_that_have_left_hold_nothing(tmp_path: Path) -> None:
     code = f"""
         from left import left
         from gpuconsole.mcp.messages import Joined
-        from gpuconsole.notebook.here import Agent
+        from gpuconsole.notebook.here import BlockAgent
 
         def block(steps):
-            agent = Agent(Joined({str(listener.folder.path)!r}, {TOKEN!r}))
+            agent = BlockAgent(Joined({str(listener.folder.path)!r}, {TOKEN!r}))
             train(steps)
             agent.leave(None)
 

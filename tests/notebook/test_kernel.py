@@ -14,7 +14,7 @@ import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
 
-from gpuconsole.mcp.answers import Change, Conclusion, Status, TrialAnswer
+from gpuconsole.mcp.answers import Conclusion, Status, SuggestedChange, TrialAnswer
 from gpuconsole.notebook.page import session_html
 from tests.notebook.running import console_of, environment
 from tests.waiting import gone, wait_until
@@ -111,7 +111,9 @@ def interrupted(manager: KernelManager, client: Any, kernel: psutil.Process) -> 
 
 def test_the_table_escapes_what_the_program_may_hold() -> None:
     hostile = "<script>alert(1)</script>\x1b[31m\u202e"
-    finding = Conclusion(hostile, hostile, "fires", 0.4, confidence=hostile, suggestions=[Change({hostile: hostile}, not_possible=hostile)])
+    finding = Conclusion(
+        hostile, hostile, "fires", 0.4, confidence=hostile, suggestions=[SuggestedChange({hostile: hostile}, not_possible=hostile)]
+    )
     trial = TrialAnswer("1", {hostile: hostile}, hostile, False)
     page = session_html(
         Status(

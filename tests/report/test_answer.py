@@ -20,7 +20,7 @@ from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES
 from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.cells import Row
-from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.run.breakdown import LOOKS
 from gpuconsole.report.run.diagnosis import paint_diagnosis
 from gpuconsole.report.screen.answer import guide, paint_answer
 from gpuconsole.report.screen.chart import marks, paint_throughput, scale_for, window

@@ -8,7 +8,7 @@ from gpuconsole.model.figures import Attainable, RatePair, TimePart
 from gpuconsole.model.run import Run
 from gpuconsole.report.cells import row_width
 from gpuconsole.report.parts import lay_out, printed
-from gpuconsole.report.run.account import attainable_report, share_text, why_no_share
+from gpuconsole.report.run.breakdown import attainable_report, share_text, why_no_share
 
 
 def run(attainable: Attainable | None) -> Run:

@@ -12,7 +12,7 @@ from gpuconsole.model.figures import Attainable, Figure, RatePair, TimePart
 from gpuconsole.model.finding import Evidence, Finding, Interval, Signal, Suggestion
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot
-from gpuconsole.report.run.account import paint_steps
+from gpuconsole.report.run.breakdown import paint_steps
 from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.screen.answer import paint_answer

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpuconsole.agent.hooks.watch import EDITED, MOST_BYTES, line_digests, process_start_s
+from gpuconsole.agent.hooks.watch import EDITED, MAX_BYTES, line_digests, process_start_s
 from gpuconsole.cli.files import patch_of, place_in_patch, source, write_patch
 from gpuconsole.model import job as model_job
 from gpuconsole.model.job import EFFECTS, JOB, MAY_DIFFER, JobFacts, Site
@@ -482,7 +482,7 @@ def test_the_start_of_the_process_is_known() -> None:
 
 
 def test_the_lines_of_what_is_no_file_are_not_known(tmp_path: Path) -> None:
-    (tmp_path / "large.py").write_text("#" * (MOST_BYTES + 1))
+    (tmp_path / "large.py").write_text("#" * (MAX_BYTES + 1))
     os.mkfifo(tmp_path / "pipe")
     files = ("<string>", "a\0b", str(tmp_path), str(tmp_path / "large.py"), str(tmp_path / "pipe"))
     assert [line_digests(file) for file in files] == [""] * 5

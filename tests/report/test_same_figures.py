@@ -15,7 +15,7 @@ from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Row
 from gpuconsole.report.experiments import certificate_report, paint_done, paint_running, paint_tuning, sweep_report
 from gpuconsole.report.parts import lay_out, printed
-from gpuconsole.report.run.account import paint_steps
+from gpuconsole.report.run.breakdown import paint_steps
 from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.profile import paint_profile

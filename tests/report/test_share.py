@@ -277,7 +277,7 @@ def test_a_gap_in_the_series_is_a_gap_in_the_line() -> None:
 def test_a_report_that_is_too_long_for_an_issue_tracker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     document = DOCUMENTS["small"]
     whole = markdown_page(document)
-    monkeypatch.setattr(markdown, "MOST", len(whole) - 1)
+    monkeypatch.setattr(markdown, "MAX_CHARACTERS", len(whole) - 1)
     shorter = markdown_page(document)
     assert len(shorter) < len(whole) and "Left out" in shorter
     assert "2.01x" in shorter

@@ -20,7 +20,7 @@ from gpuconsole.cli.files import write_patch
 from gpuconsole.engine.children.terminal.holder import Holder
 from gpuconsole.engine.children.terminal.pty import JobTerminal
 from gpuconsole.engine.job import log_path
-from gpuconsole.engine.recording import Recorder
+from gpuconsole.engine.recording import SessionRecorder
 from gpuconsole.host.files import write_whole
 from gpuconsole.host.folders import BOOT_ID
 from gpuconsole.model.machine import Process
@@ -175,7 +175,7 @@ def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
 
 
 def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(tmp_path: Path) -> None:
-    recorder, path = Recorder(), tmp_path / "session.jsonl"
+    recorder, path = SessionRecorder(), tmp_path / "session.jsonl"
     other = Process(7, "gpu:0", name="python", user="alice", uid=os.geteuid() + 1, command="train.py --key secret", container="abc")
     own = Process(8, "gpu:0", name="python", user="me", uid=os.geteuid(), command="train.py")
     recorder.toggle(path, [])
@@ -222,7 +222,7 @@ def test_the_log_of_a_left_job_is_never_written_through_a_link(guessed: Path) ->
 def test_a_recording_with_a_dated_name_is_never_written_through_a_link(guessed: Path) -> None:
     (guessed.parent / "gpuconsole-20261124-120000.jsonl").symlink_to(guessed)
     with pytest.raises(SessionError, match="cannot be written: File exists"):
-        Recorder().toggle(None, [])
+        SessionRecorder().toggle(None, [])
     assert guessed.read_text() == "precious"
 
 
@@ -248,14 +248,14 @@ def test_the_output_file_of_a_coding_agents_job_is_never_a_link(guessed: Path) -
 def test_the_page_beside_the_events_of_tensorboard_is_never_written_through_a_link(guessed: Path) -> None:
     """The attack: folders for each second, with a link in each. The page replaced ~/.ssh/authorized_keys."""
     pytest.importorskip("tensorboard")
-    from gpuconsole.report.trackers.readings import Facts, Final, Point
+    from gpuconsole.report.trackers.readings import Final, Point, SessionFacts
     from gpuconsole.report.trackers.tensorboard import TensorBoard
 
     planted = guessed.parent / "runs" / "20261124-120000"
     planted.mkdir(parents=True)
     (planted / "report.html").symlink_to(guessed)
     for tracker in (TensorBoard(), TensorBoard(str(planted))):
-        tracker.begin(Facts("title", {}))
+        tracker.begin(SessionFacts("title", {}))
         tracker.end(Final(Point(1.0, 1.0, ()), lambda: "a page"))
     assert guessed.read_text() == "precious"
     assert (guessed.parent / "runs" / "20261124-120000-2" / "report.html").read_text() == "a page"
@@ -362,8 +362,8 @@ def test_a_compressed_recording_that_unpacks_to_far_more_than_recordings_do_is_r
 ) -> None:
     from gpuconsole.wire import recording
 
-    assert recording.LEAST_BYTES == 32 * 2**20
-    monkeypatch.setattr(recording, "LEAST_BYTES", 2**20)  # 32 MiB of notes take many seconds to be searched for credentials
+    assert recording.MIN_BYTES == 32 * 2**20
+    monkeypatch.setattr(recording, "MIN_BYTES", 2**20)  # 32 MiB of notes take many seconds to be searched for credentials
     RecordingWriter(tmp_path / "head.jsonl").close()
     with gzip.open(tmp_path / "bomb.jsonl.gz", "wb") as file:
         file.write((tmp_path / "head.jsonl").read_bytes())
@@ -385,7 +385,7 @@ def test_a_damaged_compressed_recording_is_refused_in_one_line(cli: Cli, tmp_pat
 def test_a_recording_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuconsole.wire import recording
 
-    monkeypatch.setattr(recording, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(recording, "MAX_BYTES", 10_000)
     writer = RecordingWriter(tmp_path / "long.jsonl")
     for n in range(2000):
         writer.write(Processes(float(n), []))

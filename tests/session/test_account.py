@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.figures.account import contention_free_shares, steady_from, summarize, wall_shares
+from gpuconsole.session.figures.breakdown import contention_free_shares, steady_from, summarize, wall_shares
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.figures.flops import SampleFlops
 

@@ -12,7 +12,7 @@ import pytest
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Request
 from gpuconsole.session.run import MAX_STEPS
-from gpuconsole.session.serving import MOST_REQUESTS
+from gpuconsole.session.serving import MAX_REQUESTS
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import AnyEvent, Compared, Found, RankJoined, Requests, RunClosed, RunOpened, ServerState, Started, Steps
@@ -42,7 +42,7 @@ def serve(apply: Apply, run: str) -> None:
     knobs = {"request_rate": 0, "max_num_seqs": 8}
     apply(RunOpened(0.0, run, "serve-chat", "inference.serving", knobs, "cpu"))
     apply(Started(0.0, knobs, {"max_num_seqs": 8.0}))
-    for first in range(0, MOST_REQUESTS // 8, MESSAGE):
+    for first in range(0, MAX_REQUESTS // 8, MESSAGE):
         t = 1.0 + first / MESSAGE
         done = [Request(t, 0.0, 0.1 + 1e-6 * n, 1.0, 10, 3, (0.05 + 1e-6 * n,) * 2, (1.0, 1.0)) for n in range(first, first + MESSAGE)]
         apply(Requests(t, done))

@@ -8,7 +8,7 @@ import pytest
 
 from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Objective, Request, parse_objective
-from gpuconsole.session.figures.account import request_shares, summarize_serving
+from gpuconsole.session.figures.breakdown import request_shares, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, weighted
 from gpuconsole.session.serving import DRAIN_S, LIVE_GAPS, ServingRecord
 from gpuconsole.wire.events import Requests, ServerState

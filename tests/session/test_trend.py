@@ -20,7 +20,7 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, RunOpened, Stacks, Steps
 from tests.diagnosis.cases import case
 
-DRAWS, MOST_FALSE, LOOKS = 200, 1, 10
+DRAWS, MAX_FALSE, LOOKS = 200, 1, 10
 OTHER = PHASES.index("other")
 Draw = Callable[[random.Random, int], list[float]]
 
@@ -126,7 +126,7 @@ STEADY: dict[str, Draw] = {
 def test_what_is_no_trend_gives_no_finding(kind: str) -> None:
     draw = random.Random(kind)
     false = sum(found(STEADY[kind](draw, draw.choice((250, 600, 1500)))) for _ in range(DRAWS))
-    assert false <= MOST_FALSE
+    assert false <= MAX_FALSE
 
 
 def lengths(draw: random.Random, n: int, kind: str) -> tuple[list[float], list[int]]:
@@ -145,7 +145,7 @@ def lengths(draw: random.Random, n: int, kind: str) -> tuple[list[float], list[i
 @pytest.mark.parametrize("kind", ["mixed", "sorted", "curriculum", "ten times as long"])
 def test_longer_batches_are_no_trend(kind: str) -> None:
     draw = random.Random(kind)
-    assert sum(found(*lengths(draw, draw.choice((250, 600, 1500)), kind)) for _ in range(DRAWS)) <= MOST_FALSE
+    assert sum(found(*lengths(draw, draw.choice((250, 600, 1500)), kind)) for _ in range(DRAWS)) <= MAX_FALSE
 
 
 @pytest.mark.parametrize(("spread", "hits"), [(0.03, 0.98), (0.08, 0.85)])

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpuconsole.cli.commands.machine.doctor import LONGEST_LABEL, folded, report
+from gpuconsole.cli.commands.machine.doctor import MAX_LABEL_LENGTH, folded, report
 from gpuconsole.report.parts import Line
 from tests.cli.exporting import Exporter
 from tests.conftest import Cli, Machine
@@ -101,4 +101,4 @@ def test_labels_of_the_doctor_name_ranges_of_links_on_ranges_of_gpus() -> None:
     assert folded(["gpu:0/link:0", "gpu:0/link:1", "gpu:2/link:0", "gpu:2/link:3"]) == "gpu:0/link:0-1, gpu:2/link:0, gpu:2/link:3"
     long = ", ".join(f"gpu:{n}" for n in range(0, 64, 2))
     row = next(part for part in report({"reads n/a here": [(long, "why")]}) if isinstance(part, Line) and part.label)
-    assert row.column <= LONGEST_LABEL + 2
+    assert row.column <= MAX_LABEL_LENGTH + 2

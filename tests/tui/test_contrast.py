@@ -9,7 +9,7 @@ from gpuconsole.tui.theme import CONTRAST, DARK, LIGHT, style_of
 BACKGROUNDS = {DARK: ("#000000", "#1e1e1e"), CONTRAST: ("#000000", "#1e1e1e"), LIGHT: ("#ffffff", "#fafafa")}
 TEXT = ("dim", "accent", "key", "good", "alert", "wait", "loss")
 """Styles of text. The others are areas of bars and charts, which differ by their glyphs too."""
-LEAST = 4.5
+MIN_CONTRAST = 4.5
 """WCAG 2.2, success criterion 1.4.3."""
 
 
@@ -37,7 +37,7 @@ def test_text_has_enough_contrast(theme: str, name: str) -> None:
     own = tuple(style.color.get_truecolor())
     for background in BACKGROUNDS[theme]:
         behind = tuple(int(background[at : at + 2], 16) for at in (1, 3, 5))
-        assert contrast(own, behind) >= LEAST  # type: ignore[arg-type]
+        assert contrast(own, behind) >= MIN_CONTRAST  # type: ignore[arg-type]
 
 
 def test_without_colours_grey_text_is_dim() -> None:

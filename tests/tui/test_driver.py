@@ -19,7 +19,7 @@ from gpuconsole.report.machine.tiles import tiles
 from gpuconsole.tui import skeleton
 from gpuconsole.tui import terminal as terminals
 from gpuconsole.tui.driver.cells import PLAIN, after, cell_style, change, clip, split
-from gpuconsole.tui.driver.posix import Writer
+from gpuconsole.tui.driver.posix import TerminalWriter
 from gpuconsole.tui.driver.screen import BEGIN_UPDATE, END_UPDATE, Effect, Screen, Wanted
 from gpuconsole.tui.terminal import Colours, Terminal, terminal, why_no_screen
 from tests.matrix import matrix
@@ -369,7 +369,7 @@ class Pipe:
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()
         self.screen = Screen(80, 24, TRUE, entered=True)
-        self.writer = Writer(self.writes, self.screen)
+        self.writer = TerminalWriter(self.writes, self.screen)
         self.taken = b""
 
     def read(self) -> None:

@@ -13,7 +13,7 @@ from gpuconsole.cli.parser import parse
 from gpuconsole.engine import catalog
 from gpuconsole.model.metrics import series_key
 from gpuconsole.report.cells import row_width
-from gpuconsole.report.machine.gpus import LEAST_HISTORY_S, GpuChoice, column_s, in_order
+from gpuconsole.report.machine.gpus import MIN_HISTORY_S, GpuChoice, column_s, in_order
 from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import gpu_states
@@ -118,7 +118,7 @@ def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
 @pytest.mark.parametrize(("columns", "seconds"), [(160, 2.0), (45, 2.0), (44, 5.0), (22, 5.0), (18, 5.0), (17, 10.0), (10, 10.0)])
 def test_a_narrow_history_shows_as_much_time_as_a_wide_one(columns: int, seconds: float) -> None:
     assert column_s(columns) == seconds
-    assert columns * seconds >= LEAST_HISTORY_S or seconds == 10.0
+    assert columns * seconds >= MIN_HISTORY_S or seconds == 10.0
 
 
 def test_what_the_processes_do_not_need_shows_the_history_of_the_host() -> None:

@@ -19,7 +19,7 @@ from gpuconsole.report import charts
 from gpuconsole.report.cells import Row, fit, shaded, spark, to_ascii, wrap
 from gpuconsole.report.experiments import paint_done, paint_running, paint_tuning
 from gpuconsole.report.machine.tiles import paint_devices as paint_history
-from gpuconsole.report.run.account import columns_of, paint_steps
+from gpuconsole.report.run.breakdown import columns_of, paint_steps
 from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
 from gpuconsole.report.run.models import model_lines
 from gpuconsole.report.run.runs import entries, paint_runs
@@ -34,7 +34,7 @@ from gpuconsole.tui.screens.scenarios import matching, scenario_lines
 from gpuconsole.tui.theme import STYLES
 from gpuconsole.tui.widgets.bars import paint_keys
 from gpuconsole.tui.widgets.header import paint_header
-from gpuconsole.tui.widgets.layout import Needs, plan
+from gpuconsole.tui.widgets.layout import LayoutNeeds, plan
 from tests.tui.fake_gpu_box import drawn, paint_devices
 from tests.tui.fake_models import several_view
 from tests.tui.fake_session import (
@@ -115,7 +115,7 @@ def test_every_row_is_as_wide_as_asked(name: str) -> None:
 @pytest.mark.parametrize("height", range(6, 60))
 def test_a_plan_fills_the_screen_and_no_more(height: int) -> None:
     for width in (40, 60, 80, 99, 100, 120, 200):
-        for needs in (Needs(), Needs(header=2, fleet=7, tried=9, below=2, trial=4), Needs(idle=True)):
+        for needs in (LayoutNeeds(), LayoutNeeds(header=2, fleet=7, tried=9, below=2, trial=4), LayoutNeeds(idle=True)):
             layout = plan(width, height, needs)
             band = layout.devices if layout.side else layout.devices + layout.causes + layout.tried
             used = layout.header + layout.answer + layout.steps + layout.fleet + layout.chart + band + layout.trial + 1

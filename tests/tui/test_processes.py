@@ -20,7 +20,7 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import spans
-from gpuconsole.report.machine.processes import ORDERS, Choice, arrange, identity, paint_process, process_lines, question, title
+from gpuconsole.report.machine.processes import ORDERS, ProcessFilter, arrange, identity, paint_process, process_lines, question, title
 from gpuconsole.session.api import A_RECORDING, View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen
@@ -41,7 +41,7 @@ def with_processes(*processes: Process, gpus: int = 8) -> View:
     return msgspec.structs.replace(box(gpus), processes=processes)
 
 
-def pids(processes: tuple[Process, ...], choice: Choice) -> list[int]:
+def pids(processes: tuple[Process, ...], choice: ProcessFilter) -> list[int]:
     return [entry.pid for entry in arrange(processes, choice)]
 
 
@@ -53,7 +53,7 @@ def test_rows_are_as_wide_as_asked(gpus: int) -> None:
     shown = box(gpus, lost=(0,), mig=(1,)) if gpus else view(processes=box(1).processes)
     shown = msgspec.structs.replace(shown, processes=(*shown.processes, hostile(), hostile(667, LONG), hostile(668, HOSTILE * 300)))
     for width in (8, 23, 40, 59, 71, 80, 97, 120, 200):
-        for choice in (Choice(), Choice(tree=True), Choice(needle="no such thing \x1b[2J")):
+        for choice in (ProcessFilter(), ProcessFilter(tree=True), ProcessFilter(needle="no such thing \x1b[2J")):
             entries = arrange(shown.processes, choice)
             for height in (1, 2, 24):
                 assert_exact(drawn(process_lines(shown, entries, choice, width, WALL), width, height, identity(RANK_0)), width, height)
@@ -69,7 +69,7 @@ def test_columns_stay_where_they_are(command: str) -> None:
     shown = with_processes(RANK_0, hostile(9999, command))
     for width in (80, 120):
         head, first, second = text(
-            drawn(process_lines(shown, arrange(shown.processes, Choice(sort="pid")), Choice(), width, WALL), width, 3, None)
+            drawn(process_lines(shown, arrange(shown.processes, ProcessFilter(sort="pid")), ProcessFilter(), width, WALL), width, 3, None)
         ).split("\n")
         for word, value in (("memory", "90.0 GiB"), ("CPU %", "102"), ("age", "2h01m")):
             end = head.index(word) + len(word)
@@ -103,14 +103,16 @@ def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
 
 def test_what_cannot_be_seen_reads_na() -> None:
     shown = with_processes(Process(77, "gpu:0"))
-    row = text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, WALL), 120, 2, None)).split("\n")[1]
+    row = text(drawn(process_lines(shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, WALL), 120, 2, None)).split(
+        "\n"
+    )[1]
     assert row.count("n/a") == 8  # user, SM, time of the memory, memory, CPU, RSS, age, command
     assert "n/a: this user cannot read it" in text(paint_process(shown, shown.processes[0], 80, WALL))
-    assert "n/a" in text(drawn(process_lines(shown, arrange(shown.processes, Choice()), Choice(), 120, None), 120, 2))
+    assert "n/a" in text(drawn(process_lines(shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, None), 120, 2))
 
 
 def test_why_there_is_nothing_to_see() -> None:
-    def said(shown: View, choice: Choice = Choice()) -> str:  # noqa: B008
+    def said(shown: View, choice: ProcessFilter = ProcessFilter()) -> str:  # noqa: B008
         return text(drawn(process_lines(shown, arrange(shown.processes, choice), choice, 100, WALL), 100, 5, None))
 
     assert "No process is seen on a GPU. What uses gpu:0-7 is not visible here." in said(with_processes())
@@ -119,15 +121,15 @@ def test_why_there_is_nothing_to_see() -> None:
     assert "No GPU: no NVIDIA driver" in said(view())
     silent = msgspec.structs.replace(with_processes(), processes_missing={f"gpu:{n}": "not permitted" for n in range(7)})
     assert "processes of gpu:0-6 n/a: not permitted" in said(silent) and "No process is seen on gpu:7." in said(silent)
-    assert "No process matches 'zzz'" in said(box(8), Choice(needle="zzz"))
+    assert "No process matches 'zzz'" in said(box(8), ProcessFilter(needle="zzz"))
     assert "processes of gpu:3 n/a: fell off the bus" in said(box(8, lost=(3,)))
 
 
 def test_the_name_of_a_gpu_finds_its_processes_only() -> None:
     shown = box(64)
-    assert {entry.process.device for entry in arrange(shown.processes, Choice(needle="gpu:3")) if entry.process} == {"gpu:3"}
-    assert {entry.process.device for entry in arrange(shown.processes, Choice(needle="gpu:6")) if entry.process} == {"gpu:6"}
-    in_order = [entry.process.device for entry in arrange(shown.processes, Choice(sort="device")) if entry.process]
+    assert {entry.process.device for entry in arrange(shown.processes, ProcessFilter(needle="gpu:3")) if entry.process} == {"gpu:3"}
+    assert {entry.process.device for entry in arrange(shown.processes, ProcessFilter(needle="gpu:6")) if entry.process} == {"gpu:6"}
+    in_order = [entry.process.device for entry in arrange(shown.processes, ProcessFilter(sort="device")) if entry.process]
     assert in_order == sorted(in_order, key=lambda device: int(device.partition(":")[2]))
 
 
@@ -142,7 +144,7 @@ def test_the_sorted_column_is_marked() -> None:
         ("name", "command"),
     ):
         shown = box(8)
-        choice = Choice(sort=sort)
+        choice = ProcessFilter(sort=sort)
         heads = drawn(process_lines(shown, arrange(shown.processes, choice), choice, 120, WALL), 120, 3, None)[0]
         assert [part.strip() for part, style in heads if style == "heading"] == [head.strip()]
 
@@ -169,24 +171,24 @@ def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
         Process(1, "gpu:0", name="A", memory_bytes=9, sm_ratio=0.9, cpu_ratio=0.1, memory_time_ratio=0.1, host_memory_bytes=8),
         Process(2, "gpu:1"),
     )
-    assert pids(some, Choice()) == [1, 3, 2]
-    assert pids(some, Choice(reverse=True)) == [3, 1, 2]
-    assert [pids(some, Choice(sort=sort)) for sort in ORDERS] == [
+    assert pids(some, ProcessFilter()) == [1, 3, 2]
+    assert pids(some, ProcessFilter(reverse=True)) == [3, 1, 2]
+    assert [pids(some, ProcessFilter(sort=sort)) for sort in ORDERS] == [
         [1, 3, 2], [1, 3, 2], [1, 3, 2], [3, 1, 2], [3, 1, 2], [1, 3, 2], [1, 2, 3], [1, 3, 2],
     ]  # fmt: skip
-    assert pids(some, Choice(sort="pid", reverse=True)) == [3, 2, 1]
+    assert pids(some, ProcessFilter(sort="pid", reverse=True)) == [3, 2, 1]
 
 
 @pytest.mark.parametrize("needle", ["TRAIN.PY --config", "ada", "3f9c1ab", "enginecore", "gpu:1", "52011"])
 def test_filter_finds_in_all_that_names_a_process(needle: str) -> None:
-    found = arrange(box(8).processes, Choice(needle=needle))
+    found = arrange(box(8).processes, ProcessFilter(needle=needle))
     assert 0 < len(found) < len(box(8).processes)
 
 
 def test_filter_takes_nothing_for_a_pattern() -> None:
     some = (Process(1, "gpu:0", name="a.c"), Process(2, "gpu:0", name="abc"), Process(3, "gpu:0", name="[x"))
-    assert pids(some, Choice(needle="a.c")) == [1]
-    assert pids(some, Choice(needle="[x")) == [3]
+    assert pids(some, ProcessFilter(needle="a.c")) == [1]
+    assert pids(some, ProcessFilter(needle="[x")) == [3]
 
 
 def test_tree_puts_children_under_their_parents() -> None:
@@ -200,12 +202,12 @@ def test_tree_puts_children_under_their_parents() -> None:
         Process(30, "gpu:3", parent=31),
         Process(31, "gpu:3", parent=30),
     )
-    entries = arrange(some, Choice(tree=True))
+    entries = arrange(some, ProcessFilter(tree=True))
     assert [(entry.pid, entry.depth) for entry in entries] == [
         (99, 0), (20, 1), (21, 1), (21, 1), (10, 0), (11, 1), (12, 2), (30, 0), (31, 1),
     ]  # fmt: skip
     shown = with_processes(*some)
-    parent = text(drawn(process_lines(shown, entries, Choice(tree=True), 120, WALL), 120, 9, None)).split("\n")[1]
+    parent = text(drawn(process_lines(shown, entries, ProcessFilter(tree=True), 120, WALL), 120, 9, None)).split("\n")[1]
     assert "19.0 B" in parent and " 200 " in parent and "parent of 2" in parent
 
 
@@ -339,7 +341,7 @@ def test_a_process_that_is_not_seen_here_is_offered_no_signal() -> None:
 def test_no_digit_of_a_number_is_cut(width: int) -> None:
     wide = Process(4294967295, "gpu:0", memory_bytes=2**64 - 2**20)
     shown = msgspec.structs.replace(box(1), processes=(wide,))
-    lines = process_lines(shown, arrange(shown.processes, Choice()), Choice(), width, WALL)
+    lines = process_lines(shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), width, WALL)
     painted = text([lines.row(0, False)])
     assert "4294967295" in painted and units.size_bytes(wide.memory_bytes).strip() in painted
 

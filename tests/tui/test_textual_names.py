@@ -18,7 +18,7 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 import gpuconsole.tui
-from gpuconsole.tui.driver.posix import TEXTUAL_NAMES, TextualName, Writer
+from gpuconsole.tui.driver.posix import TEXTUAL_NAMES, TerminalWriter, TextualName
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 UNDOCUMENTED_MODULES = ("textual.driver", "textual.drivers")
@@ -92,7 +92,9 @@ def test_the_writer_has_what_textual_calls_on_its_own_writer() -> None:
         for node in ast.walk(class_tree(LinuxDriver))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "_writer_thread"
     }
-    assert called and called <= set(dir(Writer)), f"gpuconsole/tui/driver/posix.py: Writer lacks {called - set(dir(Writer))}"
+    assert called and called <= set(dir(TerminalWriter)), (
+        f"gpuconsole/tui/driver/posix.py: TerminalWriter lacks {called - set(dir(TerminalWriter))}"
+    )
 
 
 def test_a_missing_name_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.color import ColorSystem
 
 from gpuconsole.report.cells import SHADES
-from gpuconsole.report.run.account import LOOKS
+from gpuconsole.report.run.breakdown import LOOKS
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.driver.cells import PLAIN, after
 from gpuconsole.tui.terminal import Colours

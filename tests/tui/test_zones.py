@@ -33,17 +33,17 @@ from tests.tui.test_paint import text
 from tests.waiting import until
 
 RUNNING = [name for name in SITUATIONS if name not in ("failed", "starting")]
-LEAST_ROWS = 3
+MIN_ROWS = 3
 """A blank area has at least three rows: shorter gaps separate lines of text."""
 
 
 def largest_blank(rows: list[str]) -> int:
-    """The cells of the largest blank rectangle with at least LEAST_ROWS rows."""
+    """The cells of the largest blank rectangle with at least MIN_ROWS rows."""
     best = 0
     heights = [0] * len(rows[0])
     for row in rows:
         heights = [height + 1 if char == " " else 0 for height, char in zip(heights, row, strict=True)]
-        for least in range(LEAST_ROWS, len(rows) + 1):
+        for least in range(MIN_ROWS, len(rows) + 1):
             run = 0
             for height in heights:
                 run = run + 1 if height >= least else 0

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from gpuconsole.agent.account import StepAccount
 from gpuconsole.agent.clock import ThreadTimes
 from gpuconsole.agent.hooks import recorder
+from gpuconsole.agent.step_breakdown import StepBreakdown
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.segments import unpack
 from gpuconsole.session.state import SessionState
@@ -35,7 +35,7 @@ def test_a_recording() -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_steps_of_a_built_in_loop(loss: float | None) -> None:
-    account = StepAccount(ThreadTimes())
+    account = StepBreakdown(ThreadTimes())
     account.restart()
     account.end(4, 0, loss, 1, 0)
     sent = MarkedSteps(1.0, account.take(), 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def run(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     for _ in range(POWERSGD_STEPS if name == "powersgd" else STEPS):
         loop.step()
         gradients = held_bytes(parameter.grad for parameter in loop.task.model.parameters())
-    losses = [step.loss for step in loop.account.take()]
+    losses = [step.loss for step in loop.breakdown.take()]
     before = fingerprint(loop)
     signals = communication.exposed_communication(loop)
     unchanged = fingerprint(loop) == before

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpuconsole.agent.account import StepAccount
+from gpuconsole.agent.step_breakdown import StepBreakdown
 from gpuconsole.model.run import Step
 from gpuconsole.wire.events import step_of
 from gpuconsole.workloads.training import gpt
@@ -26,17 +26,17 @@ def small_gpt_loop(folder: Path, **changes: Any) -> TrainingLoop:
     return TrainingLoop(gpt.create(knobs, CPU, 0), knobs, CPU, folder)
 
 
-def added_up(account: StepAccount) -> list[Step]:
+def added_up(account: StepBreakdown) -> list[Step]:
     """The account's steps, as the console decodes them."""
     return [step_of(step) for step in account.take()]
 
 
 def losses(loop: TrainingLoop, steps: int) -> list[float]:
     """Train on and give the losses of those steps."""
-    loop.account.take()
+    loop.breakdown.take()
     for _ in range(steps):
         loop.step()
-    return [step.loss for step in loop.account.take() if step.loss is not None]
+    return [step.loss for step in loop.breakdown.take() if step.loss is not None]
 
 
 def job_state(loop: TrainingLoop) -> list[torch.Tensor]:

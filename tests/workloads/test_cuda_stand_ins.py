@@ -18,7 +18,7 @@ from gpuconsole.workloads.training.settings import check_compile
 from tests.workloads.small import small_gpt_loop
 
 CUDA = torch.device("cuda", 0)
-CARD_BYTES, MOST_BYTES = 80e9, 75e9
+CARD_BYTES, MAX_BYTES = 80e9, 75e9
 """Of weights as they are made, keys and values: what a GPU of 80 GB has room for."""
 
 
@@ -95,7 +95,7 @@ def test_every_served_scenario_and_the_trial_of_its_fix_fit_on_a_gpu() -> None:
         knobs, fix = scenario.knobs_for("gpu", CARD_BYTES), scenario.teaches.fix
         second = [{**knobs, **fix}] if any(CATALOGUE[name].apply == "cold" for name in fix) else []  # beside the first
         needed = sum(map(server_bytes, [knobs, *second]))
-        assert needed <= MOST_BYTES, f"{scenario.name}: {needed / 1e9:.0f} GB"
+        assert needed <= MAX_BYTES, f"{scenario.name}: {needed / 1e9:.0f} GB"
 
 
 def server_bytes(knobs: Knobs) -> int:

@@ -147,12 +147,12 @@ def test_the_last_process_loses_time_in_the_chosen_phase_and_its_gradients_are_t
 )
 def test_work_that_is_repeated_has_steps_that_are_all_forward(module: Any, knobs: Knobs, fact: float | None, tmp_path: Path) -> None:
     loop = RepeatingLoop(module.create_work(knobs, CPU, 0), knobs, CPU, tmp_path)
-    loop.account.restart()
+    loop.breakdown.restart()
     for _ in range(3):
         loop.step()
     loop.set_knobs({"num_threads": 2}, 1)
     loop.step()
-    steps = added_up(loop.account)
+    steps = added_up(loop.breakdown)
     assert [step.kind for step in steps] == [1, 0, 0, 1]
     assert all(step.samples > 0 and step.phases[PHASES.index("forward")] > 0.5 * step.wall_s for step in steps)
     assert loop.task.facts(knobs).get("bytes_per_sample") == fact

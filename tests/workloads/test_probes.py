@@ -61,7 +61,7 @@ def test_nothing_is_changed(loop: TrainingLoop, probe: str) -> None:
     assert len(before) == len(after)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     loop.step()  # and the next step is an ordinary one: no gradient of a probe is left to be added to
-    assert loop.account.take()[-1].kind == 0
+    assert loop.breakdown.take()[-1].kind == 0
 
 
 def test_the_random_state_of_the_gpu_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_steps_under_watch_train_as_any_others_do(tmp_path: Path, probe: str) ->
     PROBES[probe](watched)
     random_state = torch.random.get_rng_state()
     torch.manual_seed(1)
-    for _ in range(watched.account.index):
+    for _ in range(watched.breakdown.index):
         twin.step()
     assert torch.equal(random_state, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(job_state(watched), job_state(twin), strict=True))
@@ -196,7 +196,7 @@ def test_probes_of_a_gpu_change_nothing(loop: TrainingLoop, probe: Any, monkeypa
         with pytest.raises(ProbeError, match="no GPU kernel"):
             probe(loop)
         assert not list(loop.scratch.glob("*.json"))
-        assert {step.kind for step in loop.account.take()[3:]} == {2}  # the steps that it took count as a probe's
+        assert {step.kind for step in loop.breakdown.take()[3:]} == {2}  # the steps that it took count as a probe's
         return
     before = job_state(loop)
     assert all(signal.value > 0 for signal in probe(loop).values())

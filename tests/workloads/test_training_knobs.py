@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent import account as phase
 from gpuconsole.agent import counters
+from gpuconsole.agent import step_breakdown as phase
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads import device_memory

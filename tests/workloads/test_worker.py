@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuconsole.agent.account import SAMPLE_SPAN_S
+from gpuconsole.agent.step_breakdown import SAMPLE_SPAN_S
 from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES

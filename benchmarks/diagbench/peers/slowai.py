@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.diagbench.peers.peer import Job, Peer
 from benchmarks.diagbench.peers.verdict import CANNOT_TELL, FINE, Said, names
 
-MOST_STEPS = 60
+MAX_STEPS = 60
 
 MEANINGS = {
     "compute": FINE,  # mathematics fills the time
@@ -23,7 +23,7 @@ MEANINGS = {
 
 
 def commands(job: Job) -> list[list[str]]:
-    return [[job.python, "-m", "slowai", "diagnose", job.script(steps=MOST_STEPS), "--json"]]
+    return [[job.python, "-m", "slowai", "diagnose", job.script(steps=MAX_STEPS), "--json"]]
 
 
 def read(folder: Path) -> list[Said]:

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.diagbench.peers.peer import Job, Peer
 from benchmarks.diagbench.peers.verdict import NOTE, Said, names
 
-LEAST_STEPS = 20
+MIN_STEPS = 20
 """Its default of 50 is half a minute with the slowest of the cases."""
 
 MEANINGS = {
@@ -36,7 +36,7 @@ MEANINGS = {
 
 def commands(job: Job) -> list[list[str]]:
     script = job.script(seconds=3 * job.seconds + 60)
-    window = ["--seconds", str(job.seconds), "--steps", str(LEAST_STEPS), "--timeout", str(job.limit_s)]
+    window = ["--seconds", str(job.seconds), "--steps", str(MIN_STEPS), "--timeout", str(job.limit_s)]
     return [[job.python, "-m", "train_doctor", "profile", "--out", "runs", "--json", *window, "--", job.python, script]]
 
 

@@ -43,7 +43,7 @@ from gpuconsole.wire.events import Steps
 from gpuconsole.wire.recording import read_recording
 
 HERE = Path(__file__).resolve().parent
-MOST_S = 240.0
+MAX_S = 240.0
 PAIRS, PART = 3, 1 / 3
 WAIT, POINTS = 0.1, 3.0
 """A share of the step that a clean bill must not leave to waiting; points by which a phase may differ from the stamps."""
@@ -175,7 +175,7 @@ def prepared(program: Program, folder: Path, mirrors: Path | None) -> Path:
 def run(program: Program, python: str, folder: Path, before: tuple[str, ...] = (), last_step: int = 0) -> Ran:
     """Run the program in a copy of `folder`. `before`: words before its command. `last_step`: where the program ends; 0: at its own end.
 
-    Raises subprocess.TimeoutExpired after MOST_S.
+    Raises subprocess.TimeoutExpired after MAX_S.
     """
     place = folder.parent / "run"  # the same path for each run: programs print it
     shutil.copytree(folder, place)
@@ -192,7 +192,7 @@ def run(program: Program, python: str, folder: Path, before: tuple[str, ...] = (
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=MOST_S,
+            timeout=MAX_S,
             errors="replace",
         )
         wall_s = time.monotonic() - begun

@@ -34,10 +34,10 @@ def segment(module: str, path: str, code: int, hot: bool = False, records: bool 
         recorder.enter(code)
         return True
 
-    return Border(module, path, begin, _end, "calls", hot, records)
+    return Border(module, path, begin, _end_call, "calls", hot, records)
 
 
-def _end(failed: bool) -> None:
+def _end_call(failed: bool) -> None:
     if recorder.thread:
         recorder.leave()
 

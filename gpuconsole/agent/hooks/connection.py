@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from ..held import identity, is_same, keep_forever
+from ..descriptors import identity, is_same, make_immortal
 from ..protocol import Message, command_of, encode
 
 OUTBOX_BYTES = 4 * 1024 * 1024
@@ -131,7 +131,7 @@ class Connection:
             return True
         self.gone = self.lost = True
         self._socket.detach()
-        keep_forever(self._doorbell)  # mmap has a descriptor too, and closes it where it is freed
+        make_immortal(self._doorbell)  # mmap has a descriptor too, and closes it where it is freed
         return False
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from ..clock import now
 from ..forks import in_forked_children
-from .borders.border import Border, Note
-from .changes.servers import Origin, Spec, belongs_to
-from .evidence.loading import Place, loading, size_of
+from .borders.border import Border, NotedCall
+from .changes.batch_sources import Origin, Spec, belongs_to
+from .evidence.loading import LoaderPlace, loading, size_of
 from .guard import switch
 from .optimizer import step_ends
 from .recorder import LOADER, LOADERS
@@ -19,16 +19,16 @@ from .watch import recorder, watch
 
 SHORT_EPOCH = 16
 """Steps of an epoch that is short."""
-MOST_KNOWN = 64
+MAX_KNOWN_ITERATORS = 64
 """Iterators after which those that are gone are forgotten."""
 
 
-class Known(NamedTuple):
+class KnownIterator(NamedTuple):
     """An iterator of the program, its DataLoader, and the place in the program that makes such loaders."""
 
     iterator: weakref.ref[Any]
     origin: Origin | None
-    place: Place
+    place: LoaderPlace
 
 
 class Iterators:
@@ -39,18 +39,18 @@ class Iterators:
 
     def reset(self) -> None:
         """As in a process that has loaded nothing yet."""
-        self._known: dict[int, Known] = {}
-        self._most = MOST_KNOWN
+        self._known: dict[int, KnownIterator] = {}
+        self._most = MAX_KNOWN_ITERATORS
         self.short_epochs = False
         """Whether the last epoch had few steps: then all steps are marked, and each call of an iterator is seen."""
-        self._open: tuple[Place, float] | None = None
+        self._open: tuple[LoaderPlace, float] | None = None
         """Whose batch the training thread asks for, and since when."""
         self._opening: tuple[Any, float] | None = None
         """The loader whose epoch begins, and since when."""
-        self._drawing: tuple[Place, float] | None = None
+        self._drawing: tuple[LoaderPlace, float] | None = None
         """Whose sampler is asked for its first indices, and since when."""
 
-    def note(self, iterator: Any, loader: Any) -> Known:
+    def note(self, iterator: Any, loader: Any) -> KnownIterator:
         """Note whose iterator this is. `loader`: None where it was made before the agent began."""
         origin = None
         if loader is not None:
@@ -58,13 +58,13 @@ class Iterators:
             watch.note_origin(loader, origin)
         if len(self._known) >= self._most:
             self._known = {key: known for key, known in self._known.items() if known.iterator() is not None}
-            self._most = max(MOST_KNOWN, 2 * len(self._known))
-        known = Known(weakref.ref(iterator), origin, loading.place_of(loader if loader is not None else iterator))
+            self._most = max(MAX_KNOWN_ITERATORS, 2 * len(self._known))
+        known = KnownIterator(weakref.ref(iterator), origin, loading.place_of(loader if loader is not None else iterator))
         self._known[id(iterator)] = known
         watch.add(watch.iterators, iterator)
         return known
 
-    def of(self, iterator: Any) -> Known:
+    def of(self, iterator: Any) -> KnownIterator:
         """What is known of an iterator."""
         known = self._known.get(id(iterator))
         return known if known is not None and known.iterator() is iterator else self.note(iterator, None)
@@ -176,6 +176,6 @@ BORDERS = (
     NEXT,
     DRAW,
     Border(MODULE, "DataLoader.__iter__", iterators.begin_epoch, iterators.end_epoch_start, "data"),
-    Note(MODULE, "DataLoader.__init__", loader_made, "data"),
-    Note(MODULE, "_BaseDataLoaderIter.__init__", iterator_made, "data"),
+    NotedCall(MODULE, "DataLoader.__init__", loader_made, "data"),
+    NotedCall(MODULE, "_BaseDataLoaderIter.__init__", iterator_made, "data"),
 )

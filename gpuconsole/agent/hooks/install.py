@@ -12,7 +12,7 @@ from typing import Any
 from ..forks import in_forked_children
 from . import calls, data, graphs, memory, optimizer, passes
 from .borders import older
-from .borders.border import Border, Note
+from .borders.border import Border, NotedCall
 from .changes import loader
 from .evidence import communication, loading_parts
 from .evidence.memory_lines import CONSENT_FILE, history
@@ -25,7 +25,7 @@ from .watch import recorder
 if sys.version_info >= (3, 12):
     from .borders.monitor import Monitor
 
-BORDERS: dict[str, list[Border | Note]] = {"torch.autograd.profiler": [], "torch.nn.modules.module": []}
+BORDERS: dict[str, list[Border | NotedCall]] = {"torch.autograd.profiler": [], "torch.nn.modules.module": []}
 """What is to be seen of a module, by the module's name."""
 for _part in (calls, passes, optimizer, data, graphs, memory, communication, loading_parts):
     for _border in _part.BORDERS:
@@ -41,7 +41,7 @@ class Imports:
     """What happens as the program imports a module. `see` shows the functions of a module to what sees borders; None where nothing does."""
 
     def __init__(self) -> None:
-        self.see: Callable[[Any, Iterable[Border | Note]], None] | None = None
+        self.see: Callable[[Any, Iterable[Border | NotedCall]], None] | None = None
         self.hooks: dict[str, Callable[[Any], None]] = dict(AT_IMPORT)
         self._known: set[str] = set()
 
@@ -112,7 +112,7 @@ def begin(folder: str, token: str, joined: bool = False) -> Any:
     the agent, and ends it by `leave`; it may have imported torch, and made its model, optimizer and DataLoaders. Returns what finds torch in place of
     Python's own finders, where that is needed; else None."""
     agent = Agent(folder, token, joined)
-    loading_parts.begin(folder)
+    loading_parts.begin_in_worker(folder)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT_FILE))
     _agent.append(agent)
     recorder.at_end = agent.step_ended

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..clock import ThreadTimes, now
 from ..counters import ProcessCounters, compile_counters
-from ..held import keep_forever
+from ..descriptors import make_immortal
 from ..loop import Probe, Signals
 from ..probes import ProbeError
 from ..protocol import (
@@ -37,8 +37,7 @@ from ..protocol import (
 from ..service import Inbox, Reporter, Service, explain
 from . import changes as changes_of
 from . import described, passes, tracing
-from .account import CountedSteps, SegmentAccount, StepSampler
-from .changes import CHANGES, Refused
+from .changes import CHANGES, ChangeRefused
 from .connection import Connection
 from .evidence.arithmetic import Arithmetic
 from .evidence.collectives import flight_recorder
@@ -47,7 +46,7 @@ from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
 from .evidence.observed import CopyCount, memory_parts, peaks, why_unpatched
-from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, Window, why_refused
+from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, ProfilerWindow, why_refused
 from .guard import entry, from_outside, switch, unseen, without_failures
 from .memory import at_end, memory
 from .memory import raised as memory_raised
@@ -55,12 +54,17 @@ from .modes import modes
 from .optimizer import steppers
 from .recorder import OWN
 from .sampler import sampler
+from .segment_breakdown import CountedSteps, SegmentBreakdown, StepSampler
 from .watch import recorder, watch
 
 SOCKET = "socket"
-POLL_EVERY_S, POLL_AT_LOW_RATE_S, POLL_IN_TRIAL_S, POLL_TO_SEND_S = 0.05, 0.1, 0.02, 0.005
+POLL_EVERY_S = 0.05
+POLL_AT_LOW_RATE_S = 0.1
+POLL_IN_TRIAL_S = 0.02
+POLL_TO_SEND_S = 0.005
 """Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without any work of the agent."""
-SEND_EVERY_S, SEND_AT_LOW_RATE_S = 0.5, 1.0
+SEND_EVERY_S = 0.5
+SEND_AT_LOW_RATE_S = 1.0
 """The periods of messages, in seconds: of a job that is new or has just received a command (see service.py), and of one that the console
 only watches. A message takes 0.8 ms between two steps of 6 ms: 10 µs a step with the first period, 5 µs with the second."""
 COUNT_AT = 20
@@ -69,9 +73,11 @@ EAGER = 8
 """Steps at the start after each of which the agent works."""
 DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
-DESCRIBE_EVERY_S, DESCRIBE_SHARE = 2.0, 100.0
+DESCRIBE_EVERY_S = 2.0
+DESCRIBE_SHARE = 100.0
 """Seconds between two descriptions of the program, and how much longer than a description that time is at least: a model may have 50 000 modules."""
-STACKS_EVERY_S, FAST_STACKS_EVERY_S = 2.0, 0.2
+STACKS_EVERY_S = 2.0
+FAST_STACKS_EVERY_S = 0.2
 """Seconds between two messages about the samples of the stack, and where the console has asked for more of them."""
 LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
@@ -95,7 +101,7 @@ class JobLoop:
     def __init__(self) -> None:
         import torch
 
-        self.account = SegmentAccount(ThreadTimes())
+        self.breakdown = SegmentBreakdown(ThreadTimes())
         self.knobs: Knobs = {}
         self.varies = set[str]()
         """Knobs that the program changes by itself."""
@@ -134,14 +140,14 @@ class JobLoop:
 
     def set_knobs(self, changes: Knobs, arm: int, prepare: bool = False) -> None:
         """Begin `changes`, see `pending`; or only prepare them, see `prepared`. The steps until it is over belong to no side of a trial. Raises
-        Refused where one is not possible; those before it are taken back."""
+        ChangeRefused where one is not possible; those before it are taken back."""
         self._before = before = changes_of.observed()
         self._asked |= changes.keys()
         self._own = {**{name: before[name] for name in changes if name in before}, **self._own}
         done = list[str]()
         try:
             for name, value in changes.items():
-                changes_of.begin(name, value, prepare)
+                changes_of.begin_change(name, value, prepare)
                 done.append(name)
         except Exception:
             for name in done:
@@ -194,12 +200,12 @@ class JobLoop:
         return {name: self._before[name] for name in changes if name in self._before}
 
     def prepared(self, changes: Knobs) -> bool:
-        """Whether all `changes` can take effect in the next step. Raises Refused where one is not possible."""
+        """Whether all `changes` can take effect in the next step. Raises ChangeRefused where one is not possible."""
         ready = [CHANGES[name].prepared(watch, value) for name, value in changes.items()]
         return all(ready)
 
     def pending(self, changes: Knobs) -> bool:
-        """Whether a change that `set_knobs` began is still under way. Raises Refused where it failed."""
+        """Whether a change that `set_knobs` began is still under way. Raises ChangeRefused where it failed."""
         under_way = [CHANGES[name].pending(watch) for name in changes]  # ask all: each counts its steps
         return any(under_way)
 
@@ -208,7 +214,7 @@ class JobLoop:
 
     def recover(self) -> None: ...
 
-    def set_arm(self, arm: int) -> None:
+    def set_variant(self, arm: int) -> None:
         self.arm = arm
 
     def settle(self) -> None:
@@ -220,8 +226,8 @@ class JobLoop:
     def counters(self) -> dict[str, float]:
         counters = {"work.steps": float(recorder.index), **self._counters.read(), **loading.read()}
         counters |= switch.attempt("settings.modes", modes.read) or {}
-        if self.account.stream is not None:
-            stream = self.account.stream
+        if self.breakdown.stream is not None:
+            stream = self.breakdown.stream
             counters |= {"stream.steps": float(stream.steps), "stream.caught_up": float(stream.caught_up)}
             counters |= {"stream.ahead_s": stream.ahead_s, "stream.caught_up_s": stream.caught_up_s}
         if "torch._dynamo.utils" in sys.modules:
@@ -286,7 +292,7 @@ class JobLoop:
 
     def close(self) -> None:
         self._counters.close()
-        self.account.times.close()
+        self.breakdown.times.close()
 
 
 def peak_resident_bytes() -> float:
@@ -303,7 +309,7 @@ def _pends(name: str) -> bool:
     """Whether a change of this knob is under way, or has just failed."""
     try:
         return CHANGES[name].pending(watch)
-    except Refused:
+    except ChangeRefused:
         return True
 
 
@@ -339,7 +345,7 @@ class JobService(Service):
         self.loop = loop
         self._waiting = []
         self._probing: tuple[RunProbe, Probing, float] | None = None
-        self._window: Window | None = None
+        self._window: ProfilerWindow | None = None
         switch.undo.append(self.give_up)
 
     def give_up(self) -> None:
@@ -352,7 +358,7 @@ class JobService(Service):
         """The process ends: send what is known. Nothing waits for the device."""
         if self._window is not None:
             self._window.stop()
-        self.loop.account.give_up()
+        self.loop.breakdown.give_up()
         self.reporter.send()
 
     def end_probe(self) -> None:
@@ -387,13 +393,13 @@ class JobService(Service):
             self.loop.observe()
             self._announce()
         if self._changing is not None:
-            self._go_on_changing(self._changing)
+            self._resume_changing(self._changing)
         if self._preparing is not None:
-            self._go_on_preparing(self._preparing)
+            self._resume_preparing(self._preparing)
         if self._probing is not None:
-            self._go_on_probing(*self._probing)
+            self._resume_probing(*self._probing)
         if self._window is not None:
-            self._go_on_profiling(self._window)
+            self._resume_profiling(self._window)
         due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
         if due is not None and self._changing is None:
             self._waiting.remove(due)
@@ -423,12 +429,12 @@ class JobService(Service):
             return
         if command.stage == PREPARE:
             self._preparing = command
-            self._go_on_preparing(command)
+            self._resume_preparing(command)
         else:
             self._changing = replace(command, changes=changes)
-            self._go_on_changing(self._changing)
+            self._resume_changing(self._changing)
 
-    def _go_on_preparing(self, command: SetKnobs) -> None:
+    def _resume_preparing(self, command: SetKnobs) -> None:
         error = None
         try:
             if not self.loop.prepared(command.changes):
@@ -440,7 +446,7 @@ class JobService(Service):
         self._preparing, self._holds = None, error is None
         self._answer_change(command, error, prepared=self._holds)
 
-    def _go_on_changing(self, command: SetKnobs) -> None:
+    def _resume_changing(self, command: SetKnobs) -> None:
         error = None
         try:
             if self.loop.pending(command.changes):
@@ -482,9 +488,9 @@ class JobService(Service):
         if probe is None or refused:
             self._answer("probedone", request=command.request, probe=command.probe, error=refused)
             return
-        self._go_on_probing(command, probe(self.loop), 0.0)
+        self._resume_probing(command, probe(self.loop), 0.0)
 
-    def _go_on_probing(self, command: RunProbe, probe: Probing, spent_s: float) -> None:
+    def _resume_probing(self, command: RunProbe, probe: Probing, spent_s: float) -> None:
         """Let a probe work between two steps. `spent_s`: what it has taken so far."""
         start = now()
         with probing(), self.loop.beside_the_peak():
@@ -542,7 +548,7 @@ class JobService(Service):
             if isinstance(command, RunProbe) and processes > 1:
                 raise ProbeError("several processes train together, and a profiler in one of them makes the others wait")
             with probing():
-                self._window = Window(command, self._folder, self.loop.device)
+                self._window = ProfilerWindow(command, self._folder, self.loop.device)
         except Exception as problem:  # the program goes on without a window; the problem is the answer
             if from_outside(problem):
                 raise
@@ -554,7 +560,7 @@ class JobService(Service):
             return
         recorder.kind = PROBE
 
-    def _go_on_profiling(self, window: Window) -> None:
+    def _resume_profiling(self, window: ProfilerWindow) -> None:
         with probing():
             over = window.step()
         if over:
@@ -652,7 +658,7 @@ class Agent:
             return POLL_TO_SEND_S
         if recorder.arm:
             return POLL_IN_TRIAL_S
-        low_rate = self._service is not None and self._service.loop.account.low_rate
+        low_rate = self._service is not None and self._service.loop.breakdown.low_rate
         return POLL_AT_LOW_RATE_S if low_rate else POLL_EVERY_S
 
     def _work(self) -> None:
@@ -663,7 +669,7 @@ class Agent:
         assert service is not None and connection is not None
         exchanges.look()
         switch.attempt("collectives.look", flight_recorder.look, self._world_size)
-        switch.attempt("stacks.sample", sampler.go_on)
+        switch.attempt("stacks.sample", sampler.resume)
         switch.attempt("compiled.look", self._leave_out_compiling)
         to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
@@ -672,7 +678,7 @@ class Agent:
             connection.flush()
         recorder.sample_all, ends_only = bool(recorder.arm), bool(recorder.arm) and recorder.on_stream and not steppers.several
         switches, recorder.ends_only = ends_only != recorder.ends_only, ends_only
-        recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.account.low_rate)
+        recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.breakdown.low_rate)
         recorder.every = self._counted.every(self._sampler.usual_s, busy=self._every_step or bool(recorder.arm))
         samples = recorder.sample_all or recorder.sample_at == recorder.index
         if samples or not recorder.every:
@@ -773,9 +779,9 @@ class Agent:
                 "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
-        if self._service is not None and self._service.loop.account.stream is not None:
+        if self._service is not None and self._service.loop.breakdown.stream is not None:
             # to free events and page-locked memory calls CUDA, which ends the process by SIGABRT where a kernel of the program has failed
-            keep_forever(recorder.state(), self._service.loop.account.stream)
+            make_immortal(recorder.state(), self._service.loop.breakdown.stream)
 
     def leave(self, problem: BaseException | None) -> None:
         """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
@@ -819,7 +825,7 @@ class Agent:
         if self._joined and switch.failed:
             return
         self.close()
-        keep_forever(recorder.state(), dict(vars(self)), watch.last_inputs)
+        make_immortal(recorder.state(), dict(vars(self)), watch.last_inputs)
         if self._service is not None:
             self._service.forget_window()
         passes.state.counting, watch.keep_inputs = None, False

@@ -26,8 +26,9 @@ from .watch import is_program, module_name, program_frame, recorder, watch
 
 OUT_OF_MEMORY = ("CUDA out of memory", "HIP out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Begins, or is part of, the message of an error of torch: of its allocator, of the driver, of cuBLAS."""
-LONGEST_MESSAGE = 2000
-FIRST_SAMPLE_S, SAMPLE_EVERY_S = 2.0, 60.0
+MAX_MESSAGE_LENGTH = 2000
+FIRST_SAMPLE_S = 2.0
+SAMPLE_EVERY_S = 60.0
 """Seconds from the first message about the owners to the next, then the longest time between two: each time is twice the one before."""
 MOVES = ("_apply", "to", "cuda")
 """Methods of a module that bring its parameters to a GPU."""
@@ -58,7 +59,7 @@ class Tensors(NamedTuple):
     optimizer: float = 0.0
 
 
-class Counted(NamedTuple):
+class OwnerCounts(NamedTuple):
     """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of segments of which another part is in use. `free`: with
     what the kernel can give back, where the GPU has the memory of the host."""
 
@@ -79,14 +80,14 @@ class Counted(NamedTuple):
 # --- reading -------------------------------------------------------------------------------------------------
 
 
-def counted(index: int) -> Counted:
+def counted(index: int) -> OwnerCounts:
     """The present figures. Waits for nothing."""
     import torch
 
     stats = torch.cuda.memory_stats_as_nested_dict(index)
     free, total = free_and_total(index)
     now_and_peak = stats["allocated_bytes"]["all"]
-    return Counted(
+    return OwnerCounts(
         float(now_and_peak["current"]),
         float(now_and_peak["peak"]),
         float(stats["reserved_bytes"]["all"]["current"]),
@@ -172,7 +173,7 @@ def is_out_of_memory(problem: BaseException | None) -> bool:
     return any(part in text for part in OUT_OF_MEMORY)
 
 
-class Place(NamedTuple):
+class AllocationPlace(NamedTuple):
     """A line of the program. `within`: the line of a library, other than torch, that ran for it; empty where there is none."""
 
     file: str = ""
@@ -181,10 +182,10 @@ class Place(NamedTuple):
     within: str = ""
 
 
-def place_of(problem: BaseException, outside: FrameType | None) -> Place:
+def place_of(problem: BaseException, outside: FrameType | None) -> AllocationPlace:
     """The innermost line of the program in the traceback. `outside`: the frame that caught the exception; it and its callers count where the
     traceback has no line of the program, as in a backward pass."""
-    place, within = Place(), ""
+    place, within = AllocationPlace(), ""
     trace = problem.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -199,8 +200,8 @@ def place_of(problem: BaseException, outside: FrameType | None) -> Place:
     return place._replace(within=within)
 
 
-def _place(frame: FrameType, line: int) -> Place:
-    return Place(os.path.abspath(frame.f_code.co_filename), line, _name(frame))
+def _place(frame: FrameType, line: int) -> AllocationPlace:
+    return AllocationPlace(os.path.abspath(frame.f_code.co_filename), line, _name(frame))
 
 
 def _name(frame: FrameType) -> str:
@@ -237,7 +238,7 @@ def phase_of(problem: BaseException) -> str:
     return phase
 
 
-class Memory:
+class OwnedMemory:
     """The owners of GPU memory in this process. `send(failure)` reports a failed allocation, `send_lines(held)` what lines hold; None: nobody
     listens."""
 
@@ -258,7 +259,7 @@ class Memory:
         """The peak of the passes before the first update."""
         self._failed_peak = 0.0
         """The peak when an allocation last failed: a peak that is not above it says nothing about the steps after it."""
-        self.at_peak: Counted | None = None
+        self.at_peak: OwnerCounts | None = None
         """The figures of the last look; None where their peak is that of a failed attempt."""
         self._due = 0.0
         self._period = FIRST_SAMPLE_S
@@ -329,7 +330,7 @@ class Memory:
 
     def failed(self, problem: BaseException, outside: FrameType | None) -> None:
         """Send what is known about a failed allocation, once for each. `outside`: the frame that caught the exception."""
-        text = str(problem)[:LONGEST_MESSAGE]
+        text = str(problem)[:MAX_MESSAGE_LENGTH]
         if self.send is None or self.off or self._last == (text, recorder.index):
             return
         self._last = (text, recorder.index)
@@ -403,7 +404,7 @@ def _index_of_model() -> int:
     return next((int(place.index) for place in places if place.type == "cuda"), 0)
 
 
-memory = Memory()
+memory = OwnedMemory()
 
 
 def raised(problem: BaseException) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 from ..forks import in_forked_children
 from . import calls, passes, tracing
-from .borders.border import Border, Note
+from .borders.border import Border, NotedCall
 from .guard import switch
 from .memory import memory
-from .recorder import BACKWARD, COMPILED, OPTIMIZER, Mark, get_ident
+from .recorder import BACKWARD, COMPILED, OPTIMIZER, StepMark, get_ident
 from .watch import recorder, watch
 
-MOST_GONE = 32
+MAX_GONE_OPTIMIZERS = 32
 """Optimizers that are gone, of which the identities are kept."""
 IN_TURN = 16
 """Optimizer steps in a row of one optimizer after which the others that the program has made count as unused."""
@@ -44,7 +44,7 @@ class Steppers:
         """The last optimizers that have stepped, by identity."""
         self._stepped: set[int] = set()
         """The optimizers that have stepped in the step under way."""
-        self._open: Mark | None = None
+        self._open: StepMark | None = None
         """The end of the last optimizer step, where the step of the program goes on until one of them steps again."""
 
     @property
@@ -104,7 +104,7 @@ def optimizer_made(frame: FrameType, result: Any) -> None:
 
 def _add(optimizer: Any) -> None:
     watch.add(watch.optimizers, optimizer)
-    if len(watch.keys) > MOST_GONE + 2 * len(watch.optimizers):
+    if len(watch.keys) > MAX_GONE_OPTIMIZERS + 2 * len(watch.optimizers):
         watch.keys = set(map(id, watch.alive(watch.optimizers)))
     watch.keys.add(id(optimizer))
     steppers.made()
@@ -135,7 +135,7 @@ step_ends: list[Callable[[bool], None]] = []
 """Called as a step of the program ends, with whether it was marked."""
 
 
-def begin(frame: FrameType) -> bool:
+def begin_optimizer_step(frame: FrameType) -> bool:
     """An optimizer begins to step: `frame` is that of torch's wrapper around the `step` of each class. Returns whether there is a segment to end."""
     optimizer = frame.f_locals["args"][0]
     return begin_step(optimizer)
@@ -176,7 +176,7 @@ def elsewhere() -> None:
         passes.state.inner, steppers.plain = True, False
 
 
-def end(failed: bool) -> None:
+def end_optimizer_step(failed: bool) -> None:
     """The optimizer has stepped."""
     steppers.inside = False
     if not recorder.thread:
@@ -197,7 +197,7 @@ def end(failed: bool) -> None:
 
 
 def end_seen(frame: FrameType) -> None:
-    """An optimizer has stepped in a step that is only counted, where the begin of the call was not seen: see `begin`."""
+    """An optimizer has stepped in a step that is only counted, where the begin of the call was not seen: see `begin_optimizer_step`."""
     optimizer = frame.f_locals["args"][0]
     if id(optimizer) in watch.keys:
         end_counted()
@@ -291,10 +291,12 @@ passes.state.end_in_backward = end_whole
 calls.compiled.end_step = end_whole
 
 MODULE = "torch.optim.optimizer"
-STEP = Border(MODULE, "Optimizer.profile_hook_step", begin, end, hot=True, inner=("wrapper",), elsewhere=elsewhere)
+STEP = Border(
+    MODULE, "Optimizer.profile_hook_step", begin_optimizer_step, end_optimizer_step, hot=True, inner=("wrapper",), elsewhere=elsewhere
+)
 """In a step that is only counted, its return is seen."""
 BORDERS = (
     STEP,
     Border("torch.amp.grad_scaler", "GradScaler.step", begin_scaled, end_scaled),
-    Note(MODULE, "Optimizer.__init__", optimizer_made),
+    NotedCall(MODULE, "Optimizer.__init__", optimizer_made),
 )

@@ -17,7 +17,7 @@ from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_G
 from .structure import has_parameters
 from .watch import count_samples, recorder, rows, watch
 
-MOST_TRAINED = 256
+MAX_TRAINED = 256
 """Most modules whose identities are kept: a program may make a new model in each step."""
 
 
@@ -89,7 +89,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module, args, kwargs))
     if grad and not state.in_eval:
         if id(module) not in state.trained:
-            if len(state.trained) >= MOST_TRAINED:
+            if len(state.trained) >= MAX_TRAINED:
                 state.trained.clear()
             state.trained.add(id(module))
         watch.loader = watch.last_loader
@@ -109,7 +109,7 @@ def _note_root(module: Any) -> bool:
     """Note a module that the program calls itself. Returns False where it has no parameters."""
     if not has_parameters(module):
         return False
-    if len(state.known) >= MOST_TRAINED:
+    if len(state.known) >= MAX_TRAINED:
         state.known = {id(root) for root in watch.alive(watch.roots)}
     state.known.add(id(module))
     watch.add(watch.roots, module)

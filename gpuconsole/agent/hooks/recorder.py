@@ -29,7 +29,8 @@ counted step; a pass with gradients in eval mode, as of an evaluation without
 `torch.no_grad`; a pass without gradients of a module that has passes with gradients too, the same in eval mode, and the same in eval mode on a batch about as
 large as those of the training: an agent that asks a policy for its next action passes a few rows."""
 WITHOUT_GRADIENTS = frozenset((NO_GRAD, TRAINED, TRAINED_EVAL, EVALUATED))
-LOADER, LOADERS = 24, 8
+LOADER = 24
+LOADERS = 8
 """Code LOADER + n: a batch from the DataLoader number n (of the last LOADERS)."""
 MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""
@@ -40,7 +41,8 @@ HEAD = struct.Struct("<IdIIdBBHI")
 ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
 those of the CUDA stream. LOSS: the step has a loss, which may be NaN."""
 RUN_QUEUE, STREAM, LOSS = 1, 2, 4
-MOST_SEGMENTS, MOST_READINGS = 100_000, 20_000
+MAX_SEGMENTS = 100_000
+MAX_READINGS = 20_000
 """Of one step. A program that has stopped training, and serves its model, makes segments for ever. So the segments of a step with more are folded, and a
 step with more readings has none."""
 LOSS_EVERY_S = 0.04
@@ -52,7 +54,7 @@ RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "li
 get_ident = threading.get_ident
 
 
-class Mark(NamedTuple):
+class StepMark(NamedTuple):
     """A moment of a step: how many segments it has, its samples, tokens and loss, and its forward and backward passes."""
 
     segments: int
@@ -62,7 +64,7 @@ class Mark(NamedTuple):
     passes: int
 
 
-class Recorder:
+class StepRecorder:
     """`stack` holds what is going on, the innermost last. Only the training thread writes.
 
     The program's own work drives this code out of the caches between two marks, so each line that a mark runs and each object that it reads costs
@@ -198,9 +200,9 @@ class Recorder:
         stack.append(code)
         if self.readings is not None and not self.ends_only:
             self.readings.append(self.read())  # type: ignore[misc]
-            if len(self.readings) > MOST_READINGS:
+            if len(self.readings) > MAX_READINGS:
                 self.sampled(False)
-        elif len(self.codes) > MOST_SEGMENTS:
+        elif len(self.codes) > MAX_SEGMENTS:
             self.fold()
 
     def fold(self) -> None:
@@ -319,11 +321,11 @@ class Recorder:
         if self.readings is not None and not self.ends_only:
             self.readings[first + 1 :] = self.readings[-1:]
 
-    def mark(self) -> Mark:
+    def mark(self) -> StepMark:
         """This moment, at which `split` can end the step later."""
-        return Mark(len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards)
+        return StepMark(len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards)
 
-    def split(self, mark: Mark) -> None:
+    def split(self, mark: StepMark) -> None:
         """End the step at a past moment. What came since then is the step under way."""
         codes, times, readings = self.codes, self.times, self.readings
         samples, tokens, loss = self.samples - mark.samples, self.tokens - mark.tokens, self.loss

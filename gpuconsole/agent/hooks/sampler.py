@@ -24,8 +24,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ..descriptors import ProcFile
 from ..forks import before_forks, in_forked_children
-from ..held import ProcFile
 from ..protocol import COUNTS
 from .guard import OWN as OWN_FILES
 from .guard import switch
@@ -52,9 +52,11 @@ from .watch import is_program, module_name, place_name, recorder
 EVERY_S = 0.01
 """Mean seconds between two samples of a spell. A sample takes about 0.2 ms of a core. All pauses are random, so that they do not follow a rhythm of
 the program; they are exponential: a sample that C code has delayed stands for all samples that C code has prevented, wherever its own pause began."""
-SPELL_S, REST_S = 0.2, 0.8
+BURST_S = 0.2
+IDLE_S = 0.8
 """Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
-MOST_OF_A_CORE, LONGEST_REST_S = 0.004, 10.0
+MAX_CORE_SHARE = 0.004
+MAX_IDLE_S = 10.0
 """Share of a core that samples may take. Where many threads make them dearer, the rest after a spell is longer, up to so many seconds."""
 OTHERS_EVERY_S = 1.0
 FIRST_S = 3.0
@@ -67,24 +69,27 @@ WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 ANOMALY, STACK_OF_ANOMALY = "torch.anomaly_mode", ("format_stack", "/torch/fx/traceback.py")
 """Name of the library function in which anomaly mode keeps the stack of an operator, whichever function of torch has called the operator; the function of
 torch that this is, and the end of its file's name."""
-MOST_LINES = 8
-MOST_FRAMES = 300
-MOST_OF_STEP = 2000
+MAX_LINES = 8
+MAX_FRAMES = 300
+MAX_STEP_SAMPLES = 2000
 """Samples of one step that are kept apart."""
-MOST_STACKS = 500
+MAX_STACKS = 500
 """Different stacks between two messages. Further ones are counted without their outer lines."""
-MOST_FILES, STAT_BYTES = 4096, 512
-SPIN_NS, LATE_S = 50_000, 0.0002
+MAX_FILES = 4096
+STAT_BYTES = 512
+SPIN_NS = 50_000
+LATE_S = 0.0002
 """How long a thread goes on running that does not need the interpreter's lock. One without a core does not need it either if this thread got the lock at
 once."""
-NAP_S, STOOD_NS = 0.0002, 20_000
+BACKOFF_S = 0.0002
+STOOD_NS = 20_000
 """How long this thread waits to see what a thread does that sleeps, and CPU time below which that thread slept on."""
 OBJECTS = 60
 """More than a sample makes: a garbage collection, and with it finalizers of the program, must not run in this thread."""
-MOST_SKIPPED = 5
+MAX_SKIPPED = 5
 BUSY = 0.2
 """The share of a core that another thread takes before its stack is read."""
-MOST_THREADS = 32
+MAX_THREADS = 32
 """Other threads whose CPU time is read each second. Of more, so many are drawn."""
 
 PARTS = {
@@ -117,7 +122,7 @@ Stack = tuple[str, str, str, tuple[Line, ...]]
 innermost first."""
 
 
-class Seen(NamedTuple):
+class SleepSample(NamedTuple):
     """A sample of a thread that sleeps: it waits for the interpreter's lock, or for something else. `clock_ns`: its CPU time."""
 
     part: str
@@ -127,7 +132,7 @@ class Seen(NamedTuple):
     clock_ns: int
 
 
-class Sampler:
+class StackSampler:
     """Takes samples of the training thread while that trains. `cpu_s`: CPU seconds of the sampling thread so far. `see`: gets the innermost frame and the seconds
     that a sample stands for, for the parts of loading; None: nobody asks for them."""
 
@@ -143,11 +148,11 @@ class Sampler:
         self._fast_until = 0.0
         self._due = 0.0
         """When the next sample is due."""
-        self._spell_until = self._spell_cpu_s = 0.0
+        self._spell_until = self._burst_cpu_s = 0.0
         """The end of the spell under way, and `cpu_s` at its begin."""
         self._switches = ShortSwitches()
         self._others_due = 0.0
-        self._sleeping: Seen | None = None
+        self._sleeping: SleepSample | None = None
         self._of_step: list[tuple[Stack, float]] = []
         self._step = 0
         """The samples of the step under way, and the number of this step."""
@@ -168,7 +173,7 @@ class Sampler:
         self.close()
         self._stacks, self._of_step, self._sleeping = {}, [], None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Sample the present thread from now on. Called between two steps: after a fork, Python counts the threads until the fork is over."""
         if (thread := _thread.get_ident()) != self._thread:
             self.close()
@@ -235,14 +240,14 @@ class Sampler:
             self._broken = True
             return None
         if self._sleeping is not None:
-            return NAP_S
+            return BACKOFF_S
         self.cpu_s, t = time.thread_time(), time.perf_counter()
         if self._due and t >= self._spell_until and not self.fast:
             self._due = 0.0
-            rest_s = max(REST_S, (self.cpu_s - self._spell_cpu_s) / MOST_OF_A_CORE - SPELL_S)
-            return min(LONGEST_REST_S, rest_s) * (0.5 + self._random.random())
+            rest_s = max(IDLE_S, (self.cpu_s - self._burst_cpu_s) / MAX_CORE_SHARE - BURST_S)
+            return min(MAX_IDLE_S, rest_s) * (0.5 + self._random.random())
         if not self._due or t >= self._spell_until:
-            self._spell_until, self._spell_cpu_s = t + SPELL_S, self.cpu_s
+            self._spell_until, self._burst_cpu_s = t + BURST_S, self.cpu_s
         pause_s = self._random.expovariate(1 / EVERY_S)
         self._due = t + pause_s
         self._switches.begin()
@@ -252,7 +257,7 @@ class Sampler:
         if t >= self._others_due:
             self._others_due = t + OTHERS_EVERY_S
             self._others.look({self._thread, _thread.get_ident()})
-        self._skipped = 0 if self._skipped > MOST_SKIPPED or not _collects_soon() else self._skipped + 1
+        self._skipped = 0 if self._skipped > MAX_SKIPPED or not _collects_soon() else self._skipped + 1
         if not self._skipped and recorder.thread == self._thread and not recorder.arm and recorder.kind == COUNTS:
             self._sample(t - self._due)
 
@@ -277,12 +282,12 @@ class Sampler:
         del frame  # before the lock goes: nothing of the program may be freed here
         kind, clock_ns = self._kind(late_s)
         if kind == WAITS:
-            self._sleeping = Seen(part, callee, lines, weight, clock_ns)
+            self._sleeping = SleepSample(part, callee, lines, weight, clock_ns)
         else:
             self._count((part, kind, callee, lines), weight)
 
-    def _woke(self, seen: Seen) -> None:
-        """Count a sample of a thread that slept NAP_S ago, and could have had the interpreter's lock since then."""
+    def _woke(self, seen: SleepSample) -> None:
+        """Count a sample of a thread that slept BACKOFF_S ago, and could have had the interpreter's lock since then."""
         self._sleeping = None
         try:
             went_on = time.clock_gettime_ns(self._clock) - seen.clock_ns > STOOD_NS or (self._state is not None and self._state.runs())
@@ -292,7 +297,7 @@ class Sampler:
 
     def _count(self, stack: Stack, weight: float) -> None:
         """Keep a sample until its step is over. What the program does after its last step belongs to no step."""
-        if recorder.index != self._step or len(self._of_step) >= MOST_OF_STEP:
+        if recorder.index != self._step or len(self._of_step) >= MAX_STEP_SAMPLES:
             self._end_step()
         self._of_step.append((stack, weight))
 
@@ -303,7 +308,7 @@ class Sampler:
             self._add(stack, weight)
 
     def _add(self, stack: Stack, weight: float) -> None:
-        if stack not in self._stacks and len(self._stacks) >= MOST_STACKS:
+        if stack not in self._stacks and len(self._stacks) >= MAX_STACKS:
             stack = *stack[:3], stack[3][:1]
         self._stacks[stack] = self._stacks.get(stack, 0.0) + weight
 
@@ -318,8 +323,8 @@ class Sampler:
         """The part, the library function that the innermost line of the program calls, and the lines of the program. In a counted step the optimizer is no
         segment: its frames show it."""
         callee, lines = "", list[Line]()
-        for _ in range(MOST_FRAMES):
-            if frame is None or len(lines) == MOST_LINES:
+        for _ in range(MAX_FRAMES):
+            if frame is None or len(lines) == MAX_LINES:
                 break
             code = frame.f_code
             file = code.co_filename
@@ -349,7 +354,7 @@ class Sampler:
         """Whether a file is one of the program's own."""
         belongs = self._is_program.get(file)
         if belongs is None:
-            if len(self._is_program) > MOST_FILES:
+            if len(self._is_program) > MAX_FILES:
                 self._is_program.clear()
             belongs = self._is_program[file] = is_program(file)
         return belongs
@@ -405,8 +410,8 @@ class OtherThreads:
         # Without a lock, and without an attribute that a class of the program may define.
         made = {number: vars(thread).get("_native_id") for number, thread in list(module._active.items()) if number not in but}
         numbers = list(made)
-        if len(numbers) > MOST_THREADS:
-            numbers = random.Random(int(t)).sample(numbers, MOST_THREADS)
+        if len(numbers) > MAX_THREADS:
+            numbers = random.Random(int(t)).sample(numbers, MAX_THREADS)
         cpu_s = {number: cpu for number in numbers if made[number] and (cpu := cpu_of(made[number])) is not None}
         least_s = BUSY * (t - self._t)
         self.busy = {
@@ -455,5 +460,5 @@ def _collects_soon() -> bool:
     return bool(threshold and gc.isenabled()) and gc.get_count()[0] + OBJECTS >= threshold
 
 
-sampler = Sampler()
+sampler = StackSampler()
 switch.undo_part["stacks"] = sampler.stop

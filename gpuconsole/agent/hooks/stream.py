@@ -17,7 +17,7 @@ from .watch import recorder
 KEPT_EVENTS = 256
 LOSSES = 1024
 """Losses whose copies may be under way at once: a sampled step has one for each backward pass. A further loss is not read."""
-MOST_PASSES = 64
+MAX_PASSES = 64
 """Backward passes of a step whose losses are added; with more the step has no loss."""
 BESIDE = frozenset((COMM, DATA, *range(LOADER, LOADER + LOADERS)))
 """Segments that may have a stream of their own: collectives of FSDP 2, batches that a program copies ahead."""
@@ -87,9 +87,9 @@ class StreamClock:
         """The loss, copied to the host behind the work that makes it, plus the loss `before`; None where it cannot be read without waiting."""
         if loss.device != self.device or tracing.capturing() or self._cuda.current_stream(self.device) != self._stream:
             return None
-        if not self._free_losses or (before is not None and len(before.places) == MOST_PASSES):
+        if not self._free_losses or (before is not None and len(before.places) == MAX_PASSES):
             return None
-        return CopiedLoss(self._losses, before.places if before is not None else (), Place(self._free_losses), loss)
+        return CopiedLoss(self._losses, before.places if before is not None else (), PinnedPlace(self._free_losses), loss)
 
     def settle(self, steps: list[RawStep], wait: bool = False) -> tuple[list[RawStep], list[RawStep]]:
         """Steps that are known, and steps from the first one on whose events are not passed yet. `wait`: wait for all events."""
@@ -149,7 +149,7 @@ def _without_events(step: RawStep) -> RawStep:
     return (*step[:6], loss, *step[7:9], step[9] if step[9] is STREAM_TIMES else None)
 
 
-class Place:
+class PinnedPlace:
     """A place in the page-locked memory. It is free again when nothing refers to it. `free`: the places that no loss uses."""
 
     def __init__(self, free: list[int]) -> None:
@@ -163,7 +163,7 @@ class CopiedLoss:
     """The sum of the losses of a step so far, in page-locked memory: they are there once the stream has passed the copies. `before`: the places of the
     earlier losses of the step."""
 
-    def __init__(self, values: Any, before: tuple[Place, ...], place: Place, loss: Any) -> None:
+    def __init__(self, values: Any, before: tuple[PinnedPlace, ...], place: PinnedPlace, loss: Any) -> None:
         import torch
 
         self._values, self.places = values, (*before, place)

@@ -21,13 +21,13 @@ from ..clock import now
 from .borders.border import opened
 from .guard import OWN as OWN
 from .guard import ask, from_outside, switch
-from .recorder import Recorder, get_ident
+from .recorder import StepRecorder, get_ident
 
 # --- the lines of the program's files ------------------------------------------------------------------------
 
 BOM = b"\xef\xbb\xbf"
 EDITED = "edited"
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 SLACK_S = 2.0
 """The clock of a file server may be ahead of the clock of this machine."""
 
@@ -56,12 +56,12 @@ def line_digests(file: str) -> str:
     EDITED: the file was written after the start of this process. Python may have read the file before. Empty: there is no such file, or it is large."""
     try:
         state = os.stat(file)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_BYTES:  # the text of a pipe can be read only once
+        if not stat.S_ISREG(state.st_mode) or state.st_size > MAX_BYTES:  # the text of a pipe can be read only once
             return ""
         if max(state.st_mtime, state.st_ctime) > STARTED_S + SLACK_S and not is_interactive():
             return EDITED
         with open(file, "rb") as source:
-            text = source.read(MOST_BYTES)
+            text = source.read(MAX_BYTES)
     except (OSError, ValueError):  # a cell of a notebook, a file in an archive, a name that no file can have
         return ""
     return "".join(f"{zlib.crc32(line.rstrip()) & 0xFFFF:04x}" for line in text[len(BOM) * text.startswith(BOM) :].splitlines())
@@ -216,7 +216,7 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-recorder = Recorder()
+recorder = StepRecorder()
 watch = Watch()
 
 

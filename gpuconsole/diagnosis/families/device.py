@@ -6,7 +6,7 @@ the limit, or it has waited for the GPU (a synchronisation). If the GPU still ha
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Evidence, Threshold, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Evidence, Threshold, percent
 
 # --- clocks --------------------------------------------------------------------------------------------------
 
@@ -35,13 +35,13 @@ def lost_to_heat(case: Case) -> float:
         case.value("hw.thermal_time_ratio"),
         max(case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.power_brake_time_ratio", 0.0)),
     )
-    return min(MOST, clock_loss(case) * heat / (heat + power)) if heat > 0 else 0.0
+    return min(MAX_SHARE, clock_loss(case) * heat / (heat + power)) if heat > 0 else 0.0
 
 
 def lost_to_power(case: Case) -> float:
     """The part of the lost clock that power explains. Raises Missing."""
     power, heat = held_by_power(case), case.get("hw.thermal_time_ratio", 0.0)
-    return min(MOST, clock_loss(case) * power / (heat + power)) if power > 0 else 0.0
+    return min(MAX_SHARE, clock_loss(case) * power / (heat + power)) if power > 0 else 0.0
 
 
 def capped_clock(case: Case) -> float:
@@ -51,7 +51,7 @@ def capped_clock(case: Case) -> float:
     """
     held, heat = case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.thermal_time_ratio", 0.0)
     lost = max(0.0, 1 - case.get("hw.datasheet_clock_ratio", 1.0))
-    return 1 - min(MOST, lost) * held / (heat + held) if lost and held >= CAPPED_TIME else 1.0
+    return 1 - min(MAX_SHARE, lost) * held / (heat + held) if lost and held >= CAPPED_TIME else 1.0
 
 
 # --- the work of the GPU -------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def mean_step(case: Case) -> str:
     return name if case.has(name := "step_with_side_work_s") else "step_s"
 
 
-def steps_apart(every: int | None) -> str:
+def every_steps(every: int | None) -> str:
     """Return the steps between two runs of the work, for the summary of a finding."""
     return NA if every is None else str(every)
 
@@ -158,7 +158,7 @@ def rarer_speedup(case: Case, share: float, phase: str) -> Interval:
     if at_line := at_line_of(case, phase):
         estimates.append(1 / (1 - min(0.95, removed + at_line * (1 - 1 / TIMES_RARER))))
     if writes := case.get("stack.thread_ratio", 0.0):
-        estimates.append(max(estimates) / (1 - min(MOST_SHARED, writes)))
+        estimates.append(max(estimates) / (1 - min(MAX_SHARED_SHARE, writes)))
     low, high = min(estimates), max(estimates)
     return Interval(1 + (low - 1) * 0.85, 1 + (high - 1) * 1.15)
 
@@ -178,5 +178,5 @@ def at_line_of(case: Case, phase: str) -> float:
     return case.value("stack.line_ratio") if script and script == side_work else 0.0
 
 
-MOST_SHARED = 0.5
+MAX_SHARED_SHARE = 0.5
 """Two threads in Python have the interpreter half of the time each."""

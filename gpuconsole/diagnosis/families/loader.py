@@ -89,14 +89,14 @@ def batch_code(case: Case, batch: int) -> str:
     return f"DataLoader(dataset, batch_size={batch}, ...)"
 
 
-FEW_CALLS = Threshold(
+MAX_CALLS_PER_EPOCH = Threshold(
     "calls", 1.2, "", "a loop over a loader calls next() at least twice for each iterator, also where an epoch is one batch"
 )
 
 
 def renewing(case: Case) -> bool:
     """Whether the program makes a new iterator for each batch: iter(loader) in every step."""
-    return case.get("loader.restarts", 0.0) >= RESTARTS and case.get("loader.calls_per_epoch", 2.0) <= FEW_CALLS
+    return case.get("loader.restarts", 0.0) >= RESTARTS and case.get("loader.calls_per_epoch", 2.0) <= MAX_CALLS_PER_EPOCH
 
 
 SMALL_ROW = Threshold("row", 65536.0, "B", "to copy a row of 64 KiB takes as long as to fetch it in Python: some microseconds")

@@ -8,7 +8,7 @@ from gpuconsole.diagnosis.rule import Case, Evidence, percent
 
 
 @dataclass(frozen=True)
-class Memory:
+class ProcessMemory:
     """All in bytes, of one process. `states`: parameters, gradients and optimizer state."""
 
     parameters: float
@@ -36,9 +36,9 @@ class Memory:
         return self.used / self.limit
 
 
-def memory_of(case: Case) -> Memory:
+def memory_of(case: Case) -> ProcessMemory:
     """Raises Missing."""
-    return Memory(
+    return ProcessMemory(
         parameters=case.value("memory.parameters_bytes"),
         gradients=case.value("memory.gradients_bytes"),
         optimizer=case.value("memory.optimizer_bytes"),

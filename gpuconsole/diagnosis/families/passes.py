@@ -23,7 +23,7 @@ def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
 # --- probe P5 runs a pass in another way ---------------------------------------------------------------------
 
 GAIN = Threshold("recoverable", 0.05, "ratio", "a gain below 5 % of the step counts as none")
-LEAST_ERROR = 0.15
+MIN_ERROR = 0.15
 """Least relative error of a predicted gain: a timed pass is not exactly a step."""
 UNKNOWN_SPREAD = 0.1
 
@@ -65,8 +65,8 @@ class Swap:
 
     @property
     def predicted(self) -> Interval:
-        """The speed-up of a step, with the probe's error or LEAST_ERROR."""
-        return speedup_interval(1 / (1 - self.saves), max(LEAST_ERROR, self.error))
+        """The speed-up of a step, with the probe's error or MIN_ERROR."""
+        return speedup_interval(1 / (1 - self.saves), max(MIN_ERROR, self.error))
 
     @property
     def _spread(self) -> float:

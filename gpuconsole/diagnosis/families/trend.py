@@ -32,9 +32,9 @@ EVEN = Threshold(
     "where the forward pass, the backward pass and the optimizer all grow like the step, the processor has become slower",
 )
 SURE = Threshold("interval", 0.5, "ratio", "the lower end of the 95 % interval must be half of the slope")
-LEAST_PART = 0.03
+MIN_PART = 0.03
 """Share of a step of a part whose growth can be told."""
-MOST_OF_IT = 0.5
+MIN_GROWN_SHARE = 0.5
 """Share of the time that another rule judges. If growth is less of it, the other finding claims the time, and the growth is a note."""
 
 
@@ -57,7 +57,7 @@ def evenness(case: Case) -> float:
     No code of a program makes all three longer, if the work of a step stays the same."""
     parts = ("forward", "backward", "optimizer")
     growth, start_s = case.value("trend.growth_ratio"), case.value("trend.start_s")
-    if growth <= 0 or not all(case.has(f"trend.{part}_s", f"{part}_ratio") and case.value(f"{part}_ratio") >= LEAST_PART for part in parts):
+    if growth <= 0 or not all(case.has(f"trend.{part}_s", f"{part}_ratio") and case.value(f"{part}_ratio") >= MIN_PART for part in parts):
         return 0.0
     mean_s = start_s * (1 + growth / 2)
     grown = (case.value(f"trend.{part}_s") * case.value("trend.steps") / 100 / (case.value(f"{part}_ratio") * mean_s) for part in parts)
@@ -88,7 +88,7 @@ def claims(case: Case) -> bool:
         judged = case.get(f"{grows}_ratio", 0.0)
     else:
         judged = case.get("stack.function_ratio", 0.0)
-    return grown_ratio(case) >= MOST_OF_IT * judged
+    return grown_ratio(case) >= MIN_GROWN_SHARE * judged
 
 
 def claims_in(*phases: str) -> Callable[[Case], bool]:

@@ -79,7 +79,7 @@ def preempts(case: Case) -> bool:
     return case.get("server.preemptions_per_request", 0.0) >= RATE and case.get("server.kv_cache_peak_ratio", 1.0) >= FULL
 
 
-def seats_are_taken(case: Case) -> bool:
+def slots_are_taken(case: Case) -> bool:
     """Whether all sequence slots are in use in most readings; False where the limit is not known."""
     return case.get("server.seats_taken_ratio", 0.0) >= TAKEN
 

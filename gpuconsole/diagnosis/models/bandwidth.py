@@ -73,7 +73,7 @@ def _updated(inputs: ModelInputs, trained: float) -> float:
 
 def needed(inputs: ModelInputs) -> StepBytes | None:
     """Minimum bytes of states in one optimizer step of one process; None where the optimizer has no model."""
-    trained, read, optim = _touched(inputs), inputs.linear, inputs.text("optim", "adamw_fused")
+    trained, read, optim = _traffic_bytes(inputs), inputs.linear, inputs.text("optim", "adamw_fused")
     if trained is None or read is None or optim not in UPDATE_BYTES:
         return None
     part = 1 / inputs.tensor_parallel
@@ -81,7 +81,7 @@ def needed(inputs: ModelInputs) -> StepBytes | None:
     return step_bytes(read * part, trained * part, optim, inputs.passes, inputs.precision, _updated(inputs, trained) * part)
 
 
-def _touched(inputs: ModelInputs) -> float | None:
+def _traffic_bytes(inputs: ModelInputs) -> float | None:
     """Trained parameters that a step writes: all parameters; for a table with sparse gradients only the rows in the batch."""
     if not inputs.knobs.get("sparse") or inputs.trained is None:
         return inputs.trained
@@ -109,7 +109,7 @@ def _optimizer(inputs: ModelInputs) -> list[Figure]:
 
 def _missing(inputs: ModelInputs, moved: StepBytes | None) -> str:
     if moved is None:
-        return f"not predicted: {NO_COUNT if _touched(inputs) is None else 'no model for this optimizer'}"
+        return f"not predicted: {NO_COUNT if _traffic_bytes(inputs) is None else 'no model for this optimizer'}"
     if inputs.bytes_per_s is None:
         return f"not predicted: {NO_BANDWIDTH}"
     return "" if inputs.value("step_s") is not None else f"not measured: {NOT_STEADY}"

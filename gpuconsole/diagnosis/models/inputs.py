@@ -25,13 +25,13 @@ from gpuconsole.session.figures.peak import Peak, bandwidth_peak, calibrated_pro
 HEAD_SIZE = 64
 VOCABULARY = 256
 """The workload's tokens are bytes."""
-FEWEST_POSITIONS = 1024
-SHORTEST = 4
-"""With `varied_lengths` a sequence has at least seq_len / SHORTEST tokens."""
+MIN_POSITIONS = 1024
+MAX_LENGTH_RATIO = 4
+"""With `varied_lengths` a sequence has at least seq_len / MAX_LENGTH_RATIO tokens."""
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ParameterTensor:
     """One parameter tensor. `split` is the dimension that tensor parallelism splits; None: each process has the whole tensor."""
 
     shape: tuple[int, ...]
@@ -82,27 +82,33 @@ def gpt_shape(knobs: Knobs, vocabulary: int) -> GptShape:
 def lengths(knobs: Knobs) -> tuple[int, int]:
     """The shortest and the longest sequence in tokens; all between are equally likely."""
     longest = int(knobs["seq_len"])
-    return max(1, longest // SHORTEST) if knobs.get("varied_lengths") else longest, longest
+    return max(1, longest // MAX_LENGTH_RATIO) if knobs.get("varied_lengths") else longest, longest
 
 
 def first_positions(seq_len: int) -> int:
     """Rows of the position embedding of a workload that starts with this seq_len."""
-    return max(FEWEST_POSITIONS, 4 * seq_len)
+    return max(MIN_POSITIONS, 4 * seq_len)
 
 
-def gpt_tensors(shape: GptShape, positions: int) -> list[Tensor]:
+def gpt_tensors(shape: GptShape, positions: int) -> list[ParameterTensor]:
     """Every parameter in the model's own order."""
     d, full = shape.d_model, shape.lora_rank == 0
     matrices = ((3 * d, d, 0), (d, d, 1), (4 * d, d, 0), (d, 4 * d, 1))  # qkv, proj, up, down; split by rows or by columns
-    block: list[Tensor] = []
+    block: list[ParameterTensor] = []
     for index, (rows, columns, split) in enumerate(matrices):
         if index in (0, 2):
-            block += [Tensor((d,), full)] * 2  # the LayerNorm before it
-        block += [Tensor((rows, columns), full, split), Tensor((rows,), full, 0 if split == 0 else None)]
+            block += [ParameterTensor((d,), full)] * 2  # the LayerNorm before it
+        block += [ParameterTensor((rows, columns), full, split), ParameterTensor((rows,), full, 0 if split == 0 else None)]
         if not full:
-            block += [Tensor((shape.lora_rank, columns)), Tensor((rows, shape.lora_rank))]
-    ends = [Tensor((shape.vocabulary, d), full), Tensor((positions, d), full)]
-    return [*ends, *block * shape.n_layer, Tensor((d,), full), Tensor((d,), full), Tensor((shape.vocabulary, d), full)]
+            block += [ParameterTensor((shape.lora_rank, columns)), ParameterTensor((rows, shape.lora_rank))]
+    ends = [ParameterTensor((shape.vocabulary, d), full), ParameterTensor((positions, d), full)]
+    return [
+        *ends,
+        *block * shape.n_layer,
+        ParameterTensor((d,), full),
+        ParameterTensor((d,), full),
+        ParameterTensor((shape.vocabulary, d), full),
+    ]
 
 
 def transformer_linear(d_model: int, n_layer: int, vocabulary: int) -> int:
@@ -191,7 +197,7 @@ class ModelInputs:
         return None if self._gpt is None else self._gpt[0]
 
     @cached_property
-    def tensors(self) -> list[Tensor] | None:
+    def tensors(self) -> list[ParameterTensor] | None:
         """Every parameter tensor of our GPT; None for other workloads."""
         return None if self._gpt is None else gpt_tensors(*self._gpt)
 

@@ -13,7 +13,7 @@ from dataclasses import replace as copy_with
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.inputs import GptShape, ModelInputs, Tensor, with_note
+from gpuconsole.diagnosis.models.inputs import GptShape, ModelInputs, ParameterTensor, with_note
 from gpuconsole.model.figures import Figure
 
 # --- bytes by part in each process ---------------------------------------------------------------------------
@@ -30,7 +30,7 @@ UPDATE_BYTES: dict[str, float] = {
 """Minimum bytes per parameter of one update. Unfused implementations move more bytes, because each operation reads and writes separately."""
 BLOCK = 256
 """Elements that share one scale in an 8-bit optimizer (torchao 0.18, bitsandbytes)."""
-LEAST_8BIT = 4096
+MIN_8BIT_ELEMENTS = 4096
 """Smaller tensors keep their states in fp32 (torchao, bitsandbytes)."""
 FSDP_PASSES_AHEAD = 2
 """Units that FSDP2 holds gathered at the same time under zero3: the unit in use and the next unit."""
@@ -50,7 +50,7 @@ class States:
 
 
 def states(
-    tensors: Iterable[Tensor], optim: str, sharding: str = "none", world: int = 1, rank: int = 0, tensor_parallel: int = 1
+    tensors: Iterable[ParameterTensor], optim: str, sharding: str = "none", world: int = 1, rank: int = 0, tensor_parallel: int = 1
 ) -> States:
     """States of process `rank` of `world` data-parallel processes, each with its part of every matrix (`tensor_parallel`).
 
@@ -86,12 +86,12 @@ def optimizer_bytes(elements: int, optim: str) -> float:
         return 0.0
     if optim == "sgd":
         return FP32 * elements
-    if optim == "adamw_8bit" and elements >= LEAST_8BIT and elements % BLOCK == 0:
+    if optim == "adamw_8bit" and elements >= MIN_8BIT_ELEMENTS and elements % BLOCK == 0:
         return FP32 + 2 * (elements + FP32 * elements / BLOCK + FP32 * 256)
     return FP32 + 2 * FP32 * elements
 
 
-def split_over(tensor: Tensor, processes: int) -> Tensor:
+def split_over(tensor: ParameterTensor, processes: int) -> ParameterTensor:
     """A process's part of a tensor under tensor parallelism."""
     if tensor.split is None or processes == 1:
         return tensor
@@ -99,16 +99,16 @@ def split_over(tensor: Tensor, processes: int) -> Tensor:
     return copy_with(tensor, shape=shape)
 
 
-def shard(tensor: Tensor, world: int, rank: int) -> Tensor:
+def shard(tensor: ParameterTensor, world: int, rank: int) -> ParameterTensor:
     """FSDP2's shard: rows in chunks of ceil(rows / world). The last processes get the remaining rows, possibly none."""
     rows = tensor.shape[0]
     chunk = math.ceil(rows / world)
     return copy_with(tensor, shape=(max(0, min(chunk, rows - rank * chunk)), *tensor.shape[1:]))
 
 
-def greedy_share(tensors: Sequence[Tensor], world: int, rank: int) -> list[Tensor]:
+def greedy_share(tensors: Sequence[ParameterTensor], world: int, rank: int) -> list[ParameterTensor]:
     """ZeroRedundancyOptimizer's partition: whole parameters, the largest first, each to the process with the fewest elements."""
-    shares: list[list[Tensor]] = [[] for _ in range(world)]
+    shares: list[list[ParameterTensor]] = [[] for _ in range(world)]
     sizes = [0] * world
     for tensor in sorted(tensors, key=lambda tensor: tensor.elements, reverse=True):
         smallest = sizes.index(min(sizes))
@@ -401,7 +401,7 @@ def predicted_peak(inputs: ModelInputs, kept: States | None) -> float | None:
     return peak_bytes(inputs.shape, kept, activations(*_activation_arguments(inputs, inputs.shape)), run, gathered)
 
 
-def _units(tensors: list[Tensor], n_layer: int) -> list[float]:
+def _units(tensors: list[ParameterTensor], n_layer: int) -> list[float]:
     """Bytes of each unit that FSDP2 gathers: each block, and the rest. The two embeddings are first, norm and head are last."""
     each = (len(tensors) - 5) // n_layer
     blocks = [tensors[2 + index * each : 2 + (index + 1) * each] for index in range(n_layer)]

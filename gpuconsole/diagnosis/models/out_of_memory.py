@@ -97,7 +97,7 @@ def _size(match: re.Match[str] | None) -> float | None:
     return float(match[1]) * _FACTORS[match[2]] if match is not None else None
 
 
-def beside_bytes(failure: MemoryFailure) -> float | None:
+def other_bytes(failure: MemoryFailure) -> float | None:
     """Used memory of the card that torch has not reserved in this process: context, libraries, other processes."""
     known = (failure.total_bytes, failure.free_bytes, failure.reserved_bytes)
     if None in known:
@@ -109,7 +109,7 @@ def beside_bytes(failure: MemoryFailure) -> float | None:
 # --- what would make room ------------------------------------------------------------------------------------
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """Bytes of a step by the memory model. `kept`: what exists during the passes beside activations: parameters, optimizer states, and gradients where
     the program does not free them before. `activations`: at the peak of the passes with `batch` samples (0: not known). `update`: at the update:
     parameters, gradients, optimizer states, and the temporary tensors of the update (`working`). `whole`: the passes came to their end, so the
@@ -127,7 +127,7 @@ class Need(NamedTuple):
         """The peak of the step: the passes and the update follow one another."""
         return max(self.kept + self.activations, self.update)
 
-    def without(self, states: float = 0.0, activations: float = 0.0, working: float = 0.0) -> Need:
+    def without(self, states: float = 0.0, activations: float = 0.0, working: float = 0.0) -> MemoryNeed:
         """The need without these bytes of optimizer states, activations and temporary tensors."""
         return self._replace(
             kept=self.kept - states,
@@ -137,7 +137,7 @@ class Need(NamedTuple):
         )
 
 
-def need(failure: MemoryFailure) -> Need | None:
+def need(failure: MemoryFailure) -> MemoryNeed | None:
     """The need of the step that failed; None where the optimizer is not known."""
     optimizer = _optimizer_bytes(failure)
     if optimizer is None:
@@ -145,7 +145,7 @@ def need(failure: MemoryFailure) -> Need | None:
     states = States(failure.parameters_bytes, failure.trained_bytes, optimizer)
     working = optimizer_working(states, "adamw_foreach") if failure.foreach else 0.0
     gradients = states.gradients if failure.phase == "forward" and failure.gradients_bytes > states.gradients / 2 else 0.0
-    before = Need(states.parameters + optimizer + gradients, 0.0, states.total + working, working, failure.batch_size, False)
+    before = MemoryNeed(states.parameters + optimizer + gradients, 0.0, states.total + working, working, failure.batch_size, False)
     if failure.step_peak_bytes and failure.step_batch and failure.step_peak_bytes > NEARLY * before.update:
         batch = failure.batch_size or failure.step_batch
         activations = (failure.step_peak_bytes - before.kept) * batch / failure.step_batch
@@ -216,10 +216,10 @@ def _missing(failure: MemoryFailure) -> float | None:
     return max(0.0, failure.asked_bytes - failure.free_bytes)
 
 
-def _training(failure: MemoryFailure, wanted: Need, limit: float) -> list[Fit | None]:
+def _training(failure: MemoryFailure, wanted: MemoryNeed, limit: float) -> list[Fit | None]:
     """The batch, checkpointing, the form of the update, and the states of the optimizer. `limit`: bytes that tensors can have."""
 
-    def fit(change: str, reason: str, then: Need) -> Fit | None:
+    def fit(change: str, reason: str, then: MemoryNeed) -> Fit | None:
         """A change after which the step needs `then`; none where that is not less."""
         enough = False if then.total > limit else True if wanted.whole else None
         return Fit(change, reason, wanted.total - then.total, enough) if then.total < wanted.total else None
@@ -245,7 +245,7 @@ def _training(failure: MemoryFailure, wanted: Need, limit: float) -> list[Fit | 
     return answers
 
 
-def _batch(wanted: Need, limit: float) -> Fit | None:
+def _batch(wanted: MemoryNeed, limit: float) -> Fit | None:
     """The largest batch whose activations fit beside what is kept."""
     if wanted.update > limit:
         temporary = ", and the temporary tensors of the update," if wanted.working else ""

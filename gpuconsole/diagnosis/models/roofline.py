@@ -53,7 +53,7 @@ class Least(NamedTuple):
     bound: Bound
 
 
-class Loss(NamedTuple):
+class TimeLoss(NamedTuple):
     """Time beyond the shortest possible time. A negative loss needs a `note` with its reason."""
 
     name: str
@@ -84,7 +84,7 @@ def prefill(weight_bytes: float, flops: float, sharing: float, ceilings: Ceiling
     return least(flops, weight_bytes / max(1.0, sharing), ceilings)
 
 
-def waterfall(amount: float, least_s: float, losses: Iterable[Loss]) -> tuple[TimePart, ...]:
+def waterfall(amount: float, least_s: float, losses: Iterable[TimeLoss]) -> tuple[TimePart, ...]:
     """The parts of the time for `amount` of work (in the unit of the main rate): the shortest possible time, then each loss. The times add
     up to the time of the run.
 

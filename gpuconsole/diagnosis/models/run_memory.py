@@ -17,9 +17,9 @@ MB = 2.0**20
 FP32 = 4.0
 TRAINED_BYTES = 16 + 2
 """Bytes per parameter while the server trains its weights (knob weights): fp32 state of AdamW, and activations of short sequences."""
-LONGEST_VERSE = 349
+MAX_VERSE_LENGTH = 349
 """Characters of the longest verse of the text that ships."""
-LONGEST_BATCH = 320
+MAX_BATCH_LENGTH = 320
 """Characters of the longest verse of a typical batch of some hundred verses."""
 
 
@@ -50,13 +50,13 @@ def recommender_bytes(knobs: Knobs) -> float:
 
 
 def ragged_bytes(knobs: Knobs) -> float:
-    return 6 * FP32 * int(knobs["batch_size"]) * min(LONGEST_VERSE, int(knobs["seq_len"])) * int(knobs["d_model"])
+    return 6 * FP32 * int(knobs["batch_size"]) * min(MAX_VERSE_LENGTH, int(knobs["seq_len"])) * int(knobs["d_model"])
 
 
 def churn_bytes(knobs: Knobs) -> float:
     """MLP blocks on verses: a block keeps 15 values per byte and unit of width, and 32 batches of narrow features stay. The simulated device of the tests
     allocates 77.4 GB for a batch of 768 with 4 blocks of width 1024; this formula gives 76.8 GB."""
-    rows = int(knobs["batch_size"]) * min(LONGEST_BATCH, int(knobs["seq_len"]))
+    rows = int(knobs["batch_size"]) * min(MAX_BATCH_LENGTH, int(knobs["seq_len"]))
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     kept = FP32 * rows * width * (15 * depth + 3)
     features = 32 * FP32 * rows * width / 4 * 0.85  # most batches are shorter than the longest

@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY
-from gpuconsole.diagnosis.models.roofline import CALIBRATE, OFFERED, TOO_LOW, Ceilings, Least, Loss, decode_iteration, prefill, waterfall
+from gpuconsole.diagnosis.models.roofline import (
+    CALIBRATE,
+    OFFERED,
+    TOO_LOW,
+    Ceilings,
+    Least,
+    TimeLoss,
+    decode_iteration,
+    prefill,
+    waterfall,
+)
 from gpuconsole.model.figures import Attainable, Figure, RatePair
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -268,7 +278,7 @@ def _rates(run: Run, load: _Load, model: _Model, limits: Ceilings, least_s: floa
             yield RatePair(name, name, unit, per_s, per_s / rate / least_s)
 
 
-def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -> list[Loss]:
+def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -> list[TimeLoss]:
     """The parts of a token's time beyond the shortest: a request's waits, and the slowness of prefill and decoding.
 
     The time of a request in each part (the shares sum to 1), scaled to the time of an output token. While a request waits, the model may work
@@ -277,18 +287,18 @@ def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -
     """
     shares, gap = run.summary.phases_ratio, token_s - least_s
     if gap < 0:
-        return [Loss("model", "prefill and decoding", gap, BELOW)]
+        return [TimeLoss("model", "prefill and decoding", gap, BELOW)]
     if not shares:
-        return [Loss("model", "not split into parts", gap, "the server does not report the times of its requests")]
+        return [TimeLoss("model", "not split into parts", gap, "the server does not report the times of its requests")]
     waits = {name: shares.get(name, 0.0) * token_s for name in WAITS}
     factor = min(1.0, gap / total) if (total := sum(waits.values())) else 0.0
-    losses = [Loss(name, WAITS[name], seconds * factor, OVERLAPS if factor < 1 else "") for name, seconds in waits.items()]
+    losses = [TimeLoss(name, WAITS[name], seconds * factor, OVERLAPS if factor < 1 else "") for name, seconds in waits.items()]
     left = gap - sum(loss.time_s for loss in losses)
     slow = shares.get("prefill", 0.0) * token_s - (prefill_s or 0.0)
     if prefill_s is None or not 0 <= slow <= left:
-        return [*losses, Loss("model", "prefill, decoding below roofline", left)]
+        return [*losses, TimeLoss("model", "prefill, decoding below roofline", left)]
     return [
         *losses,
-        Loss("prefill", "prefill below the roofline", slow),
-        Loss("decode", "decoding below the roofline", left - slow),
+        TimeLoss("prefill", "prefill below the roofline", slow),
+        TimeLoss("decode", "decoding below the roofline", left - slow),
     ]

@@ -9,7 +9,7 @@ from gpuconsole.diagnosis.models.bandwidth import bandwidth_figures, bytes_of_st
 from gpuconsole.diagnosis.models.flops import flops_figures, flops_per_sample, recomputed_per_sample
 from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs
 from gpuconsole.diagnosis.models.memory import memory_figures
-from gpuconsole.diagnosis.models.roofline import CALIBRATE, MEMORY, TOO_LOW, Ceilings, Least, Loss, least, waterfall
+from gpuconsole.diagnosis.models.roofline import CALIBRATE, MEMORY, TOO_LOW, Ceilings, Least, TimeLoss, least, waterfall
 from gpuconsole.model.figures import Attainable, Figure, RatePair
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -167,11 +167,11 @@ def _shares(inputs: ModelInputs) -> dict[str, float]:
     return {**{name: share * (1 - waited) for name, share in shares.items()}, "runq": waited}
 
 
-def _losses(inputs: ModelInputs, work: _Work, time_s: Mapping[str, float]) -> Iterator[Loss]:
+def _losses(inputs: ModelInputs, work: _Work, time_s: Mapping[str, float]) -> Iterator[TimeLoss]:
     """Every part of the step beyond its least time. `time_s`: the time of each phase."""
     for name, title in TITLES.items():
-        yield Loss(name, title, time_s.get(name, 0.0))
-    yield Loss("runq", "wait for a CPU core", time_s.get("runq", 0.0))
+        yield TimeLoss(name, title, time_s.get(name, 0.0))
+    yield TimeLoss("runq", "wait for a CPU core", time_s.get("runq", 0.0))
     yield _beyond(UPDATE, "optimizer below the roofline", time_s.get(UPDATE, 0.0) - work.update.time_s, work.update)
     slower = sum(time_s.get(name, 0.0) for name in PASSES) - work.passes.time_s
     for loss in _known_causes(inputs, work, slower + work.passes.time_s):
@@ -181,19 +181,19 @@ def _losses(inputs: ModelInputs, work: _Work, time_s: Mapping[str, float]) -> It
     yield _beyond("kernels", "kernels below the roofline", slower, work.passes)
 
 
-def _known_causes(inputs: ModelInputs, work: _Work, passes_s: float) -> Iterator[Loss]:
+def _known_causes(inputs: ModelInputs, work: _Work, passes_s: float) -> Iterator[TimeLoss]:
     """Parts of the passes' loss whose time is known: gaps between kernels on a GPU (probe P9), cores without a thread, recomputation."""
     alone, whole = inputs.value("probe.pass_gpu_s"), inputs.value("probe.pass_s")
     if alone is not None and whole:
-        yield Loss("launch_gaps", "launch gaps", passes_s * (1 - min(1.0, alone / whole)))
+        yield TimeLoss("launch_gaps", "launch gaps", passes_s * (1 - min(1.0, alone / whole)))
     threads, cores = inputs.facts.get("threads", 1.0) * inputs.world, inputs.value("cores") or 0.0
-    yield Loss("threads", f"{threads:.0f} of {cores:.0f} cores compute", work.threads_s)
-    yield Loss("recomputation", "recomputation of activations", work.again_s)
+    yield TimeLoss("threads", f"{threads:.0f} of {cores:.0f} cores compute", work.threads_s)
+    yield TimeLoss("recomputation", "recomputation of activations", work.again_s)
 
 
-def _beyond(name: str, title: str, time_s: float, limit: Least) -> Loss:
+def _beyond(name: str, title: str, time_s: float, limit: Least) -> TimeLoss:
     """The time beyond `limit`, or a negative time with its reason."""
-    return Loss(name, title, time_s, "" if time_s >= 0 else CACHED if limit.bound == MEMORY else FASTER)
+    return TimeLoss(name, title, time_s, "" if time_s >= 0 else CACHED if limit.bound == MEMORY else FASTER)
 
 
 def _rates(inputs: ModelInputs, work: _Work, samples: float, reached: float) -> Iterator[RatePair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import comm
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if, short_of
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, Threshold, high_if, short_of
 
 REACHED = Threshold("reached", 0.50, "ratio", "half of the NVLink bandwidth in one direction (survey T34)")
 LARGE = Threshold(
@@ -55,7 +55,7 @@ link can have. If that bandwidth is too low, the link is slow. Where computation
         level = limit / max(1.0, measured)
         if measured >= limit:
             return self.clear(short_of(level), evidence)
-        exposed = min(MOST, case.get("comm.exposed_s", 0.0) / case.value("step_s"))
+        exposed = min(MAX_SHARE, case.get("comm.exposed_s", 0.0) / case.value("step_s"))
         summary = (
             f"an all-reduce reaches {measured / 1e9:.1f} GB/s, less than PCIe ({pcie / 1e9:.0f} GB/s); the NVLink between these GPUs reaches"
             f" {expected / 1e9:.0f} GB/s. Check the transport with NCCL_DEBUG=INFO; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL;"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import passes
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, percent, short_of, speedup_interval
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, percent, short_of, speedup_interval
 
 ON_TENSOR_CORES = ("bf16", "fp16", "tf32")
 MOSTLY = 0.5
@@ -55,7 +55,7 @@ there, and the run has no fault."""
     def _from_the_window(self, case: Case) -> Finding:
         """The conclusion from a profiler window over steps of the job."""
         evidence = case.evidence("profile.layout_ratio", "profile.convolution_ratio", "forward_ratio", "backward_ratio")
-        recoverable = passes.compute_ratio(case) * min(MOST, case.value("profile.layout_ratio"))
+        recoverable = passes.compute_ratio(case) * min(MAX_SHARE, case.value("profile.layout_ratio"))
         level = recoverable / passes.GAIN
         if recoverable < passes.GAIN:
             return self.clear(short_of(level), evidence, "hardly any kernel converts tensors between the layouts")

@@ -7,7 +7,9 @@ from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion,
 
 IN_FP64 = Threshold("in_fp64", 0.50, "ratio", "half of the FLOPs of the counted step")
 COMPUTE = Threshold("compute", 0.30, "ratio", "below 30 % of a step in the passes, their precision matters little")
-LEAST_GAIN, USUAL_GAIN, MOST_GAIN = 1.05, 1.5, 2.1
+MIN_GAIN = 1.05
+USUAL_GAIN = 1.5
+MAX_GAIN = 2.1
 """How much faster float32 makes a pass. Measured on one core of a Xeon with AVX-512, float64 over float32: 1.06 for layers of 64 to 128 (64 samples), 1.7 for
 convolutions, 1.8 for a transformer of width 128, 2.05 for layers of 512 to 1024 (256 samples). More for nn.LSTM (3.7), and on GPUs for graphics and inference,
 whose fp64 peak is 1/64 of that in fp32: CUDA C++ Programming Guide, "Arithmetic Instructions"."""
@@ -51,7 +53,7 @@ program: change your code, and watch the loss."""
 
 
 def _in_float32(case: Case, compute: float) -> Suggestion | None:
-    gain = Interval(1 / (1 - compute * (1 - 1 / LEAST_GAIN)), MOST_GAIN)
+    gain = Interval(1 / (1 - compute * (1 - 1 / MIN_GAIN)), MAX_GAIN)
     why = "float32 has 7 digits, float64 16. This changes the numbers: watch the loss"
     code = "data = data.astype(numpy.float32)   # the arrays; and model.float() where the model was made in float64"
     return case.suggest({"precision": "fp32"}, gain, why, code)

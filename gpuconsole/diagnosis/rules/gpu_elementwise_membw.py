@@ -15,7 +15,8 @@ ACHIEVED = 0.6
 be active for at least SHARE times this."""
 BOUND = Threshold("dram_active", 0.60, "ratio", "60 % of the memory bandwidth: memory is the limit of the step (survey T21)")
 NO_PRODUCTS = Threshold("tensor_active", 0.10, "ratio", "below 10 %, products are no large part: GPT-2 small in bf16, uncompiled, has 20 %")
-OF_PRODUCTS, OF_CHAINS = 0.30, 0.85
+OF_PRODUCTS = 0.30
+OF_CHAINS = 0.85
 """Memory bandwidth in use while products run, and while such operations run. A mean of 55 % then is a share of 45 %, as measured for GPT-2 small."""
 LEFT = (2 / 9, 0.5)
 """Time of a fused chain over the time of its operations one by one. n operations read n + 1 values and write n; a fused chain reads and

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families.device import COPIES as SHARE
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Rule, high_if, percent, speedup_interval
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Interval, Knobs, Rule, high_if, percent, speedup_interval
 
 SERIOUS = 0.20
-LEAST_PINNED = 0.5
+MIN_PINNED = 0.5
 """The share of the rate of the link that a copy from page-locked memory reaches at least; 80 % are usual."""
-LEAST_PAGEABLE_BYTES_PER_S = 2e9
+MIN_PAGEABLE_BYTES_PER_S = 2e9
 """The least rate of a copy from pageable memory: one core copies the bytes to a buffer of the driver first, with 3 to 12 GB/s."""
 ERROR = 0.3
 PROBE = "probe.h2d_pinned_s"
@@ -78,7 +78,7 @@ def _longest_copy(case: Case) -> float | None:
     pageable, pinned = case.value("h2d.pageable_bytes"), case.value("h2d.pinned_bytes")
     if not pageable + pinned:
         return None  # the program copies in a way that is not seen
-    seconds = pageable / LEAST_PAGEABLE_BYTES_PER_S + pinned / LEAST_PINNED / case.value("link.pcie_peak_bytes_per_s")
+    seconds = pageable / MIN_PAGEABLE_BYTES_PER_S + pinned / MIN_PINNED / case.value("link.pcie_peak_bytes_per_s")
     return min(1.0, seconds / case.value("step_s"))
 
 
@@ -92,7 +92,7 @@ def _by_pinning(case: Case, share: float) -> Interval | None:
     if case.knobs.get("pin_memory") is not False or not case.has(PROBE):
         return None
     saved = share * max(0.0, 1 - case.value(PROBE) / max(1e-9, case.value("probe.h2d_pageable_s")))
-    return speedup_interval(1 / (1 - min(MOST, saved)), ERROR)
+    return speedup_interval(1 / (1 - min(MAX_SHARE, saved)), ERROR)
 
 
 def _by_overlap(share: float) -> Interval:

@@ -29,7 +29,7 @@ interval it waits less often. Young and Daly give sqrt(2 C MTBF) as the interval
 torch.distributed.checkpoint.async_save copies the state and writes the copy while training continues."""
 
     def summary(self, case: Case, share: float, every: int | None) -> str:
-        return f"writing checkpoints takes {percent(share)} of training time (save_every is {host.steps_apart(every)})"
+        return f"writing checkpoints takes {percent(share)} of training time (save_every is {host.every_steps(every)})"
 
     def rarer(self, case: Case, every: int, predicted: Interval) -> Suggestion | None:
         why = "checkpoints 20 times less often; after a failure, 20 times more steps are repeated"

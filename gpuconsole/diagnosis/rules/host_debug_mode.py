@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import host
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, high_if, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent
 
 
 class HostDebugMode(Rule):
@@ -33,7 +33,7 @@ Rules about the passes have no conclusion meanwhile: their times are not those o
         summaries = []
         traces = 0.0
         if host.in_anomaly_mode(case):
-            traces = min(MOST, case.get("stack.anomaly_ratio", 0.0))
+            traces = min(MAX_SHARE, case.get("stack.anomaly_ratio", 0.0))
             evidence += case.if_known("mode.check_nan_ratio", "stack.anomaly_ratio")
             cost = f" (at least {percent(traces)} of each step)" if traces else ""
             checks = (

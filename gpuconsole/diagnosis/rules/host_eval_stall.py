@@ -34,7 +34,7 @@ logging, checkpoints and evaluation, and so measures their total cost. `model.ev
 
     def summary(self, case: Case, share: float, every: int | None) -> str:
         recorded = case.get("eval.with_gradients_ratio", 0.0)
-        often = f"evaluation takes {percent(share)} of step time (once every {host.steps_apart(every)} steps)"
+        often = f"evaluation takes {percent(share)} of step time (once every {host.every_steps(every)} steps)"
         return (
             f"{often}; {percent(recorded)} of the evaluation records gradients that nobody uses: torch.no_grad() is missing"
             if recorded >= RECORDED

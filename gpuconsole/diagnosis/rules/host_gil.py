@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import host
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, high_if, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent
 
 
 class HostGil(Rule):
@@ -38,4 +38,6 @@ work in a function that lets go of the lock (numpy, torch), less of the work, pa
             f"{where} computes in another thread: the training thread neither runs nor waits for a core in {percent(idle)} of the time. Move this work"
             " to another process"
         )
-        return self.fires(level, evidence, summary, recoverable=min(MOST, idle), confidence=high_if(idle >= 2 * host.IDLE and other >= 0.5))
+        return self.fires(
+            level, evidence, summary, recoverable=min(MAX_SHARE, idle), confidence=high_if(idle >= 2 * host.IDLE and other >= 0.5)
+        )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device, passes
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Missing, Rule, Suggestion, Threshold, percent, short_of
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Interval, Missing, Rule, Suggestion, Threshold, percent, short_of
 
 ISSUE = Threshold("issue", 0.90, "ratio", "the host issues kernels for 90 % of a pass or more (survey T09)")
 BUSY = Threshold("busy", 0.80, "ratio", "the GPU needs less than 80 % of that time for its own work (survey T09)")
-LEAST_COMPUTE = 0.2
+MIN_COMPUTE = 0.2
 """Below this share of the step, launches in the passes cannot be the main cost."""
 HEALTHY_BUSY = 0.95
 """The GPU is busy even under the profiler, which slows down the host and not the GPU."""
@@ -41,7 +41,7 @@ data, or in a synchronisation."""
 
     def judge(self, case: Case) -> Finding:
         compute = passes.compute_ratio(case)
-        if compute < LEAST_COMPUTE or device.computes_well(case) or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
+        if compute < MIN_COMPUTE or device.computes_well(case) or case.get("profile.busy_ratio", 0.0) >= HEALTHY_BUSY:
             return self.clear(summary="the GPU is busy, or the passes take less than 20 % of the step")
         if device.knows_the_lead(case):
             return self._from_the_lead(case)
@@ -52,7 +52,7 @@ data, or in a synchronisation."""
         level = min(issuing / ISSUE, (1 - busy) / (1 - BUSY))
         if issuing < ISSUE or busy >= BUSY:
             return self.clear(short_of(level), evidence)
-        share = min(MOST, compute * (1 - busy))
+        share = min(MAX_SHARE, compute * (1 - busy))
         summary = f"a pass takes {whole * 1e3:.1f} ms; the host needs {issue * 1e3:.1f} ms to issue its kernels, the GPU only {alone * 1e3:.1f} ms to run them"
         return self.fires(level, evidence, summary, recoverable=share, confidence="high", suggestions=_fused(case, share))
 
@@ -85,7 +85,7 @@ data, or in a synchronisation."""
             f"in {percent(caught_up)} of the steps the GPU has no work left when the host ends the step, and {device.busy_words(case)}."
             " The host issues kernels more slowly than the GPU runs them"
         )
-        share = min(MOST, share)
+        share = min(MAX_SHARE, share)
         return self.fires(
             level, evidence, summary, recoverable=share, confidence="high" if known else "low", suggestions=_fused(case, share)
         )

@@ -40,5 +40,5 @@ of logging."""
 def _how_often(case: Case, every: int | None) -> str:
     """The knob of a built-in run; in a job, what the steps show: the program has no setting of that name."""
     if not case.is_job:
-        return f"log_every is {host.steps_apart(every)}"
-    return "in each step" if every is not None and every <= 1 else f"in one of {host.steps_apart(every)} steps"
+        return f"log_every is {host.every_steps(every)}"
+    return "in each step" if every is not None and every <= 1 else f"in one of {host.every_steps(every)} steps"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, Threshold, percent
 
 SHARE = Threshold("optimizer", 0.10, "ratio", "below 10 % of the step no other place for the update can gain much")
 ON_HOST = Threshold("on_host", 0.5, "ratio", "half of the optimizer's parameters")
@@ -38,7 +38,7 @@ accumulation, which makes the update rarer."""
         if level < 1:
             return self.clear(level, evidence)
         summary = f"{percent(share)} of a step is the update on the CPU: parameters and optimizer states are kept in the memory of the host. {_room(case)}"
-        return self.fires(level, evidence, summary, recoverable=min(MOST, share), confidence="high")
+        return self.fires(level, evidence, summary, recoverable=min(MAX_SHARE, share), confidence="high")
 
 
 def _room(case: Case) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import loader, trend
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, high_if, percent, short_of
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent, short_of
 from gpuconsole.model import units
 from gpuconsole.model.run import PHASES
 
@@ -96,7 +96,7 @@ in each step, a history that is written as a whole."""
         sure = high_if(growth >= 2 * trend.GROWN)
         if not trend.claims(case):
             return self.note(growth / trend.GROWN, evidence, summary, confidence=sure)
-        recoverable = min(MOST, trend.grown_ratio(case))
+        recoverable = min(MAX_SHARE, trend.grown_ratio(case))
         return self.fires(growth / trend.GROWN, evidence, summary, recoverable=recoverable, confidence=sure)
 
 

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Interval, Knobs, Missing, Rule, Suggestion, Threshold, high_if, percent, short_of
+from gpuconsole.diagnosis.rule import (
+    MAX_SHARE,
+    Case,
+    Finding,
+    Interval,
+    Knobs,
+    Missing,
+    Rule,
+    Suggestion,
+    Threshold,
+    high_if,
+    percent,
+    short_of,
+)
 
 SHARE = Threshold("stalled", 0.05, "ratio", "5 % of a step (train-doctor 0.05, fournex 0.10; survey T10)")
 SERIOUS = 0.10
@@ -51,7 +64,7 @@ far the host was ahead of the GPU before such a wait. The place is then the line
         # The profiler makes gaps longer and kernels not. The idle time therefore comes from ordinary steps, and its causes from profiled steps,
         # which have no side work. Waiting for data after a synchronisation counts as waiting for data.
         idle = max(0.0, 1 - busy / step - sum(case.recent(phase, 0.0) for phase in ("logging", "checkpoint", "eval")))
-        share = min(MOST, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
+        share = min(MAX_SHARE, idle * after_sync / gaps, max(0.0, idle - case.get("data_wait_ratio", 0.0))) if gaps > 0 else 0.0
         enough = step * (1 - SHARE)
         evidence = case.evidence("probe.sync_gaps_s", "probe.gaps_s", ("probe.busy_s", enough), "step_s", "probe.syncs_per_step")
         level = share / SHARE
@@ -76,7 +89,7 @@ far the host was ahead of the GPU before such a wait. The place is then the line
         if not known and waited >= MOSTLY:
             return self.clear(0.0, evidence, f"the host waits for the GPU for most of the step{where}: the GPU is the limit")
         idle = self._idle(case, ahead)
-        share = min(MOST, waited, idle)
+        share = min(MAX_SHARE, waited, idle)
         level = share / SHARE
         if share < SHARE:
             free = "the host is ahead of the GPU at the end of a step" if ahead else "the GPU is busy, although the host waits for it"
@@ -94,7 +107,7 @@ far the host was ahead of the GPU before such a wait. The place is then the line
     def _idle(self, case: Case, ahead: bool) -> float:
         """Share of a step in which the GPU has no work, at least. `ahead`: the host is ahead of the GPU again at the end of a step, so the GPU has no work in the
         forward pass alone. Raises Missing."""
-        forward = device.idle_in_forward(case) if ahead else MOST
+        forward = device.idle_in_forward(case) if ahead else MAX_SHARE
         if forward < SHARE or (ahead and not case.has("gpu.sm_active_ratio")):
             return forward
         busy = device.busy_ratio(case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if, percent, short_of
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, Threshold, high_if, percent, short_of
 
 CLOCK = Threshold("clock", 0.90, "ratio", "90 % of the highest SM clock (survey T40)")
 HELD = Threshold("held", 0.10, "ratio", "heat, power or another cause for 10 % of the time explains a low clock; other rules report these")
@@ -50,4 +50,4 @@ the clock low, for a benchmark or to save power, and has not restored it. Readin
                 f"{summary}. The boost clock of this card is not known, and its maximum is rarely reached",
                 confidence="low",
             )
-        return self.fires(level, evidence, summary, recoverable=min(MOST, loss), confidence=high_if(by_setting))
+        return self.fires(level, evidence, summary, recoverable=min(MAX_SHARE, loss), confidence=high_if(by_setting))

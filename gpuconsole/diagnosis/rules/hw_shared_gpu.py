@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, Threshold, percent
 
 BUSY = Threshold("others_busy", 0.10, "ratio", "10 % of the GPU's time; a smaller loss is within the usual variation of steps")
 MEMORY = Threshold("others_memory", 500e6, "B", "500 MB of other processes; a bare CUDA context takes about as much (survey T41)")
@@ -38,4 +38,4 @@ them differently. A process that only holds memory costs no time and is a note. 
             + (f"use {percent(busy)} of its time" if takes else f"hold {memory / 1e9:.1f} GB of its memory")
             + ": choose another GPU (--device) or end the other program; timings vary with its work"
         )
-        return self.fires(level, evidence, summary, recoverable=min(MOST, busy) if takes else 0.0, confidence="medium", note=not takes)
+        return self.fires(level, evidence, summary, recoverable=min(MAX_SHARE, busy) if takes else 0.0, confidence="medium", note=not takes)

@@ -11,7 +11,7 @@ class InputEpochRestart(Rule):
     id = "input.epoch_restart"
     title = "Every epoch restarts the loader processes"
     clear_title = "Epoch starts take little time"
-    thresholds = (loader.RESTART, loader.EXCESS, loader.RESTARTS, loader.WAIT, loader.SAMPLER, loader.FEW_CALLS)
+    thresholds = (loader.RESTART, loader.EXCESS, loader.RESTARTS, loader.WAIT, loader.SAMPLER, loader.MAX_CALLS_PER_EPOCH)
     knobs = ("persistent_workers",)
     reads = (
         *loader.ON_HOST, "loader.restart_ratio", "data_wait_ratio", "loader.restarts", "loader.calls_per_epoch", "loader.row_bytes", "loading.lock_ratio", "loader.sampler_ratio", "data_wait_excess_ratio", "data_wait_typical_ratio",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Missing, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Missing, Rule, Threshold, percent
 
 OFTEN = Threshold("calls", 0.5, "", "what fewer than half of the steps do is no work of each step")
 SHARE = Threshold("idle", 0.05, "ratio", "5 % of a step without work on the GPU, as for synchronisations (survey T10)")
@@ -40,7 +40,7 @@ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
         if busy is None:
             raise Missing("gpu.sm_active_ratio")
         evidence += case.if_known("gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio")
-        share = min(MOST, seconds / step, 1 - busy)
+        share = min(MAX_SHARE, seconds / step, 1 - busy)
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence, "the GPU is busy all the same")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Threshold, high_if
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, Threshold, high_if
 
 GROWN = Threshold("grown", 100e6, "B", "100 MB since the run became steady (TraceML: 100 MB early, 1 GB confirmed; survey T29)")
 SURE = 1e9
@@ -36,7 +36,7 @@ of varied length also raise the peak, but less and less often. The time until me
             f"allocated memory has grown by {grown / 1e6:.0f} MB and still grows; memory is full in {_span(left_s)} or sooner."
             " Search for tensors that keep their graph: losses added up without .item() or .detach(), outputs in a list, hooks"
         )
-        recoverable = min(MOST, grown / (grown + room))
+        recoverable = min(MAX_SHARE, grown / (grown + room))
         return self.fires(level, evidence, summary, recoverable=recoverable, confidence=high_if(grown >= SURE), note=left_s > SOON_S)
 
 

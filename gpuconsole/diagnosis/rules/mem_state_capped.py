@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families.memory import Memory, memory_evidence, memory_of
+from gpuconsole.diagnosis.families.memory import ProcessMemory, memory_evidence, memory_of
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold, percent, short_of
 
 USED = Threshold(
@@ -54,7 +54,7 @@ Freed = tuple[Suggestion, float]
 """A suggestion, and the bytes that it frees."""
 
 
-def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
+def _sharded(case: Case, memory: ProcessMemory) -> list[Freed | None]:
     """ZeRO: N processes share optimizer state, gradients and parameters. `why` gives the remaining bytes of the 16 P bytes (AdamW in fp32)."""
     n = int(case.knobs.get("nproc", 1))
     if n < 2 or case.knobs.get("sharding") not in ("none", "ddp"):
@@ -69,7 +69,7 @@ def _sharded(case: Case, memory: Memory) -> list[Freed | None]:
     return [_freeing(case.suggest({"sharding": stage}, None, why, code), (1 - 1 / n) * size) for stage, size, why, code in stages]
 
 
-def _lora(case: Case, memory: Memory) -> Freed | None:
+def _lora(case: Case, memory: ProcessMemory) -> Freed | None:
     if case.knobs.get("peft") != "none":
         return None
     adapters = BYTES * ADAPTED * int(case.knobs["lora_rank"]) * int(case.knobs["d_model"]) * int(case.knobs["n_layer"])
@@ -78,7 +78,7 @@ def _lora(case: Case, memory: Memory) -> Freed | None:
     return _freeing(case.suggest({"peft": "lora"}, LORA_FASTER, why, "peft.get_peft_model(model, LoraConfig(r=8, ...))"), freed)
 
 
-def _eight_bit(case: Case, memory: Memory) -> Freed | None:
+def _eight_bit(case: Case, memory: ProcessMemory) -> Freed | None:
     if not str(case.knobs.get("optim", "")).startswith("adamw") or case.knobs.get("optim") == "adamw_8bit":
         return None
     why = "moments in one byte instead of four; needs torchao or bitsandbytes"

@@ -10,7 +10,7 @@ REACHED = Threshold("reached", 0.5, "of the bandwidth", "50 to 70 % of the memor
 DOMINATE = Threshold("dominate", 8.0, "ratio", "if weights are 8 times the keys and values, the bytes per weight decide")
 LEFT = {"fp32": 1 / 4, "bf16": 1 / 2, "fp16": 1 / 2}
 """Weight bytes in 8 bits over those in the precision of the model."""
-MOST_READING = 0.9
+MAX_READING = 0.9
 """Largest share of a token's time that is reading. Sampling, HTTP and gaps between kernels take the rest."""
 
 BANDWIDTH = "server.peak_bytes_per_s"
@@ -50,7 +50,7 @@ end of r is the reached share of the bandwidth (all of the bandwidth is availabl
         on_cpu = case.setting("server") == "embedded" and not case.get("is_gpu", 0.0) and case.knobs.get("dtype") == "auto"
         per_weight = LEFT["fp32" if on_cpu else served_precision(case.knobs)]
         left = (weights * per_weight + kv) / (weights + kv)
-        gain, most = (1 / (1 - share * (1 - left)) for share in (min(MOST_READING, reached), MOST_READING))
+        gain, most = (1 / (1 - share * (1 - left)) for share in (min(MAX_READING, reached), MAX_READING))
         summary = (
             f"{(weights + kv) / 1e6:.0f} MB per token every {gap * 1e3:.1f} ms are {percent(reached)} of the memory bandwidth. "
             "Quantize, or batch more requests"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import serving
-from gpuconsole.diagnosis.rule import MOST, Case, Confidence, Finding, Interval, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Confidence, Finding, Interval, Rule, Threshold, percent
 
 BUSY = Threshold("busy", 0.75, "ratio", "the GPU runs a kernel for less than 75 % of the time (survey I10)")
 ROOF = Threshold(
@@ -44,7 +44,7 @@ behind an API server process that is short of CPU, is a different case."""
             return self.clear(min(level, 0.99), evidence)
         embedded = case.knobs.get("server") == "embedded"
         eager = bool(case.knobs.get("enforce_eager", False)) and not embedded  # a server that was not started here does not report it
-        share = min(MOST, 1 - busy)
+        share = min(MAX_SHARE, 1 - busy)
         cause = EMBEDDED if embedded else EAGER if eager else GRAPHS
         summary = f"with {running:.0f} requests running, the GPU works only {percent(busy)} of the time{cause}"
         why = "CUDA graphs launch an iteration at once; the server starts more slowly and uses a little more memory"

@@ -7,7 +7,7 @@ from gpuconsole.diagnosis.rule import Case, Finding, Rule, Suggestion, Threshold
 
 RATE = Threshold("rate", 0.01, "per request", "1 preemption in 100 requests is notable, 5 are high (tensward; survey I04)")
 FULL = Threshold("full", 0.9, "ratio", "peak use of the KV cache of 90 % or more (survey I04)")
-MOST_UTILIZATION = 0.95
+MAX_UTILIZATION = 0.95
 
 
 class ServeKvFullPreemption(Rule):
@@ -58,7 +58,7 @@ def _more_cache(case: Case) -> Suggestion | None:
         why = "let the KV cache use all free memory"
         return case.suggest({"num_gpu_blocks_override": 0}, None, why, "omit --num-gpu-blocks-override")
     utilization = case.knobs.get("gpu_memory_utilization")
-    if case.knobs.get("server") == "embedded" or (isinstance(utilization, int | float) and utilization >= MOST_UTILIZATION):
+    if case.knobs.get("server") == "embedded" or (isinstance(utilization, int | float) and utilization >= MAX_UTILIZATION):
         return None
     why = "a larger share of the device for the cache"
-    return serving.restart(case, {"gpu_memory_utilization": MOST_UTILIZATION}, None, why)
+    return serving.restart(case, {"gpu_memory_utilization": MAX_UTILIZATION}, None, why)

@@ -9,7 +9,7 @@ SHARED = Threshold("shared", 0.2, "ratio", "20 % of the text of the prompts is a
 NO_DIFFERENCE = Threshold("no difference", 1.1, "x", "10 %: the resolution of a probe with 2.5 s per side on a quiet machine")
 GAIN = Threshold("gain", 1.05, "x", "a gain below 5 % is not worth a change")
 PREDICTION_ERROR = 0.25
-MOST_PASSES = 3
+MAX_PASSES = 3
 """Passes over the keys and values if a server gathers pages before attention (read, write, read); a paged kernel reads them once."""
 ATTENDED = ("server.requests_per_s", "client.prompt_tokens", "client.output_tokens", "server.kv_bytes_per_token", "server.peak_bytes_per_s")
 FOUND = Threshold("found", 0.5, "of the shared", "less than half of the shared part is found (survey I13; vllm-doctor 0.5)")
@@ -79,13 +79,13 @@ def _predicted(case: Case, shared: float, gain: float) -> Interval:
     """The speed-up with the shared prefix in a cache.
 
     A request takes T/gain without the shared part. With that part in a cache, each output token still reads its keys and values:
-    prompt tokens x shared x output tokens x bytes of a token's keys and values / peak bandwidth, once or MOST_PASSES times.
+    prompt tokens x shared x output tokens x bytes of a token's keys and values / peak bandwidth, once or MAX_PASSES times.
     """
     if any(case.get(name, 0.0) <= 0 for name in ATTENDED):
         return speedup_interval(gain, PREDICTION_ERROR)
     rate, prompt, output, token_bytes, peak = (case.value(name) for name in ATTENDED)
     request_s, reading_s = 1 / rate, shared * prompt * output * token_bytes / peak
-    least, most = (request_s / (request_s / gain + passes * reading_s) for passes in (MOST_PASSES, 1))
+    least, most = (request_s / (request_s / gain + passes * reading_s) for passes in (MAX_PASSES, 1))
     return Interval(max(1.0, least), max(1.0, most))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import serving
-from gpuconsole.diagnosis.rule import MOST, Case, Finding, Rule, Suggestion, Threshold, percent, speedup_interval
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, Suggestion, Threshold, percent, speedup_interval
 
 SHARE = Threshold("share", 0.20, "ratio", "the link is in use for 20 % of the time (survey I15: share of all-reduces in a step)")
 FITS = 0.8
@@ -42,7 +42,7 @@ GPUs. The rule suggests half the GPUs only if the weights fit and the exchange c
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence, "there is little traffic; the latency of small exchanges does not show in traffic")
-        share = min(MOST, share)
+        share = min(MAX_SHARE, share)
         summary = (
             f"{size} GPUs without NVLink keep PCIe busy for {percent(share)} of the time. Several servers with fewer GPUs each give more tokens per GPU;"
             " pipeline parallelism exchanges far less"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import serving, watched
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
-MOST_UTILIZATION = 0.95
+MAX_UTILIZATION = 0.95
 
 
 class WatchKvBound(Rule):
@@ -38,9 +38,9 @@ vLLM's counter of preemptions lags by some seconds. Blocks that only hold a pref
         )
         changes = []
         utilization = case.knobs.get("gpu_memory_utilization")
-        if not isinstance(utilization, int | float) or utilization < MOST_UTILIZATION:
+        if not isinstance(utilization, int | float) or utilization < MAX_UTILIZATION:
             why = "a larger share of the device for the cache"
-            changes.append(serving.restart(case, {"gpu_memory_utilization": MOST_UTILIZATION}, None, why))
+            changes.append(serving.restart(case, {"gpu_memory_utilization": MAX_UTILIZATION}, None, why))
         if preempts:
             slots = max(1, int(case.value("server.requests_running") * 0.8))
             changes.append(

@@ -43,7 +43,7 @@ histogram of TTFT counts around each. The rule fires where at least 0.1 s, and a
         evidence += case.if_known("server.requests_running", "server.kv_cache_full_ratio", "server.seats_taken_ratio")
         if before < serving.NOTABLE_QUEUE:
             return self.clear(min(0.59, before / serving.NOTABLE_QUEUE), evidence)
-        if inside >= serving.NOTABLE_QUEUE or watched.cache_is_full(case) or watched.seats_are_taken(case):
+        if inside >= serving.NOTABLE_QUEUE or watched.cache_is_full(case) or watched.slots_are_taken(case):
             return self.clear(0.5, evidence, "the engine has no room either")
         advice = ADVICE.get(str(case.knobs.get("server", "")), ROUTER)
         waited = before / max(1.0, before + case.get("server.requests_running", 0.0))

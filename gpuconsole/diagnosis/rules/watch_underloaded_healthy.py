@@ -35,7 +35,7 @@ traffic, and no flag raises it. More clients, or fewer replicas, use the hardwar
             shares["of its KV cache"] = case.value("server.kv_cache_peak_ratio")
         if case.get("server.forward_ratio", 0.0) >= watched.WORKS:
             return self.clear(0.5, evidence, "the GPU computes nearly all the time")
-        if max(shares.values(), default=0.0) >= HALF or watched.seats_are_taken(case) or watched.preempts(case):
+        if max(shares.values(), default=0.0) >= HALF or watched.slots_are_taken(case) or watched.preempts(case):
             return self.clear(0.5, evidence, "a large part of the slots or of the KV cache is in use")
         known = bool(limit) and case.has("server.kv_cache_peak_ratio")
         use = "; the server uses " + ", ".join(f"{percent(share)} {name}" for name, share in shares.items()) if shares else ""

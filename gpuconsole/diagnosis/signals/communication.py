@@ -15,7 +15,18 @@ import statistics
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import COLLECTIVE_KINDS, Exchange
 from gpuconsole.model.text import percent
-from gpuconsole.session.communication import LEAST, Exchanges, Late, Matched, in_common, is_timed, latest, matched, shortest_s, span_s
+from gpuconsole.session.communication import (
+    MIN_ITERATIONS,
+    Exchanges,
+    Late,
+    Matched,
+    in_common,
+    is_timed,
+    latest,
+    matched,
+    shortest_s,
+    span_s,
+)
 from gpuconsole.session.run import RunRecord
 
 # --- collectives of any kind of parallelism ------------------------------------------------------------------
@@ -23,7 +34,7 @@ from gpuconsole.session.run import RunRecord
 RECORDER = "torch's flight recorder"
 LARGE_BYTES = 25e6
 """Latency limits smaller collectives on every link (25 MB is the default bucket of DistributedDataParallel)."""
-MOST = 0.95
+MAX_LATE_SHARE = 0.95
 LATE_BEFORE = ("comm.late_before", "comm.late_kind_calls", "comm.late_kind_bytes")
 """The signals about the collectives in which the others wait. Where they are known, the other signals of the last process are of the same source."""
 
@@ -86,7 +97,7 @@ def _of_durations(reads: list[Matched], step_s: float) -> dict[str, Signal]:
 def _late(late: Late, record: RunRecord, step_s: float) -> dict[str, Signal]:
     """The signals of probe P8."""
     passes = int(record.run.knobs.get("gradient_accumulation_steps", 1))
-    share = min(MOST, late.share)
+    share = min(MAX_LATE_SHARE, late.share)
     ratio = 1 / (1 - share)
     how = "durations on the GPU" if late.timed else "times of the calls on this host"
     source = f"{RECORDER}, n={late.n} collectives of all processes, {how}"
@@ -111,7 +122,7 @@ LARGE_MB = 25.0
 LESS_EXACT = 0.1
 HIDDEN = 0.01
 """Share of step time. Below it the exposed time says nothing about the link."""
-AT_LEAST = 0.10
+MIN_EXPOSED_SHARE = 0.10
 """Share of step time from which rules call communication exposed (families/comm.py)."""
 HOST_LATE = 0.5
 """Share of steps at whose end the GPU has no work left: the host is the limit in them, or waits for the GPU. From here on nothing is said of what the computation waits for."""
@@ -130,7 +141,7 @@ def communication_signals(record: RunRecord, signals: dict[str, Signal]) -> dict
     recorded = collective_signals(record, signals)
     ranks = sorted(processes)
     timed = [processes[rank] for rank in ranks]
-    models = [model for model in timed[0].by_model if len(in_common(timed, model)) >= LEAST]
+    models = [model for model in timed[0].by_model if len(in_common(timed, model)) >= MIN_ITERATIONS]
     if models:
         others = {name: signal for name, signal in recorded.items() if name not in LATE_BEFORE}
         return others | _of_exchanges(record, ranks, timed, models, signals)
@@ -154,7 +165,7 @@ def _of_account(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Sign
         if late >= HOST_LATE:
             return {}
         passive |= _without_late_hosts(passive, late)
-    if passive["comm.exposed_s"].value < AT_LEAST * signals["step_s"].value:
+    if passive["comm.exposed_s"].value < MIN_EXPOSED_SHARE * signals["step_s"].value:
         return {}
     return {name: passive[name] for name in OF_SHARDED if name in passive}
 

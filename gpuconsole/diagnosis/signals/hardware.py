@@ -24,10 +24,10 @@ from gpuconsole.session.state import SessionState
 WINDOW_S = 30.0
 LOADED = 0.5
 """Minimum utilization of a reading under load. A GPU keeps its clocks for seconds after its work."""
-LEAST_READINGS = 3
+MIN_READINGS = 3
 REPLAYS_S = 120.0
-LEAST_REPLAYS_S = 30.0
-LEAST_STEPS = 50
+MIN_REPLAYS_S = 30.0
+MIN_STEPS = 50
 HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121))
 """XIDs that indicate a hardware fault (NVIDIA, "XID Errors"). Programs cause, or may cause, all other XIDs."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -77,7 +77,7 @@ class HardwareWatch:
         if record.run.serves and "max_num_seqs" not in record.facts:
             return {}  # the console did not start the server, or the start is not complete: the device of the server is not known
         since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened.t))
-        readings = Readings(state, device, since)
+        readings = DeviceReadings(state, device, since)
         card = next((listed for listed in state.devices if listed.id == device), Device(device, ""))
         ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
         sharing = sharing_signals(state.processes, ours, device, _used_bytes(state, device))
@@ -136,7 +136,7 @@ class HardwareWatch:
         }
 
 
-class Readings:
+class DeviceReadings:
     """Samples of a device from `since` (session seconds) on, and which of them were taken under load."""
 
     def __init__(self, state: SessionState, device: str, since: float) -> None:
@@ -184,7 +184,7 @@ class Readings:
 def _mean(samples: Iterable[Weighed]) -> tuple[float, int] | None:
     """The mean of `samples`, and their number; None if there are too few."""
     readings = list(samples)
-    if len(readings) < LEAST_READINGS:
+    if len(readings) < MIN_READINGS:
         return None
     return statistics.fmean([sample.value for sample in readings], [sample.weight for sample in readings]), len(readings)
 
@@ -217,7 +217,7 @@ def tensor_core_signals(card: Device) -> Signals:
     return {f"gpu.{name}_speed_ratio": Signal(speed / peaks.fp32_flops_per_s, "x", source) for name, speed in speeds.items() if speed}
 
 
-def clock_signals(readings: Readings, card: Device) -> Signals:
+def clock_signals(readings: DeviceReadings, card: Device) -> Signals:
     """`hw.*`: clocks, causes of low clocks, power and temperature.
 
     A clock is compared with NVML's maximum. GeForce and workstation cards never reach that maximum at full load: the clock of the datasheet (boost
@@ -265,7 +265,7 @@ def clock_signals(readings: Readings, card: Device) -> Signals:
     return signals
 
 
-def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | None:
+def _held(readings: DeviceReadings, causes: tuple[tuple[str, str], ...]) -> Signal | None:
     """The largest share of time in which one of the causes lowered the clocks."""
     means = []
     for counter, reason in causes:
@@ -280,7 +280,7 @@ def _held(readings: Readings, causes: tuple[tuple[str, str], ...]) -> Signal | N
     return Signal(share, "ratio", f"NVML {how}, mean of {n} readings {UNDER_LOAD}")
 
 
-def pcie_signals(readings: Readings) -> Signals:
+def pcie_signals(readings: DeviceReadings) -> Signals:
     """`link.pcie_*`: the link under load, the best link that card and slot support, and the traffic."""
     signals: Signals = {}
     for name in ("generation", "width"):
@@ -298,12 +298,12 @@ def pcie_signals(readings: Readings) -> Signals:
         if traffic is not None:
             signals[f"link.pcie_{direction}_bytes_per_s"] = Signal(traffic[0], "B/s", f"NVML, mean of {traffic[1]} readings {UNDER_LOAD}")
     replays = readings.rise("pcie_replays", REPLAYS_S)
-    if replays is not None and replays[1] >= LEAST_REPLAYS_S:
+    if replays is not None and replays[1] >= MIN_REPLAYS_S:
         signals["link.pcie_replays_per_min"] = Signal(max(0.0, replays[0]) / replays[1] * 60, "/min", f"NVML, over {replays[1]:.0f} s")
     return signals
 
 
-def nvlink_signals(readings: Readings, state: SessionState, record: RunRecord, ours: list[Process]) -> Signals:
+def nvlink_signals(readings: DeviceReadings, state: SessionState, record: RunRecord, ours: list[Process]) -> Signals:
     """`link.nvlink_*`: whether NVLink connects the GPUs of the run, its peak and its traffic."""
     signals: Signals = {}
     used = {process.device for process in ours}
@@ -410,7 +410,7 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
     """`memory.growth_*`, `memory.grown_bytes`: growth of the peak since the run became steady. Training on a GPU only."""
     device = record.run.device
     series = state.readings.series.get(series_key("workload.memory_bytes", device))
-    if record.run.serves or record.steady_t is None or series is None or len(record.steps) < LEAST_STEPS:
+    if record.run.serves or record.steady_t is None or series is None or len(record.steps) < MIN_STEPS:
         return {}
     times, values = series.since(state.session_time(record.steady_t))
     try:

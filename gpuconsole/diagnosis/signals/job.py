@@ -28,7 +28,8 @@ Measured for 1 to 16 tensors and 64 B to 20 MB on busy machines with 2 and 4 cor
 worker copies it into shared memory. A program without workers does not show these times."""
 TENSORS = 2.0
 """The assumed number of tensors in a batch, if the agent has not seen a batch."""
-LEAST_LOADING_S, LEAST_LOADING_HERE_S = 0.2, 0.02
+MIN_LOADING_S = 0.2
+MIN_LOADING_HERE_S = 0.02
 """The least seconds of loading that a signal needs. First: in the loader's processes, because /proc counts their CPU time in ticks of the scheduler. Second:
 in the training thread, because the agent reads the clocks of that thread at some batches only."""
 
@@ -94,7 +95,7 @@ def _loader(record: RunRecord, steps: list[Step], signals: dict[str, Signal]) ->
     passive: dict[str, Signal] = {}
     who = "workers" if workers else "here"
     present = gained[f"loader.{who}_s"] - gained[f"loader.{who}_runq_s"]
-    if present >= (LEAST_LOADING_S if workers else LEAST_LOADING_HERE_S):
+    if present >= (MIN_LOADING_S if workers else MIN_LOADING_HERE_S):
         where = "/proc/PID/schedstat of the workers" if workers else "schedstat of the training thread while it loads"
         source = f"{where}, {seconds:.0f} s of ordinary steps, nothing was tried: CPU time over time outside of run queues"
         passive["probe.loader_cpu_ratio"] = Signal(min(1.0, gained[f"loader.{who}_cpu_s"] / present), "ratio", source)

@@ -17,9 +17,9 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.stacks import PARTS
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.account import contention_free_shares, runq_ratio, wall_shares
+from gpuconsole.session.figures.breakdown import contention_free_shares, runq_ratio, wall_shares
 from gpuconsole.session.figures.peak import COUNTED_TYPES, TF32_FACTS, Peak, convolved_ratio, tf32_ratio
-from gpuconsole.session.figures.trend import Block, StepBlocks, Trend
+from gpuconsole.session.figures.trend import StepBlock, StepBlocks, Trend
 from gpuconsole.session.places import StackRecord, growing
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.side_work import SideWork
@@ -79,7 +79,7 @@ def _place(trend: Trend, stacks: StackRecord) -> dict[str, Signal]:
     return {"trend.place_ratio": Signal(min(1.0, seconds / (late_s - early_s)), "ratio", source)}
 
 
-def _step_s(blocks: Sequence[Block], begun: float, ended: float) -> float:
+def _step_s(blocks: Sequence[StepBlock], begun: float, ended: float) -> float:
     """The step time in this stretch of time; 0 without a block in it."""
     inside = [block.wall_s for block in blocks if begun < block.t <= ended]
     return statistics.fmean(inside) if inside else 0.0

@@ -19,7 +19,7 @@ PREPARE, UNDO = "prepare", "undo"
 """Stages of a change; see agent/protocol.py."""
 AHEAD_S = 0.2
 """Seconds of steps from the last answer to the step of the change. The console takes some milliseconds for its command, and a loaded machine more."""
-LEAST_AHEAD = 2
+MIN_STEPS_AHEAD = 2
 TRIES = 4
 """Each try looks twice as far ahead as the one before it."""
 NO_COMMON_STEP = "the processes of the job could not make the change before the same step"
@@ -58,7 +58,7 @@ class Agreement:
             self._undoing = True
             return dataclasses.replace(self._command, stage=UNDO)
         if any(answer.prepared for answer in given):
-            ahead = LEAST_AHEAD + math.ceil(self._ahead_s / step_s)
+            ahead = MIN_STEPS_AHEAD + math.ceil(self._ahead_s / step_s)
             return dataclasses.replace(self._command, at_step=max(answer.step for answer in given) + ahead)
         return self._settled(self._last, None)
 

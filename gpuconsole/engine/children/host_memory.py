@@ -44,7 +44,7 @@ NAME, PRIVATE = "pt_data_worker", "Private_Dirty:"
 """The name that torch gives to the process of a worker, and the line of the file."""
 SIGNAL = "loader.private_bytes"
 EVERY_S = 1.0
-MOST_COST = 0.02
+MAX_COST = 0.02
 """Share of a core that the readings may take."""
 
 
@@ -70,7 +70,7 @@ class WorkersMemory:
     def _read(self) -> float | None:
         begun = time.thread_time()
         private = [found for pid in workers_of(self._pid) if (found := private_bytes(pid)) is not None]
-        self._due = time.monotonic() + max(EVERY_S, (time.thread_time() - begun) / MOST_COST)
+        self._due = time.monotonic() + max(EVERY_S, (time.thread_time() - begun) / MAX_COST)
         return sum(private) if private else None
 
 

@@ -26,7 +26,7 @@ import msgspec
 import psutil
 
 from gpuconsole.diagnosis.models.out_of_memory import completed, headline
-from gpuconsole.engine.children.agreement import LEAST_AHEAD, Agreement
+from gpuconsole.engine.children.agreement import MIN_STEPS_AHEAD, Agreement
 from gpuconsole.engine.children.child import LINE_LIMIT, STOP_S, Child, EndProtocol
 from gpuconsole.engine.children.environment import without_ours
 from gpuconsole.engine.children.host_memory import WorkersMemory, oom_kills, why_killed
@@ -374,7 +374,7 @@ class JobChild(Child):
                 self._on_event(Profiled(time.monotonic(), command.request, None, f"the job has no process {command.rank}"))
                 return
             self._windows[command.request] = command.rank
-            ahead = LEAST_AHEAD + math.ceil(WINDOW_AHEAD_S / self._step_s)
+            ahead = MIN_STEPS_AHEAD + math.ceil(WINDOW_AHEAD_S / self._step_s)
             command = dataclasses.replace(command, at_step=max(self._reached.values(), default=0) + ahead)
         self._send(command)
 

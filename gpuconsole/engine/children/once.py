@@ -25,7 +25,7 @@ _ROUNDS = 2  # rates need two readings; the second round spans a whole interval
 _LEAVE_S = 1.0
 
 
-class Reading(NamedTuple):
+class DevicesReading(NamedTuple):
     """All devices as one short-lived sampler reported them. `error` is one line, empty when all went well; `state` has what came before it."""
 
     state: SessionState
@@ -54,7 +54,7 @@ class _Progress:
         return self._rounds >= _ROUNDS and all(device.id in reported for device in state.devices) and state.no_gpu_reason != NOT_YET
 
 
-def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None) -> Reading:
+def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None) -> DevicesReading:
     """Start a sampler (with the address of a dcgm-exporter), wait for two rounds of samples and end it. Never raises for what the driver does.
 
     Raises OSError when this machine cannot start a process.
@@ -76,8 +76,8 @@ def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | N
                 with contextlib.suppress(OSError):  # it may have gone already
                     ours.sendall(encode(Stop()) + b"\n")
         finally:
-            _end(child, patience_s=0.0 if error else _LEAVE_S)
-    return Reading(state, error)
+            _end_child(child, patience_s=0.0 if error else _LEAVE_S)
+    return DevicesReading(state, error)
 
 
 def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[bytes]:
@@ -120,7 +120,7 @@ def _what_went_wrong(state: SessionState, greeted: bool, child: subprocess.Popen
     return NO_ANSWER if greeted else _NOT_STARTED
 
 
-def _end(child: subprocess.Popen[bytes], patience_s: float) -> None:
+def _end_child(child: subprocess.Popen[bytes], patience_s: float) -> None:
     """Let the child leave within `patience_s`, then kill it. One that hangs in the kernel is left to die by itself."""
     try:
         child.wait(patience_s)

@@ -18,7 +18,7 @@ from gpuconsole.wire.events import AnyEvent
 SPARE_S = 60.0
 
 
-class Devices(Protocol):
+class DeviceSelection(Protocol):
     """The choice of devices."""
 
     def cuda_names(self, nproc: int) -> str:
@@ -77,7 +77,7 @@ class WorkerPool:
         if spare is not None:
             spare.kill()
 
-    async def take(self, chosen: Scenario, knobs: Knobs, devices: Devices | None = None) -> WorkerHandle:
+    async def take(self, chosen: Scenario, knobs: Knobs, devices: DeviceSelection | None = None) -> WorkerHandle:
         """A worker for a run of `chosen` with `knobs`; the spare where that will do. `devices` chooses the GPUs of several processes."""
         if chosen.workload.serves:
             return await self._launch(module=SERVING)

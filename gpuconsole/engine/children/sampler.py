@@ -23,7 +23,8 @@ SILENT_S = 15.0
 """Seconds (at least six periods) without any event, after which the sampler is replaced: its host readings never hang."""
 HEALTHY_S = 60.0
 """A sampler that ran for so long has not failed at its start: the next wait is the first wait again."""
-FIRST_WAIT_S, LAST_WAIT_S = 0.5, 60.0
+FIRST_WAIT_S = 0.5
+LAST_WAIT_S = 60.0
 """Seconds before a sampler that ended is started again. The wait doubles with each failure."""
 LEAVE_S = 0.5
 """Seconds that `close` waits for a killed sampler."""

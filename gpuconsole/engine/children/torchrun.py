@@ -19,18 +19,18 @@ from gpuconsole.engine.children.child import STOP_S, Child, read_line
 from gpuconsole.host.folders import Scratch, runtime_folder
 from gpuconsole.wire.channel import keep_alive
 from gpuconsole.wire.events import (
+    Activity,
     AnyEvent,
     Command,
-    Doing,
     Failed,
     Note,
     Paused,
     Progress,
+    QueryActivity,
     RankJoined,
     Resume,
     Steps,
     Stop,
-    WhatNow,
     decode_event,
     encode,
 )
@@ -240,7 +240,7 @@ class TorchrunChild(Child):
             elif not self.hanging and not self._stopping:
                 self._doing.clear()
                 for writer in self._connections.values():
-                    writer.write(encode(WhatNow()) + b"\n")
+                    writer.write(encode(QueryActivity()) + b"\n")
                 await asyncio.sleep(ANSWER_S)
                 doing = (f"rank {rank}: {self._doing.get(rank, 'does not answer')}" for rank in sorted(self._connections))
                 self.hanging = f"no step for {silent_s + ANSWER_S:.0f} s; {'; '.join(doing)}"
@@ -283,7 +283,7 @@ class TorchrunChild(Child):
             return  # the run is closed
         if shift:
             event = msgspec.structs.replace(event, t=event.t + shift)
-        if isinstance(event, Doing):
+        if isinstance(event, Activity):
             self._doing[rank] = event.calls
             return
         if isinstance(event, Steps) and event.steps:

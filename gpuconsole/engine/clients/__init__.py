@@ -18,11 +18,11 @@ from gpuconsole.host.files import read_regular, read_start
 from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.snapshot import Environment, Snapshot
 
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """The largest result file that is read. 10,000 requests with the times of all their tokens have about 100 MB."""
 ALLOWED = "a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or GuideLLM"
-MOST_RESULTS = 1000
-MOST_BESIDE = 20
+MAX_RESULTS = 1000
+MAX_NEIGHBOURS = 20
 """Files of a folder in which the other half of a result of AIPerf is looked for."""
 SAME = 1e-3
 """The summary and the single requests of one run agree on its rates: the end of a run may be counted a little differently."""
@@ -45,8 +45,8 @@ def read_results(data: bytes) -> list[Result]:
     if known is None:
         raise ClientFileError(f"no known result; allowed: {ALLOWED}")
     results = [result for fields in objects for result in known.read(fields)]
-    if len(results) > MOST_RESULTS:
-        raise ClientFileError(f"{len(results)} results in one file; at most {MOST_RESULTS} are read")
+    if len(results) > MAX_RESULTS:
+        raise ClientFileError(f"{len(results)} results in one file; at most {MAX_RESULTS} are read")
     return results
 
 
@@ -66,10 +66,10 @@ def _joined(result: Result, path: Path) -> Result:
 def _beside(path: Path) -> Iterator[Result]:
     """The results of AIPerf in the other files of the folder. What cannot be read is passed over: nobody has named it."""
     with contextlib.suppress(OSError):
-        for file in sorted(other for other in path.parent.iterdir() if other.name != path.name)[:MOST_BESIDE]:
+        for file in sorted(other for other in path.parent.iterdir() if other.name != path.name)[:MAX_NEIGHBOURS]:
             with contextlib.suppress(OSError, ClientFileError):
                 if any(key in read_start(file) for key in (b'"request_start_ns"', b'"request_throughput"', b'"aiperf_version"')):
-                    yield from read_results(read_regular(file, MOST_BYTES))
+                    yield from read_results(read_regular(file, MAX_BYTES))
 
 
 def _objects(data: bytes) -> list[Fields]:

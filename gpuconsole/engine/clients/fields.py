@@ -13,9 +13,9 @@ from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.text import cut, visible
 
 NOT_FINITE = re.compile(rb"(?<=[\[,:\s])-?(?:Infinity|NaN)(?=[\s,\]}])")
-LONGEST = 200
+MAX_TEXT_LENGTH = 200
 CLOCKS_S = 0.01
-MOST_SECONDS = 1e8
+MAX_SECONDS = 1e8
 """The longest time that counts as one: three years."""
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
@@ -67,7 +67,7 @@ class Fields:
 
     def text(self, paths: str) -> str:
         """A text; empty where there is none. A long text is cut."""
-        return cut(visible(self.value(paths, str) or ""), LONGEST)
+        return cut(visible(self.value(paths, str) or ""), MAX_TEXT_LENGTH)
 
     def number(self, paths: str) -> float | None:
         """A number of 0 or more."""
@@ -94,7 +94,7 @@ class Fields:
         for path in paths.split("|"):
             number: float | None = self.value(path, float)
             if number is not None:
-                if not -CLOCKS_S <= number * self.unit(path) <= MOST_SECONDS:
+                if not -CLOCKS_S <= number * self.unit(path) <= MAX_SECONDS:
                     raise ClientFileError(f"{self._name}{path}: {number} is no time")
                 return max(0.0, number * self.unit(path))
         return None
@@ -110,8 +110,8 @@ class Fields:
     def numbers(self, path: str) -> list[float]:
         """A list of numbers of 0 or more, 0 for null. Empty where there is no list."""
         values = [0.0 if number is None else number for number in self.value(path, list[float | None]) or []]
-        if not all(0 <= number <= MOST_SECONDS for number in values):
-            raise ClientFileError(f"{self._name}{path}: a number is not in 0 to {MOST_SECONDS:g}")
+        if not all(0 <= number <= MAX_SECONDS for number in values):
+            raise ClientFileError(f"{self._name}{path}: a number is not in 0 to {MAX_SECONDS:g}")
         return values
 
     def sums(self, path: str) -> list[float]:

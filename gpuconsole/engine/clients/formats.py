@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpuconsole.engine.clients.fields import LONGEST, ClientFileError, Fields
+from gpuconsole.engine.clients.fields import MAX_TEXT_LENGTH, ClientFileError, Fields
 from gpuconsole.engine.clients.result import NO_TIMES, Result, lengths_of, start_of, unix
 from gpuconsole.model.knobs.knob import Knobs
 from gpuconsole.model.run import Distribution
@@ -220,7 +220,7 @@ def _load_of_lists(fields: Fields, count: int) -> Knobs:
         users = users or count
     options = [str(value) for name in DATASET if isinstance(value := fields.value(name, object), int | float | str)]
     load = load_of(count, users, rate, arrivals, burstiness)
-    return load | ({"dataset": cut(visible(" ".join(options)), LONGEST)} if options else {})
+    return load | ({"dataset": cut(visible(" ".join(options)), MAX_TEXT_LENGTH)} if options else {})
 
 
 def _adjust_lists(fields: Fields, result: Result) -> None:
@@ -263,7 +263,7 @@ def _adjust_metrics(fields: Fields, result: Result) -> None:
     models = fields.value("input_config.models|input_config.endpoint.model_names", object)
     models = models.get("items") if isinstance(models, dict) else models
     names = [item.get("name") if isinstance(item, dict) else item for item in (models if isinstance(models, list) else [models])]
-    result.model = cut(visible(", ".join(name for name in names if isinstance(name, str))), LONGEST)
+    result.model = cut(visible(", ".join(name for name in names if isinstance(name, str))), MAX_TEXT_LENGTH)
     result.failed = result.failed or 0
     for entry in fields.each("error_summary"):
         cause = entry.text("error_details.type|error_details.message") or "no cause is given"

@@ -21,17 +21,17 @@ from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import CLIENT_WORKLOAD, Distribution, Run, SeriesData, Summary, Validity
 from gpuconsole.model.serving import Fact, Request, ServerFacts
 from gpuconsole.model.text import cut, visible
-from gpuconsole.session.figures.account import REQUEST_TIMES, request_times
+from gpuconsole.session.figures.breakdown import REQUEST_TIMES, request_times
 from gpuconsole.session.figures.distributions import distribution
-from gpuconsole.session.figures.rate import Block, rate_distribution
-from gpuconsole.session.figures.summary import FAILED, MOST_FAILED
+from gpuconsole.session.figures.rate import RateBlock, rate_distribution
+from gpuconsole.session.figures.summary import FAILED, MAX_FAILED_SHARE
 
 DEVICE = "server"
 BLOCKS = 40
 """Blocks of a series. The correlation of blocks is taken from the blocks (see `session.figures.rate.estimate`)."""
-LEAST_BLOCKS = 4
+MIN_BLOCKS = 4
 """Fewer blocks have no interval (see `experiments.statistics.MIN_BLOCKS`)."""
-FEW_REQUESTS = 20
+MIN_ANSWERED_REQUESTS = 20
 """Fewer requests have no series."""
 CUT = 80
 NO_TIMES = "the file has no times of single requests"
@@ -161,7 +161,7 @@ def _validity(result: Result) -> Validity:
     words = f"; the commonest cause: {cut(visible(cause[0][0]), CUT)}" if cause else ""
     if not result.answered:
         return Validity("invalid", [f"no request was answered{words}"])
-    if failed > MOST_FAILED * sent:
+    if failed > MAX_FAILED_SHARE * sent:
         return Validity("invalid", [f"{failed} of {sent} requests failed{words}", *result.doubts])
     doubts = [f"{failed / sent * 100:.2g} % of the requests failed{words}"] if failed > FAILED * sent else []
     doubts += result.doubts
@@ -177,7 +177,7 @@ def _rate(mean: float | None, series: SeriesData | None, summary: Summary, answe
     latency: a rate over few requests varies as they do."""
     if mean is None or mean <= 0:
         return None
-    blocks = [Block(value, weight) for value, weight in zip(series.v, series.weights, strict=True)] if series is not None else []
+    blocks = [RateBlock(value, weight) for value, weight in zip(series.v, series.weights, strict=True)] if series is not None else []
     if (spread := rate_distribution(blocks)) is not None:
         return Distribution(mean, spread.std, spread.n, mean)
     known = [latency.std / latency.mean for latency in (summary.e2e_s, summary.tpot_s) if latency is not None and latency.mean > 0]
@@ -190,7 +190,7 @@ def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData
 
     The tokens of a request are spread evenly from its first token to its end: within blocks of seconds, the difference to single tokens is small.
     """
-    if len(answered) < FEW_REQUESTS:
+    if len(answered) < MIN_ANSWERED_REQUESTS:
         return {}
     series: dict[str, SeriesData] = {}
     timed, ordered = any(request.t for request in answered), list(answered)
@@ -211,7 +211,7 @@ def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData
     for field in REQUEST_TIMES:
         known = [(request.t, value) for request in ordered if (value := getattr(request, field)) is not None and value > 0]
         count = min(BLOCKS, len(known) // 5)
-        if count >= LEAST_BLOCKS:  # the mean latency of successive requests, as many in each block
+        if count >= MIN_BLOCKS:  # the mean latency of successive requests, as many in each block
             parts = [known[len(known) * place // count : len(known) * (place + 1) // count] for place in range(count)]
             times = [part[-1][0] if timed else result.duration_s * (place + 1) / count for place, part in enumerate(parts)]
             means = [statistics.fmean(value for _, value in part) for part in parts]

@@ -31,7 +31,7 @@ GAP = "   "
 """Between two figures of a line."""
 
 
-class Reading(NamedTuple):
+class ColumnReading(NamedTuple):
     """The newest values of a column for one device. None: there is no value; no `top`: the scale ends at the largest value."""
 
     value: float | None
@@ -39,13 +39,13 @@ class Reading(NamedTuple):
     top: float | None
 
 
-def read(view: View, column: DeviceColumn, device: str) -> Reading:
+def read(view: View, column: DeviceColumn, device: str) -> ColumnReading:
     latest = view.latest.get
     value = latest(series_key(column.metric, device))
     beside = latest(series_key(column.beside, device)) if column.beside else None
     top = latest(series_key(column.top, device)) if column.top else None
     full = view.environment.cores if column is device_columns.CORES else column.full
-    return Reading(value, beside, top if top is not None else full or None)
+    return ColumnReading(value, beside, top if top is not None else full or None)
 
 
 def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
@@ -78,7 +78,7 @@ def trouble(view: View, device: str) -> str:
     return f"last reading {silent_s:.0f} s ago" if silent_s else ""
 
 
-def figure(column: DeviceColumn, reading: Reading, alone: bool = False) -> str:
+def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) -> str:
     """The value with its unit and what it is compared with, or `alone`. Where figures change, they keep their width: ` 78 %`, `612/700 W`."""
     value, beside, top = reading
     match CATALOGUE[column.metric].unit:
@@ -100,7 +100,7 @@ def figure(column: DeviceColumn, reading: Reading, alone: bool = False) -> str:
     return text if alone else column.pattern.format(text)
 
 
-def both_ways(reading: Reading) -> float | None:
+def both_ways(reading: ColumnReading) -> float | None:
     """The sum of two directions of traffic; None where one of them is not known."""
     return None if reading.value is None or reading.beside is None else reading.value + reading.beside
 
@@ -110,7 +110,7 @@ def label(column: DeviceColumn, width: int) -> str:
     return (column.title if len(column.title) < width else column.short_title).ljust(width)[:width]
 
 
-def shown(columns: Iterable[DeviceColumn], width: int) -> list[DeviceColumn]:
+def columns_that_fit(columns: Iterable[DeviceColumn], width: int) -> list[DeviceColumn]:
     """The columns for a line or a table of `width` cells."""
     return [column for column in columns if width >= column.from_width]
 
@@ -149,7 +149,7 @@ def device_line(view: View, device: Device, width: int) -> Row:
         name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
         if why := trouble(view, device.id):
             return line_of([name, (GAP + why, "alert")])
-        columns = [for_devices(view, column, (device.id,)) for column in shown(GPU_LINE, width)]
+        columns = [for_devices(view, column, (device.id,)) for column in columns_that_fit(GPU_LINE, width)]
         figures = [*named(view, columns, device.id)]
     else:
         why = view.no_gpu_reason

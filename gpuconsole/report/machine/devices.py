@@ -237,8 +237,8 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
 
 # --- tables on the page: problems, NVLinks, cores, fixed facts and sources -----------------------------------
 
-MOST_LINKS = 36
-MOST_CORES = 1024
+MAX_LINKS = 36
+MAX_CORES = 1024
 LABEL = 22
 
 
@@ -268,7 +268,7 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
 def _nvlinks(view: View, gpu: str) -> list[Table]:
     """One row for each NVLink. Nothing for a GPU without NVLinks."""
     rows: list[list[Segment]] = []
-    for n in range(MOST_LINKS):
+    for n in range(MAX_LINKS):
         keys = [series_key(column.metric, f"{gpu}/link:{n}") for column in NVLINK_COLUMNS]
         if any(_is_reported(view, key) for key in keys):
             cells = [_nvlink_cell(column.metric, view.latest.get(key)) for column, key in zip(NVLINK_COLUMNS, keys, strict=True)]
@@ -285,10 +285,10 @@ def _nvlink_cell(metric: str, value: float | None) -> Segment:
 
 def _cores(view: View, width: int) -> list[Table]:
     """The busy share of every core in percent: 32, 16, 8 or 4 cores in a row of at most `width` cells."""
-    count = sum(1 for n in range(MOST_CORES) if series_key(CORE_BUSY, f"cpu:{n}") in view.latest)
+    count = sum(1 for n in range(MAX_CORES) if series_key(CORE_BUSY, f"cpu:{n}") in view.latest)
     if not count:
         return []
-    shares = [view.latest.get(series_key(CORE_BUSY, f"cpu:{n}")) for n in range(max(count, min(MOST_CORES, view.environment.cores or 0)))]
+    shares = [view.latest.get(series_key(CORE_BUSY, f"cpu:{n}")) for n in range(max(count, min(MAX_CORES, view.environment.cores or 0)))]
     each = next((n for n in (32, 16, 8) if 18 + 5 * n <= width), 4)
     rows: list[list[Segment]] = []
     for start in range(0, len(shares), each):

@@ -33,12 +33,12 @@ from gpuconsole.report.machine.columns import activity_column, label, link_colum
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import silent_s
 
-FEW = 4
+MAX_GPUS_WITHOUT_FLEET = 4
 """Up to this number of GPUs, each GPU has a line in the header."""
-MOST_MARKS = 64
+MAX_MARKS = 64
 """Above this number of GPUs, several GPUs share a mark."""
 GROUP = 8
-MOST_LEVEL = 7
+MAX_LEVEL = 7
 """The top eighth of a row stays blank, so that rows do not merge."""
 LOST, MISSING, OLD = "x", "·", "?"
 
@@ -76,7 +76,9 @@ class _Grid(NamedTuple):
         return self.start(cells - 1) + self.cell if cells else 0
 
 
-_FULL, _RANGE, _NONE = 21, 9, 0
+_FULL = 21
+_RANGE = 9
+_NONE = 0
 _SHAPES = tuple(
     [
         _Grid(1, 9, mark, figure, gap, 0, _FULL)
@@ -90,7 +92,7 @@ _SHAPES = tuple(
 @lru_cache(maxsize=64)
 def _grid(gpus: int, width: int) -> _Grid:
     """The largest shape that fits. If no shape fits, more GPUs share a cell."""
-    fold = -(-gpus // MOST_MARKS)
+    fold = -(-gpus // MAX_MARKS)
     while True:
         cells = -(-gpus // fold)
         for shape in _SHAPES:
@@ -134,7 +136,7 @@ def _keys(gpu: str) -> dict[str, tuple[str, str, str]]:
 
 def fleet_rows(view: View, most: int) -> int:
     """The number of useful rows; 0 for a few GPUs, because each of them has a line in the header."""
-    return min(most, len(ROWS)) if len(_gpus(view)) > FEW else 0
+    return min(most, len(ROWS)) if len(_gpus(view)) > MAX_GPUS_WITHOUT_FLEET else 0
 
 
 def all_fleet_rows(view: View) -> int:
@@ -145,7 +147,7 @@ def all_fleet_rows(view: View) -> int:
 def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
     """The rows for these GPUs."""
     link, activity = link_column(view, gpus), activity_column(view, gpus)
-    left_out = {*LINKS, SM, *(column for column in OPTIONAL if not _known(view, gpus, column))} - {link}
+    left_out = {*LINKS, SM, *(column for column in OPTIONAL if not _has_column(view, gpus, column))} - {link}
     return [activity, *(column for column in ROWS if column not in left_out and column is not activity)]
 
 
@@ -164,7 +166,7 @@ def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     return fill(rows, width, height)
 
 
-def _known(view: View, gpus: list[str], column: DeviceColumn) -> bool:
+def _has_column(view: View, gpus: list[str], column: DeviceColumn) -> bool:
     return any(_keys(gpu)[column.title][0] in view.latest for gpu in gpus)
 
 
@@ -268,7 +270,7 @@ def _mark(cell: _Cell, current: bool, shades: bool) -> Segment:
         return LOST, "alert"
     if cell.share < 0:
         return (MISSING if cell.share == _MISSING else OLD), "dim"
-    mark = LEVELS[max(1, min(MOST_LEVEL, round(cell.share * 8)))]
+    mark = LEVELS[max(1, min(MAX_LEVEL, round(cell.share * 8)))]
     return mark, "alert" if cell.hot else "accent" if current else shade(cell.share) if shades else SHADES[1]
 
 

@@ -12,10 +12,10 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut, plain
 from gpuconsole.report.cells import Row, Segment, fill, fit, line, shaded, spark
-from gpuconsole.report.machine.columns import GAP, Reading, activity_column, both_ways, figure, for_devices, link_column, read
+from gpuconsole.report.machine.columns import GAP, ColumnReading, activity_column, both_ways, figure, for_devices, link_column, read
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.page import follow
-from gpuconsole.report.screen.chart import SPARK_COLUMN_S, Window, window
+from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import Fault, GpuState, faults, unreadable
@@ -46,7 +46,7 @@ def in_order(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState],
             kind = states[gpu.id].kind
             new = any(fault.is_new for fault in faults(view, gpu.id))
             return -0.5 if new and kind in ("busy", "free") else -float(WORST_FIRST.index(kind)) + 2.0
-        column = next((wanted.device for wanted in _wanted(view, gpus) if wanted.device.title == choice.sort), None)
+        column = next((wanted.device for wanted in _needed_columns(view, gpus) if wanted.device.title == choice.sort), None)
         return None if column is None else _sum(view, column, gpu.id)
 
     known = [gpu for gpu in gpus if value(gpu) is not None]
@@ -128,7 +128,7 @@ HISTORY_RANK = 5
 """Columns of a higher rank are shown only where a history has room too."""
 
 
-def _wanted(view: View, gpus: Sequence[Device]) -> list[GpuColumn]:
+def _needed_columns(view: View, gpus: Sequence[Device]) -> list[GpuColumn]:
     """The columns that these GPUs have values for, with their words for these GPUs."""
     ids = [gpu.id for gpu in gpus]
     wanted = []
@@ -147,7 +147,7 @@ def _head(column: GpuColumn, device: DeviceColumn) -> str:
     return column.head if device is column.device else device.lead
 
 
-class _Layout(NamedTuple):
+class _GpuLayout(NamedTuple):
     """The columns, the cells of the ids and of the names (0: not shown), and the cells up to the histories."""
 
     columns: list[GpuColumn]
@@ -156,17 +156,17 @@ class _Layout(NamedTuple):
     used: int
 
 
-def _layout(view: View, gpus: Sequence[Device], width: int, reserve: int) -> _Layout:
+def _layout(view: View, gpus: Sequence[Device], width: int, reserve: int) -> _GpuLayout:
     """As many columns as fit whole. Columns from HISTORY_RANK on leave `reserve` cells for the faults or a history."""
     ids = max(6, *(cell_width(gpu.id) for gpu in gpus)) if gpus else 6
     names = {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
     name = min(24, max(map(cell_width, names))) if len(names) > 1 and width >= 80 else 0
     fixed = ids + 2 + (name + 2) * bool(name) + _STATE
     room = width - fixed
-    columns = _fitting(_wanted(view, gpus), room, reserve)
+    columns = _fitting(_needed_columns(view, gpus), room, reserve)
     if _UTILIZATION not in columns and _has_two_measures(view, gpus):
-        columns = _fitting([SM_OR_UTILIZATION, *_wanted(view, gpus)[1:]], room, reserve)
-    return _Layout(columns, ids, name, fixed + sum(column.width + 2 for column in columns) + len(GAP))
+        columns = _fitting([SM_OR_UTILIZATION, *_needed_columns(view, gpus)[1:]], room, reserve)
+    return _GpuLayout(columns, ids, name, fixed + sum(column.width + 2 for column in columns) + len(GAP))
 
 
 def _fitting(wanted: Sequence[GpuColumn], room: int, reserve: int) -> list[GpuColumn]:
@@ -199,35 +199,36 @@ def same_name(view: View, gpus: Sequence[Device]) -> str:
 
 # --- the table ------------------------------------------------------------------------------------------------
 
-MOST_SPARK_ROWS = 40
+MAX_SPARK_ROWS = 40
 _STATE = 13
 """Cells of the column that says what a GPU does."""
 TRACE_GAP = "  "
-LEAST_TRACE = 10
+MIN_TRACE = 10
 """Cells of a history; a shorter one says nothing and is left out. A GPU has as many histories as there is room for, side by side below their names."""
-FEW = 2
-MOST_FAULTS, MOST_REASON = 26, 48
-"""Cells that are kept free, at most, for faults and for the reason why a figure is missing. With more than FEW GPUs, only LEAST_REASON cells are kept free for
+MAX_GPUS_WITH_LONG_REASON = 2
+MAX_FAULTS = 26
+MAX_REASON = 48
+"""Cells that are kept free, at most, for faults and for the reason why a figure is missing. With more than MAX_GPUS_WITH_LONG_REASON GPUs, only MIN_REASON cells are kept free for
 a reason: the reason of one GPU must not remove the columns of all GPUs."""
-LEAST_REASON = 24
+MIN_REASON = 24
 """Cells for the reason why a state is not known. With fewer, the reason stands in place of the figures."""
-LEAST_ROWS_FOR_GAP = 3
+MIN_ROWS_FOR_GAP = 3
 ROWS_BELOW = 5
 """From so many rows of a GPU on, its histories stand below its figures, over the whole width."""
 STYLES = {"free": "good", "lost": "alert", "silent": "alert", "n/a": "dim"}
 COLUMN_S = (SPARK_COLUMN_S, 5.0, 10.0)
-LEAST_HISTORY_S = 90.0
+MIN_HISTORY_S = 90.0
 """The least time that a history shows. A narrow history has wider columns for it. With columns of two seconds, the histories of eight GPUs would show 22 s
 at 120 columns, and would need more bytes than all figures together."""
 
 
 def column_s(columns: int) -> float:
-    """The narrowest columns with which a history of `columns` columns shows LEAST_HISTORY_S."""
-    return next((seconds for seconds in COLUMN_S if seconds * columns >= LEAST_HISTORY_S), COLUMN_S[-1])
+    """The narrowest columns with which a history of `columns` columns shows MIN_HISTORY_S."""
+    return next((seconds for seconds in COLUMN_S if seconds * columns >= MIN_HISTORY_S), COLUMN_S[-1])
 
 
-def time_of(view: View, columns: int) -> Window:
-    """The time that a history of `columns` columns shows: since the start of the console, at most LEAST_HISTORY_S or two seconds a column."""
+def time_of(view: View, columns: int) -> ChartWindow:
+    """The time that a history of `columns` columns shows: since the start of the console, at most MIN_HISTORY_S or two seconds a column."""
     return window(0.0, view.now, columns, column_s(columns))
 
 
@@ -251,20 +252,20 @@ def gpu_table(
     """A head, then each GPU with its figures and its histories, in `height` rows. Where not all GPUs fit, the table scrolls."""
     ordered = in_order(view, gpus, states, choice)
     room = max(0, height - 1)
-    each = min(MOST_SPARK_ROWS, max(1, room // max(1, len(ordered))))
+    each = min(MAX_SPARK_ROWS, max(1, room // max(1, len(ordered))))
     most = max(1, room // each)
     at = next((n for n, gpu in enumerate(ordered) if gpu.id == choice.selected), 0)
     offset = follow(choice.offset, at, most, len(ordered)) if choice.selected else max(0, min(choice.offset, len(ordered) - most))
     listed = ordered[offset : offset + most]
     faults_of = {gpu.id: faults(view, gpu.id) for gpu in gpus}
-    longest = min(MOST_FAULTS, max((len(_fault_words(view, of_gpu)) for of_gpu in faults_of.values()), default=0))
+    longest = min(MAX_FAULTS, max((len(_fault_words(view, of_gpu)) for of_gpu in faults_of.values()), default=0))
     below = each >= ROWS_BELOW
     measures = {gpu.id: activity_column(view, [gpu.id]) for gpu in gpus}
     reason = min(
-        MOST_REASON if len(gpus) <= FEW else LEAST_REASON,
+        MAX_REASON if len(gpus) <= MAX_GPUS_WITH_LONG_REASON else MIN_REASON,
         max(cell_width(_remark(view, gpu.id, states[gpu.id], measures[gpu.id])) for gpu in gpus),
     )
-    layout = _layout(view, gpus, width, len(GAP) + max(longest, reason, 0 if below else LEAST_TRACE))
+    layout = _layout(view, gpus, width, len(GAP) + max(longest, reason, 0 if below else MIN_TRACE))
     remarks = longest if layout.used + longest <= width else 0
     used = 8 if below else min(width, layout.used + (remarks + len(TRACE_GAP) if remarks else 0))
     traces, cells = _arrangement(view, gpus, max(0, width - used))
@@ -274,7 +275,7 @@ def gpu_table(
     titles = TRACE_GAP.join(_trace_title(column, high, cells, span_s) for column, high in zip(traces, highest, strict=True))
     rows = [_heads(layout, choice, remarks, "" if below else titles, width)]
     for gpu in listed:
-        start, whole = _begin(view, gpu, states[gpu.id], layout, faults_of[gpu.id], remarks, width)
+        start, whole = _row_start(view, gpu, states[gpu.id], layout, faults_of[gpu.id], remarks, width)
         why = "" if whole else _remark(view, gpu.id, states[gpu.id], measures[gpu.id])
         tops = [read(view, column, gpu.id).top or high for column, high in zip(traces, highest, strict=True)]  # one scale for all GPUs
         histories = list(zip(past[gpu.id], tops, strict=True))
@@ -287,7 +288,7 @@ def gpu_table(
             painted = [line(width, *line(used, *start), (plain(why), "dim"))]
         else:
             traced = _side_by_side(histories, each)
-            base = 0 if each >= LEAST_ROWS_FOR_GAP else len(traced) - 1  # a low history has the name on its base line
+            base = 0 if each >= MIN_ROWS_FOR_GAP else len(traced) - 1  # a low history has the name on its base line
             begins: list[Row] = [line(used, *start) if n == base else [(" " * used, "")] for n in range(len(traced))]
             painted = [line(width, *begin, *row) for begin, row in zip(begins, traced, strict=True)]
         if gpu.id == choice.selected:
@@ -305,7 +306,7 @@ def _text_row(rows: Sequence[Row]) -> int:
     return next((n for n, row in enumerate(rows) if row and row[0][0].strip()), 0)
 
 
-def _heads(layout: _Layout, choice: GpuChoice, remarks: int, titles: str, width: int) -> Row:
+def _heads(layout: _GpuLayout, choice: GpuChoice, remarks: int, titles: str, width: int) -> Row:
     """The heads of the columns. The column of the order is marked, once the user has chosen one."""
     chosen = choice.sort if choice != GpuChoice(selected=choice.selected, offset=choice.offset) else ""
     heads: Row = [(fit(DEVICE, layout.ids) + "  ", "heading" if chosen == DEVICE else "dim")]
@@ -318,8 +319,8 @@ def _heads(layout: _Layout, choice: GpuChoice, remarks: int, titles: str, width:
     return line(width, *heads, (titles, "dim"))
 
 
-def _begin(
-    view: View, gpu: Device, state: GpuState, layout: _Layout, gpu_faults: Sequence[Fault], remarks: int, width: int
+def _row_start(
+    view: View, gpu: Device, state: GpuState, layout: _GpuLayout, gpu_faults: Sequence[Fault], remarks: int, width: int
 ) -> tuple[Row, bool]:
     """The beginning of a line, up to the histories; and whether it is the whole line, because there are no figures."""
     start: Row = [(fit(gpu.id, layout.ids) + "  ", "accent" if gpu.id == view.device else "")]
@@ -355,7 +356,7 @@ def _instead_of_figures(view: View, gpu: str, state: GpuState, gpu_faults: Seque
     if state.kind == "lost" or unreadable(view, gpu):
         errors = "".join(f"; {_fault_words(view, [fault])}" for fault in gpu_faults if fault.t is not None)
         return plain(state.text) + errors, "alert"
-    return (plain(state.text), "dim") if state.kind == "n/a" and room < LEAST_REASON else None
+    return (plain(state.text), "dim") if state.kind == "n/a" and room < MIN_REASON else None
 
 
 def _fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) -> str:
@@ -395,7 +396,7 @@ def _arrangement(view: View, gpus: Sequence[Device], room: int) -> tuple[list[De
     ids = [gpu.id for gpu in gpus]
     wanted = [*(for_devices(view, column, ids) for column in (device_columns.SM, device_columns.HBM_BANDWIDTH)), link_column(view, ids)]
     gap = len(TRACE_GAP)
-    count = min(len(wanted), (room + gap) // (LEAST_TRACE + gap))
+    count = min(len(wanted), (room + gap) // (MIN_TRACE + gap))
     return (wanted[:count], (room + gap) // count - gap) if count > 0 else ([], 0)
 
 
@@ -413,7 +414,7 @@ Past = tuple[Sequence[float | None], float | None]
 
 def _side_by_side(histories: Sequence[Past], height: int) -> list[Row]:
     """The histories of a GPU beside one another. From three rows on, the last row is blank."""
-    rows = height - (height >= LEAST_ROWS_FOR_GAP)
+    rows = height - (height >= MIN_ROWS_FOR_GAP)
     painted = [shaded(spark(values, rows, top, apart=True)) for values, top in histories]
     gaps: list[Row] = [[(TRACE_GAP, "")] if n else [] for n in range(len(painted))]
     return [[part for gap, texts in zip(gaps, painted, strict=True) for part in (*gap, *texts[y])] for y in range(rows)]
@@ -425,4 +426,4 @@ def _past(history: History, column: DeviceColumn, gpu: str, cells: int) -> list[
     if not column.ways:
         return values
     others = history(series_key(column.beside, gpu), cells)
-    return [both_ways(Reading(first, second, None)) for first, second in zip(values, others, strict=True)]
+    return [both_ways(ColumnReading(first, second, None)) for first, second in zip(values, others, strict=True)]

@@ -14,8 +14,8 @@ from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inne
 from gpuconsole.report.machine.columns import GAP, fitting, named
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.fleet import all_fleet_rows, paint_fleet
-from gpuconsole.report.machine.gpus import MOST_SPARK_ROWS, GpuChoice, GpuTable, gpu_table, order_in_words, same_name
-from gpuconsole.report.machine.processes import Choice, arrange, process_lines
+from gpuconsole.report.machine.gpus import MAX_SPARK_ROWS, GpuChoice, GpuTable, gpu_table, order_in_words, same_name
+from gpuconsole.report.machine.processes import ProcessFilter, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -24,18 +24,18 @@ from gpuconsole.session.gpu_state import GpuState, faults, gpu_states, in_words,
 WIDE = 100
 TALL = 28
 """From so many rows on, the panels have boxes."""
-MOST_HOST_ROWS = 7
+MAX_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 ROWS_FOR_ALL = 8
 """Up to this number of GPUs, each GPU has a line if the screen has the rows. With more GPUs, a map stands above the table if not all lines fit."""
-LEAST_LINES = 3
-LEAST_FOR_REST = 16
+MIN_LINES = 3
+MIN_WIDTH_FOR_REST = 16
 """Rows with which the headline may take a second row."""
 HOST_FIGURES = 58
 """Cells of the figures of the host, before the history of its cores."""
 HOST_BELOW = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.LOAD, device_columns.SWAP)
-LEAST_PROCESSES = 4
-LEAST_HOST = 7
+MIN_PROCESSES = 4
+MIN_HOST = 7
 """Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
 
 
@@ -81,10 +81,10 @@ def paint_overview(
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
         keys = _hint_rows(fewer, inner)
         rows = [*_headline(view, gpus, {}, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
-        if (room := height - len(rows)) >= LEAST_HOST + frame:
+        if (room := height - len(rows)) >= MIN_HOST + frame:
             break
     examples = _example_rows(scenarios, inner)
-    below = len(examples) + frame if examples and len(examples) + LEAST_HOST + 1 + 2 * frame <= room else 0
+    below = len(examples) + frame if examples and len(examples) + MIN_HOST + 1 + 2 * frame <= room else 0
     host = panel("this machine (CPU)", [], _host_rows(view, history, inner, room - below - frame), width, room - below, boxed)
     return Overview(fill([*rows, *host, *panel("scenarios", [("press s", "dim")], examples, width, below, boxed)], width, height))
 
@@ -101,16 +101,16 @@ def _heights(gpus: int, room: int, processes: int, strip: int, frame: int) -> _H
     """The GPUs first, then the processes, then the histories. `processes`, `strip`: the rows that the processes and the map could use,
     with their heads."""
     wanted = processes + frame
-    least = min(wanted, LEAST_PROCESSES + frame)
+    least = min(wanted, MIN_PROCESSES + frame)
     every = gpus + 1 + frame
     if gpus <= ROWS_FOR_ALL or every + 1 + least <= room:
         if room < every + least:
             return _Heights(0, room, 0)
         each = max(1, (room - wanted - frame - 2) // gpus)
         table = min(each * gpus + 2 + frame, room - least)
-        table += max(0, min(MOST_HOST_ROWS, room - wanted - table))
+        table += max(0, min(MAX_HOST_ROWS, room - wanted - table))
         return _Heights(0, table, room - table)
-    lines = frame + 1 + LEAST_LINES
+    lines = frame + 1 + MIN_LINES
     below = least if room >= 2 * lines + least else 0
     above = min(strip + frame, room - below - lines, (room - below) // 2)
     above = above if above > frame + 1 else 0
@@ -125,7 +125,7 @@ def _with_gpus(
     states = gpu_states(view, gpus)
     processes, notes = _process_rows(view, inner)
     count = len(processes) + len(notes)
-    rows = _headline(view, gpus, states, width)[: 2 if height >= LEAST_FOR_REST else 1]
+    rows = _headline(view, gpus, states, width)[: 2 if height >= MIN_WIDTH_FOR_REST else 1]
     needed = len(rows) + 1 + frame + len(gpus) + 2 + frame + count + frame
     commands = [line(inner, (hint.key, "code"), (f"   {hint.text}", "dim")) for hint in hints if not hint.label]
     for title, texts in (("what to press", _hint_rows(hints, inner)), ("in a shell", commands)):
@@ -235,8 +235,8 @@ def _device_rows(
 ) -> tuple[GpuTable, list[Row]]:
     """The table of the GPUs, then the host where a row is left."""
     host = next((device for device in view.devices if not device.is_gpu), None)
-    room = height - 1 if host is not None and (height > len(gpus) + 1 or height > LEAST_LINES + 2) else height
-    each = max(1, min(MOST_SPARK_ROWS, (room - 1) // len(gpus)))
+    room = height - 1 if host is not None and (height > len(gpus) + 1 or height > MIN_LINES + 2) else height
+    each = max(1, min(MAX_SPARK_ROWS, (room - 1) // len(gpus)))
     table = gpu_table(view, gpus, states, history, width, min(room, each * len(gpus) + 1), choice)
     if room == height or host is None:
         return table, fill(table.rows, width, height)
@@ -327,7 +327,7 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
 
 def _process_rows(view: View, width: int) -> tuple[list[Row], list[Row]]:
     """The processes of each GPU, those with most memory first, below the heads of their columns; and notes about GPUs that do not report theirs."""
-    choice = Choice(sort="device")  # who uses which GPU
+    choice = ProcessFilter(sort="device")  # who uses which GPU
     entries = arrange(view.processes, choice)
     lines = process_lines(view, entries, choice, width, view.wall or None)
     notes = lines.foot(None) if lines.foot is not None else []

@@ -23,7 +23,7 @@ Id = tuple[str, int, float]
 """Identifies a process on a device, also after its pid was reused."""
 
 
-class Choice(NamedTuple):
+class ProcessFilter(NamedTuple):
     """Order, tree and filter of the table."""
 
     sort: str = "memory"
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
     needle: str = ""
 
 
-class Entry(NamedTuple):
+class ProcessEntry(NamedTuple):
     """A line: a process; or, with `process` None, a parent of several processes that uses no device itself, with their sums."""
 
     process: Process | None
@@ -72,7 +72,7 @@ def identity(process: Process) -> Id:
     return process.device, process.pid, process.started
 
 
-def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
+def arrange(processes: Iterable[Process], choice: ProcessFilter) -> list[ProcessEntry]:
     """The lines of the table in order."""
     order = ORDERS[choice.sort]
     matching = [process for process in processes if _matches(process, choice.needle)]
@@ -82,7 +82,7 @@ def arrange(processes: Iterable[Process], choice: Choice) -> list[Entry]:
     in_order = [process for process in by_pid if order.key(process) is not None]
     in_order.sort(key=order.key, reverse=order.down != choice.reverse)  # type: ignore[arg-type]
     in_order += [process for process in by_pid if order.key(process) is None]
-    return _tree(in_order) if choice.tree else [Entry(process, pid=process.pid) for process in in_order]
+    return _tree(in_order) if choice.tree else [ProcessEntry(process, pid=process.pid) for process in in_order]
 
 
 def _matches(process: Process, needle: str) -> bool:
@@ -96,20 +96,20 @@ def _matches(process: Process, needle: str) -> bool:
     return any(wanted in text.casefold() for text in texts)
 
 
-def _tree(processes: list[Process]) -> list[Entry]:
+def _tree(processes: list[Process]) -> list[ProcessEntry]:
     """Children under their parents, in the order of `processes`. Children of a missing parent are adjacent."""
     pids = {process.pid for process in processes}
     children: dict[int, list[Process]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)
-    rows: list[Entry] = []
+    rows: list[ProcessEntry] = []
     placed: set[Id] = set()
 
     def place(process: Process, depth: int) -> None:
         if identity(process) in placed:
             return
         placed.add(identity(process))
-        rows.append(Entry(process, depth, process.pid))
+        rows.append(ProcessEntry(process, depth, process.pid))
         for child in children.get(process.pid, ()):
             place(child, depth + 1)
 
@@ -117,7 +117,7 @@ def _tree(processes: list[Process]) -> list[Entry]:
         siblings = children.get(process.parent, [])
         top = not process.parent or process.parent not in pids or process.parent == process.pid
         if top and process.parent > 1 and len({sibling.pid for sibling in siblings}) > 1 and identity(process) not in placed:
-            rows.append(Entry(None, 0, process.parent, tuple(siblings)))
+            rows.append(ProcessEntry(None, 0, process.parent, tuple(siblings)))
             for sibling in siblings:
                 place(sibling, 1)
         elif top:
@@ -127,7 +127,7 @@ def _tree(processes: list[Process]) -> list[Entry]:
     return rows
 
 
-class _Column(NamedTuple):
+class _ProcessColumn(NamedTuple):
     """A column: what its cells say of a process at Unix time `wall` (None: not known), and of a parent, from its children.
 
     `shapes`: the first shape of the table with the column, and the first without it. The shapes from 0 on are ever narrower.
@@ -139,11 +139,11 @@ class _Column(NamedTuple):
     align: str
     shapes: tuple[int, int]
     text: Callable[[Process, float | None], str]
-    sum: Callable[[Entry], str] = lambda entry: ""
+    sum: Callable[[ProcessEntry], str] = lambda entry: ""
 
 
 SHAPES = 6
-LEAST_COMMAND = 24
+MIN_COMMAND = 24
 
 
 def _user(process: Process, wall: float | None) -> str:
@@ -158,11 +158,11 @@ def _host_memory(process: Process, wall: float | None) -> str:
     return units.NA if process.host_memory_bytes is None else units.size_bytes(process.host_memory_bytes)
 
 
-def _memory_of_all(entry: Entry) -> str:
+def _memory_of_all(entry: ProcessEntry) -> str:
     return units.size_bytes(sum(process.memory_bytes or 0 for process in entry.children))
 
 
-def _cpu_of_all(entry: Entry) -> str:
+def _cpu_of_all(entry: ProcessEntry) -> str:
     """The CPU time of a child on two devices counts once."""
     ratios = {process.pid: process.cpu_ratio for process in entry.children if process.cpu_ratio is not None}
     return _percent(sum(ratios.values())) if ratios else ""
@@ -177,31 +177,31 @@ def _percent(ratio: float | None) -> str:
 
 
 _COLUMNS = (
-    _Column("device", "device", 6, "<", (0, 5), lambda process, wall: plain(process.device)),
-    _Column("pid", "pid", 7, ">", (0, 6), lambda process, wall: str(process.pid), lambda entry: str(entry.pid)),
-    _Column("user", "user", 8, "<", (0, 4), _user),
-    _Column("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
-    _Column("kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())),
-    _Column("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
-    _Column("memory time", "mem rw", 6, ">", (0, 2), lambda process, wall: _percent(process.memory_time_ratio)),
-    _Column("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
-    _Column("cpu", "CPU %", 6, ">", (0, 4), lambda process, wall: _percent(process.cpu_ratio), _cpu_of_all),
-    _Column("host memory", "RSS", 8, ">", (0, 2), _host_memory),
-    _Column("age", "age", 6, ">", (0, 3), _age),
-    _Column("container", "container", 12, "<", (0, 2), lambda process, wall: plain(process.container[:64])),
+    _ProcessColumn("device", "device", 6, "<", (0, 5), lambda process, wall: plain(process.device)),
+    _ProcessColumn("pid", "pid", 7, ">", (0, 6), lambda process, wall: str(process.pid), lambda entry: str(entry.pid)),
+    _ProcessColumn("user", "user", 8, "<", (0, 4), _user),
+    _ProcessColumn("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
+    _ProcessColumn("kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())),
+    _ProcessColumn("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
+    _ProcessColumn("memory time", "mem rw", 6, ">", (0, 2), lambda process, wall: _percent(process.memory_time_ratio)),
+    _ProcessColumn("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
+    _ProcessColumn("cpu", "CPU %", 6, ">", (0, 4), lambda process, wall: _percent(process.cpu_ratio), _cpu_of_all),
+    _ProcessColumn("host memory", "RSS", 8, ">", (0, 2), _host_memory),
+    _ProcessColumn("age", "age", 6, ">", (0, 3), _age),
+    _ProcessColumn("container", "container", 12, "<", (0, 2), lambda process, wall: plain(process.container[:64])),
 )
 
 
-class _Layout(NamedTuple):
+class _ProcessLayout(NamedTuple):
     """The columns that fit into `width` cells with `gap` cells after each, and the `room` that is left for the command."""
 
     width: int
     gap: int
-    columns: tuple[_Column, ...]
+    columns: tuple[_ProcessColumn, ...]
     room: int
 
 
-def _layout(view: View, width: int, entries: Iterable[Entry]) -> _Layout:
+def _layout(view: View, width: int, entries: Iterable[ProcessEntry]) -> _ProcessLayout:
     """No number is cut: `pid` and `memory` are as wide as their longest text."""
     listed = [entry.process for entry in entries if entry.process is not None]
     longest = {
@@ -217,12 +217,12 @@ def _layout(view: View, width: int, entries: Iterable[Entry]) -> _Layout:
             if column.shapes[0] <= shape < column.shapes[1]
         )
         room = width - sum(column.width + gap for column in columns)
-        if room >= LEAST_COMMAND:
+        if room >= MIN_COMMAND:
             break
-    return _Layout(width, gap, columns, max(0, room))
+    return _ProcessLayout(width, gap, columns, max(0, room))
 
 
-def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, wall: float | None) -> Lines:
+def process_lines(view: View, entries: list[ProcessEntry], choice: ProcessFilter, width: int, wall: float | None) -> Lines:
     """The heads of the columns, the entries, and devices that do not report their processes. `wall`: Unix time of `view`, if known."""
     layout = _layout(view, width, entries)
     if not entries:
@@ -236,7 +236,7 @@ def process_lines(view: View, entries: list[Entry], choice: Choice, width: int, 
     )
 
 
-def order_in_words(choice: Choice) -> str:
+def order_in_words(choice: ProcessFilter) -> str:
     """`by memory, largest first`."""
     down = ORDERS[choice.sort].down != choice.reverse
     name = {"sm": "SM", "cpu": "CPU"}.get(choice.sort, choice.sort)
@@ -246,7 +246,7 @@ def order_in_words(choice: Choice) -> str:
     return f"by {name}, {ends[0] if down else ends[1]}"
 
 
-def _heads(layout: _Layout, choice: Choice) -> Row:
+def _heads(layout: _ProcessLayout, choice: ProcessFilter) -> Row:
     """The heads of the columns. The sort column is marked."""
     row: list[Segment] = []
     for column in layout.columns:
@@ -254,7 +254,7 @@ def _heads(layout: _Layout, choice: Choice) -> Row:
     return line(layout.width, *row, (fit("command", layout.room), "heading" if choice.sort == "name" else "dim"))
 
 
-def _line(entry: Entry, chosen: bool, layout: _Layout, wall: float | None) -> Row:
+def _line(entry: ProcessEntry, chosen: bool, layout: _ProcessLayout, wall: float | None) -> Row:
     row: list[Segment] = []
     for column in layout.columns:
         text = column.sum(entry) if entry.process is None else column.text(entry.process, wall)
@@ -288,7 +288,7 @@ def _missing(view: View) -> list[str]:
     return texts if len(texts) <= 2 else [texts[0], f"and {len(texts) - 1} more reasons: {'; '.join(texts[1:])}"]
 
 
-def _why_empty(view: View, choice: Choice) -> list[str]:
+def _why_empty(view: View, choice: ProcessFilter) -> list[str]:
     """The reason why the table is empty."""
     if not any(device.is_gpu for device in view.devices):
         return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]

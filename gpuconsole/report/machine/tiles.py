@@ -11,15 +11,15 @@ from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut
 from gpuconsole.report.cells import Row, Segment, fill, fit, inner_width, line, panel, shaded, spark
-from gpuconsole.report.machine.columns import GAP, Reading, figure, fitting, for_devices, measured, read, trouble
-from gpuconsole.report.screen.chart import HOLD_S, SPARK_COLUMN_S, History, Window, hold_s, window
+from gpuconsole.report.machine.columns import GAP, ColumnReading, figure, fitting, for_devices, measured, read, trouble
+from gpuconsole.report.screen.chart import HOLD_S, SPARK_COLUMN_S, ChartWindow, History, hold_s, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 # --- the content ---------------------------------------------------------------------------------------------
 
 
-class Trace(NamedTuple):
+class TileTrace(NamedTuple):
     """A series to draw. `high` is the top of its scale; None: the maximum of the series.
 
     Where a tile has several series: `figure` is the figure of this series in a row of its own, `label` names it where all share a row.
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
     title: str
     figure: str
-    traces: tuple[Trace, ...]
+    traces: tuple[TileTrace, ...]
     short: str = ""
     reason: str = ""
 
@@ -84,7 +84,7 @@ def _column_tile(view: View, column: DeviceColumn) -> Tile:
     return _tile(view, column.metric, column.title, text, (_trace(view, column.metric, high=reading.top),), short)
 
 
-def _rate(view: View, column: DeviceColumn, reading: Reading) -> Tile:
+def _rate(view: View, column: DeviceColumn, reading: ColumnReading) -> Tile:
     """A rate with its share. The scale ends at the datasheet peak where the peak is known."""
     short = units.si(reading.beside, "B/s")
     text = figure(column, reading) if reading.value is not None else short
@@ -92,7 +92,7 @@ def _rate(view: View, column: DeviceColumn, reading: Reading) -> Tile:
     return _tile(view, column.beside, column.title, text, (trace,), short)
 
 
-def _traffic(view: View, column: DeviceColumn, reading: Reading) -> Tile:
+def _traffic(view: View, column: DeviceColumn, reading: ColumnReading) -> Tile:
     """Two directions of traffic, both in the unit of the larger rate. Without GPM the driver looks at the bus for 20 ms: bursts between are not seen."""
     assert column.ways is not None
     first, second, unit = units.rates(reading.value, reading.beside, "B/s")
@@ -103,7 +103,7 @@ def _traffic(view: View, column: DeviceColumn, reading: Reading) -> Tile:
     return _tile(view, reported, f"{column.title}, 20 ms" if sampled else column.title, figure(column, reading), traces)
 
 
-def _tile(view: View, metric: str, title: str, text: str, traces: tuple[Trace, ...], short: str = "") -> Tile:
+def _tile(view: View, metric: str, title: str, text: str, traces: tuple[TileTrace, ...], short: str = "") -> Tile:
     """A tile with its figure, or with the reason why there is no figure."""
     old = not metric.startswith("workload.") and facts.silent_s(view, facts.device_of(view, metric))
     if old or facts.latest(view, metric) is None:
@@ -111,8 +111,8 @@ def _tile(view: View, metric: str, title: str, text: str, traces: tuple[Trace, .
     return Tile(title, text, traces, short)
 
 
-def _trace(view: View, metric: str, label: str = "", high: float | None = None, figure: str = "") -> Trace:
-    return Trace(series_key(metric, facts.device_of(view, metric)), label, high, figure)
+def _trace(view: View, metric: str, label: str = "", high: float | None = None, figure: str = "") -> TileTrace:
+    return TileTrace(series_key(metric, facts.device_of(view, metric)), label, high, figure)
 
 
 def _flops(view: View) -> Tile:
@@ -167,12 +167,12 @@ FIGURE = 19
 PANEL = (device_columns.POWER, device_columns.TEMPERATURE, device_columns.SM_CLOCK, device_columns.POWER_CAP)
 """What the rule above the tiles says about a GPU."""
 TOP = 10
-LEAST_FOR_TOPS = 34
+MIN_WIDTH_FOR_TOPS = 34
 """Cells of the top of a scale, and of the room for a sparkline with its top."""
-LEAST_SPARK = 8
+MIN_SPARK = 8
 """A shorter sparkline says nothing, and is left out."""
 DIGITS = 1000
-LEAST_TITLE = 24
+MIN_TITLE = 24
 """Cells of the rule that remain for the title."""
 NONE = "none"
 """The figure of a tile in whose histories all values are zero."""
@@ -186,7 +186,7 @@ def paint_devices(view: View, history: History, width: int, height: int, *, all_
     shown = tiles(view, all_eight)
     label = max(cell_width(tile.title) for tile in shown) + 1
     columns = max(1, inner - label - FIGURE - 2)
-    tops = TOP if columns >= LEAST_FOR_TOPS else 0
+    tops = TOP if columns >= MIN_WIDTH_FOR_TOPS else 0
     time = window(0.0, view.now, columns - tops, SPARK_COLUMN_S)
     hold = hold_s(view)
     values = {
@@ -224,7 +224,7 @@ def _figures(view: View, width: int) -> list[Segment]:
         return []
     if why := trouble(view, device.id):
         return [(why, "alert")]
-    figures = fitting(measured(view, PANEL, device.id), width - LEAST_TITLE + len(GAP))
+    figures = fitting(measured(view, PANEL, device.id), width - MIN_TITLE + len(GAP))
     return [(GAP.join(figures), "")] if figures else []
 
 
@@ -241,7 +241,9 @@ def tile_at(tiles: Sequence[Tile], room: int, y: int) -> Tile | None:
     return tiles[rows[y]] if 0 <= y < len(rows) else None
 
 
-def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, label: int, width: int, height: int, tops: int) -> list[Row]:
+def _drawn(
+    tile: Tile, values: dict[str, list[float | None]], time: ChartWindow, label: int, width: int, height: int, tops: int
+) -> list[Row]:
     """Title and figure on the base line of the sparkline beside them. Two directions have a row each where there is room, the title in the first. The top of
     the scale stands in `tops` cells at the right end of a sparkline."""
     head = label + FIGURE
@@ -268,7 +270,7 @@ def _drawn(tile: Tile, values: dict[str, list[float | None]], time: Window, labe
     return rows
 
 
-def _top(trace: Trace, values: Sequence[float | None]) -> str:
+def _top(trace: TileTrace, values: Sequence[float | None]) -> str:
     """The top of the scale: what the metric can reach at most, or the largest value in sight."""
     top = trace.high or max((value for value in values if value is not None), default=0.0)
     match CATALOGUE[trace.key.partition("{")[0]].unit:
@@ -292,12 +294,12 @@ def _is_quiet(tile: Tile, values: dict[str, list[float | None]]) -> bool:
     return zero and len(tile.traces) > 1 and not any(digit in tile.figure for digit in "123456789")
 
 
-def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
+def _side_by_side(traces: tuple[TileTrace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
     """The newest columns of each trace, after its label; where these would be few, those of the sum."""
     row: Row = []
     part = columns // len(traces) - 1
     labels = [cut(f"{trace.label} ", part) for trace in traces]
-    if part - max(map(cell_width, labels)) < LEAST_SPARK:
+    if part - max(map(cell_width, labels)) < MIN_SPARK:
         return _sum_of(traces, values, columns)
     for trace, label in zip(traces, labels, strict=True):
         shown = values[trace.key]
@@ -308,9 +310,9 @@ def _side_by_side(traces: tuple[Trace, ...], values: dict[str, list[float | None
     return row
 
 
-def _sum_of(traces: tuple[Trace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
+def _sum_of(traces: tuple[TileTrace, ...], values: dict[str, list[float | None]], columns: int) -> Row:
     """The newest columns of the sum of the traces, after their labels: `rx+tx`."""
     label = "+".join(trace.label for trace in traces) + " "
     both = [None if None in column else sum(filter(None, column)) for column in zip(*(values[trace.key] for trace in traces), strict=True)]
     room = columns - cell_width(label)
-    return [(label, "dim"), *shaded(spark(both[-room:], 1, None, apart=True))[0]] if room >= LEAST_SPARK else []
+    return [(label, "dim"), *shaded(spark(both[-room:], 1, None, apart=True))[0]] if room >= MIN_SPARK else []

@@ -84,17 +84,17 @@ _FRAME = 7
 """Rows around the matrix: a sentence, the heads, the legend, and blanks."""
 
 
-class _Line(NamedTuple):
+class _MatrixLine(NamedTuple):
     """A line of the matrix: one GPU, or a group of them."""
 
     label: str
     gpus: tuple[Device, ...]
 
 
-class _Column(NamedTuple):
+class _TopologyColumn(NamedTuple):
     head: str
     width: int
-    cell: Callable[[_Line], Segment]
+    cell: Callable[[_MatrixLine], Segment]
 
 
 def topology_lines(view: View, net: Net, folded: bool, first_column: int, width: int) -> Lines:
@@ -126,45 +126,47 @@ def last_column(view: View, net: Net, folded: bool, width: int) -> int:
     return next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)
 
 
-def _fitting(columns: list[_Column], first: int, room: int) -> list[_Column]:
+def _fitting(columns: list[_TopologyColumn], first: int, room: int) -> list[_TopologyColumn]:
     """Whole columns from `first` on."""
     ends = accumulate(column.width for column in columns[first:])
     return [column for column, end in zip(columns[first:], ends, strict=True) if end <= room]
 
 
-def _lines(net: Net, folded: bool) -> list[_Line]:
+def _lines(net: Net, folded: bool) -> list[_MatrixLine]:
     if not folded:
-        return [_Line(gpu.id, (gpu,)) for gpu in net.gpus]
-    return [_Line(f"{letters(n):<2} {spans(gpu.id for gpu in group)}", group) for n, group in enumerate(net.groups)]
+        return [_MatrixLine(gpu.id, (gpu,)) for gpu in net.gpus]
+    return [_MatrixLine(f"{letters(n):<2} {spans(gpu.id for gpu in group)}", group) for n, group in enumerate(net.groups)]
 
 
 def _label_width(net: Net, folded: bool) -> int:
     return min(40, max(len(entry.label) for entry in _lines(net, folded)) + 1) if net.gpus else 0
 
 
-def _columns(view: View, net: Net, folded: bool) -> list[_Column]:
+def _columns(view: View, net: Net, folded: bool) -> list[_TopologyColumn]:
     """A path to each GPU or group, then the place of the GPUs and the traffic on their links."""
     to_others = [
-        _Column(letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to))
+        _TopologyColumn(letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to))
         for n, to in enumerate(_lines(net, folded))
     ]
-    traffic = [_Column(heading, 11, partial(_traffic, view, metric)) for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))]
-    counts = _Column("NVLinks", 10, lambda entry: _padded(_counts(view, entry), 10))
+    traffic = [
+        _TopologyColumn(heading, 11, partial(_traffic, view, metric)) for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))
+    ]
+    counts = _TopologyColumn("NVLinks", 10, lambda entry: _padded(_counts(view, entry), 10))
     places = [_fact_column(net, "NUMA", "numa_node", 8), _fact_column(net, "CPUs", "cpu_affinity", 8)]
     address = [] if folded else [_fact_column(net, "PCI address", "pci", 13)]
     return [*to_others, *places, counts, *traffic, *address]
 
 
-def _fact_column(net: Net, head: str, name: str, least: int) -> _Column:
+def _fact_column(net: Net, head: str, name: str, least: int) -> _TopologyColumn:
     width = min(40, max([least, *(len(gpu.facts.get(name, "")) + 2 for gpu in net.gpus)]))
-    return _Column(head, width, lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width))
+    return _TopologyColumn(head, width, lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width))
 
 
 def _padded(text: str, width: int) -> Segment:
     return fit(text, width, ">"), "dim" if text == units.NA else ""
 
 
-def _path(net: Net, entry: _Line, to: _Line) -> Segment:
+def _path(net: Net, entry: _MatrixLine, to: _MatrixLine) -> Segment:
     """The path to another line; within a group, the path between any two of its GPUs."""
     other = to.gpus[-1] if entry == to else to.gpus[0]
     path = net.path(entry.gpus[0].id, other.id)
@@ -177,7 +179,7 @@ def _latest(view: View, metric: str, gpus: Sequence[Device]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _counts(view: View, entry: _Line) -> str:
+def _counts(view: View, entry: _MatrixLine) -> str:
     """The number of active NVLinks of each GPU."""
     counts = [int(value) for value in _latest(view, "gpu.nvlinks_active", entry.gpus)]
     if not counts:
@@ -186,7 +188,7 @@ def _counts(view: View, entry: _Line) -> str:
     return (str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}") + each
 
 
-def _traffic(view: View, metric: str, entry: _Line) -> Segment:
+def _traffic(view: View, metric: str, entry: _MatrixLine) -> Segment:
     """Traffic over NVLink, summed over the GPUs of the line."""
     rates = _latest(view, metric, entry.gpus)
     return _padded(units.si(sum(rates), "B/s") if rates else units.NA, 11)

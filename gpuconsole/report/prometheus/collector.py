@@ -135,13 +135,13 @@ class ScrapeCollector(Collector):
             driver = scrape.driver if device.is_gpu else ""
             labels = {"device": device.id, **facts, "driver": driver}
             info.add_metric([], {name: visible(text) for name, text in labels.items()})
-        lost = _own("gpuconsole_device_lost", "device", "reason")
+        lost = _own_gauge("gpuconsole_device_lost", "device", "reason")
         for name, reason in scrape.lost.items():
             lost.add_metric([visible(name), visible(reason)], 1)
-        unreadable = _own("gpuconsole_device_unreadable", "device", "reason")
+        unreadable = _own_gauge("gpuconsole_device_unreadable", "device", "reason")
         for name, reason in scrape.unreadable.items():
             unreadable.add_metric([visible(name), visible(reason)], 1)
-        missing = _own("gpuconsole_unavailable", "device", "metric", "reason")
+        missing = _own_gauge("gpuconsole_unavailable", "device", "metric", "reason")
         for name, reasons in scrape.unavailable.items():
             for metric, reason in reasons.items():
                 missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
@@ -150,7 +150,7 @@ class ScrapeCollector(Collector):
     def _attained(self) -> Iterator[Metric]:
         run = self._scrape.attained
         if run is not None:
-            family = _own("gpuconsole_run_attainable_ratio", "scenario", "bound")
+            family = _own_gauge("gpuconsole_run_attainable_ratio", "scenario", "bound")
             family.add_metric([visible(run.scenario), run.bound], _tidy(run.ratio))
             yield family
 
@@ -158,11 +158,11 @@ class ScrapeCollector(Collector):
         run = self._scrape.serving
         if run is None:
             return
-        up = _own("gpuconsole_model_server_up", "scenario")
+        up = _own_gauge("gpuconsole_model_server_up", "scenario")
         up.add_metric([visible(run.scenario)], float(run.server_up))
         yield up
         if run.verdict:
-            valid = _own("gpuconsole_run_valid", "scenario", "verdict")
+            valid = _own_gauge("gpuconsole_run_valid", "scenario", "verdict")
             valid.add_metric([visible(run.scenario), run.verdict], float(run.verdict == "valid"))
             yield valid
 
@@ -170,17 +170,17 @@ class ScrapeCollector(Collector):
         scrape = self._scrape
         build = InfoMetricFamily("gpuconsole_build", OWN["gpuconsole_build_info"])
         build.add_metric([], {"version": __version__})
-        up = _own("gpuconsole_sampler_up")
+        up = _own_gauge("gpuconsole_sampler_up")
         up.add_metric([], float(scrape.sampler_up))
         restarts = CounterMetricFamily(
             "gpuconsole_sampler_restarts", OWN["gpuconsole_sampler_restarts_total"], value=scrape.sampler_restarts
         )
-        age = _own("gpuconsole_sample_age_seconds", "device")
+        age = _own_gauge("gpuconsole_sample_age_seconds", "device")
         for name, age_s in scrape.ages_s.items():
             age.add_metric([visible(name)], age_s)
-        stuck = _own("gpuconsole_source_stuck_seconds", "source")
+        stuck = _own_gauge("gpuconsole_source_stuck_seconds", "source")
         stuck.add_metric(["sampler"], scrape.sampler_silent_s)
-        period = _own("gpuconsole_source_period_seconds", "source")
+        period = _own_gauge("gpuconsole_source_period_seconds", "source")
         for name, (stuck_s, period_s) in scrape.sources.items():
             stuck.add_metric([visible(name)], stuck_s)
             period.add_metric([visible(name)], period_s)
@@ -196,7 +196,7 @@ def _help(metric: Declared) -> str:
     return f"{metric.meaning}. Source: {metric.source}."
 
 
-def _own(name: str, *labels: str) -> GaugeMetricFamily:
+def _own_gauge(name: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, OWN[name], labels=labels)
 
 

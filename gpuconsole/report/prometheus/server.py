@@ -24,7 +24,7 @@ from gpuconsole.session.state import SessionState
 
 CLIENT_S = 20.0
 """Limit for a whole request and its answer."""
-MOST_CLIENTS = 32
+MAX_CLIENTS = 32
 END_S = 1.0
 """How long the end of the server waits for answers under way."""
 THREAD_BYTES = 1 << 15
@@ -130,7 +130,7 @@ class _Clients(web.Server):
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self._deadlines) < MOST_CLIENTS:
+        if len(self._deadlines) < MAX_CLIENTS:
             self._deadlines[handler] = asyncio.get_running_loop().call_later(CLIENT_S, transport.abort)
         else:  # once aiohttp has begun to serve it: before, that would fail, with a traceback for each client
             asyncio.get_running_loop().call_soon(transport.abort)

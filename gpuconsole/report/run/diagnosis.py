@@ -18,7 +18,7 @@ from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, pane
 from gpuconsole.report.experiments import NO_CAUSE, promised
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
-from gpuconsole.report.run.account import attainable_report, places_report
+from gpuconsole.report.run.breakdown import attainable_report, places_report
 from gpuconsole.report.run.figures import doubtful, outage, verdict
 from gpuconsole.report.run.runs import cause_report, figures, run_head
 from gpuconsole.report.run.serving import server_report
@@ -177,7 +177,7 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
     """The instruction, the flag beside it where there is room, and the predicted gain, or what a trial measured. `free`: the run is active without a trial, so Enter
     starts one."""
     instruction = in_words(suggestion.changes)
-    gain = _gain(suggestion, width - cell_width(instruction) - LEAST_BESIDE)
+    gain = _gain(suggestion, width - cell_width(instruction) - MIN_SECONDARY_WIDTH)
     right: list[Segment] = [gain] if gain is not None else []
     if not facts.can_try(run, suggestion):
         right.append(("  restart", "dim"))
@@ -192,7 +192,7 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
     return spread(width, [("> " if chosen else "  ", "key"), (shown, style), (beside, "dim")], right)
 
 
-LEAST_BESIDE = 13
+MIN_SECONDARY_WIDTH = 13
 """Columns beside an instruction and its gain: the mark of a selection, spaces and the key."""
 
 

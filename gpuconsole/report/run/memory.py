@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.models.out_of_memory import beside_bytes, headline
+from gpuconsole.diagnosis.models.out_of_memory import headline, other_bytes
 from gpuconsole.model import units
-from gpuconsole.model.memory import CARD, KEPT, MOST_FAILURES, OWNERS, Fit, MemoryFailure
+from gpuconsole.model.memory import CARD, KEPT, MAX_FAILURES, OWNERS, Fit, MemoryFailure
 from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
@@ -23,7 +23,7 @@ def memory_report(run: Run) -> Report:
     report: Report = []
     caught = [failure for failure in run.memory_failures if failure.caught]
     if len(caught) > 1:
-        times = f"{len(caught)} times" + (" or more" if len(caught) == MOST_FAILURES else "")
+        times = f"{len(caught)} times" + (" or more" if len(caught) == MAX_FAILURES else "")
         report.append(labelled("memory", f"the job ran out of GPU memory {times} and went on; the last time:"))
     explained = False
     for failure in run.memory_failures:
@@ -101,7 +101,7 @@ def lines_report(run: Run) -> Report:
 
 def owners(failure: MemoryFailure) -> list[list[Segment]]:
     """Title, bytes and share of the card, for each owner with a known size."""
-    beside, context = beside_bytes(failure), failure.context_bytes
+    beside, context = other_bytes(failure), failure.context_bytes
     others = max(0.0, beside - context) if beside is not None and context is not None else None
     if others is not None and others < ROUNDING and not failure.processes:
         context, others = beside, 0.0

@@ -27,7 +27,7 @@ from gpuconsole.session.figures.peak import flops_peak
 # --- the predictions of the analytical models next to the measurements, and the processes of a run with several processes ---
 
 MARK = "> "
-LEAST_HEIGHT = 10
+MIN_HEIGHT = 10
 """Minimum height in rows for the explanation of the selected row."""
 Entry = Figure | Rank
 
@@ -179,7 +179,7 @@ def model_lines(view: View, width: int, height: int) -> Lines:
         return fill([blank(width), *lay_out(_behind(by_key[key], run), width)], width, min(tallest + 1, height - height // 2))
 
     keys = [_key(shown[entry_at[n]]) if n in entry_at else None for n in range(len(rows))]
-    return Lines(keys, row, (), behind if height >= LEAST_HEIGHT else None)
+    return Lines(keys, row, (), behind if height >= MIN_HEIGHT else None)
 
 
 def _key(entry: Entry) -> str:

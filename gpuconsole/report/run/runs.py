@@ -14,7 +14,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, clean, cut, visible
 from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter, wrap
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
-from gpuconsole.report.run.account import account_segments, share_text
+from gpuconsole.report.run.breakdown import breakdown_segments, share_text
 from gpuconsole.report.run.figures import doubtful, figure_rows, figure_text, throughput, validity_report, work
 from gpuconsole.report.run.memory import memory_report
 from gpuconsole.report.run.serving import latency_report, request_report, watched_report
@@ -24,7 +24,7 @@ from gpuconsole.session.facts import continues
 # --- the table of runs, with the trials that were not kept ---------------------------------------------------
 
 
-class Entry(NamedTuple):
+class RunEntry(NamedTuple):
     """A row. `unit` is the unit of `rate`, because one table can contain runs of different workloads."""
 
     number: str
@@ -44,13 +44,13 @@ class Entry(NamedTuple):
         return units.speedup(self.gain).strip() if self.gain is not None else ""
 
 
-def entries(view: View) -> list[Entry]:
+def entries(view: View) -> list[RunEntry]:
     """Runs in order; after each run the trials on it that were not kept."""
     return run_entries(view.runs, view.trials)
 
 
-def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[Entry]:
-    rows: list[Entry] = []
+def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[RunEntry]:
+    rows: list[RunEntry] = []
     before: Run | None = None
     for run in runs:
         rows.append(_run(run, before, trials))
@@ -59,29 +59,29 @@ def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[Entry]:
     return rows
 
 
-def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> Entry:
+def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> RunEntry:
     rate, unit = run.throughput
     text = units.spread(rate.mean, rate.std if rate.n > 1 else None, 0) if rate else units.NA
     live = run.state if run.state != "finished" else run.validity.verdict if run.validity is not None and doubtful(run) else ""
     style = "alert" if run.state == "failed" or live in ("degraded", "invalid") else "title" if run.state in ("starting", "running") else ""
     unit = unit if rate else ""
     if before is None or not continues(run, before):
-        return Entry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style, unit)
+        return RunEntry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style, unit)
     changes = run.changes or {name: value for name, value in run.knobs.items() if before.knobs.get(name) != value}
     proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
     change = describe_changes(changes, before.knobs)
     if proof is None:
-        return Entry(run.id, change, text, None, live or "no trial", style, unit)
+        return RunEntry(run.id, change, text, None, live or "no trial", style, unit)
     gain = proof.speedup.estimate if proof.speedup else None
-    return Entry(run.id, change, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
+    return RunEntry(run.id, change, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
 
 
-def _trial(trial: Trial, run: Run) -> Entry:
+def _trial(trial: Trial, run: Run) -> RunEntry:
     gain = trial.speedup.estimate if trial.speedup else None
     if trial.state == "running":
-        return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, "on trial", "accent", "", trial.speedup)
+        return RunEntry("–", describe_changes(trial.changes, run.knobs), "", gain, "on trial", "accent", "", trial.speedup)
     verdict = trial.state if trial.state in ("failed", "cancelled") else "reverted"
-    return Entry("–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim", "", trial.speedup)
+    return RunEntry("–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim", "", trial.speedup)
 
 
 def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
@@ -99,7 +99,7 @@ SAME = 0.02
 """Two equal runs differ by about 2 %: a smaller difference needs no explanation."""
 
 
-def rates_apart(speedup: Speedup | None, before: Run, after: Run, clock: str) -> str:
+def rates_differ(speedup: Speedup | None, before: Run, after: Run, clock: str) -> str:
     """Why the rates before and after a change do not have the ratio that its trial measured; empty where they do, or are not known.
 
     `clock`: the clock of the trial.
@@ -116,10 +116,10 @@ def rates_apart(speedup: Speedup | None, before: Run, after: Run, clock: str) ->
     return f"{paired} in alternating blocks; before and after differ by {rates}, because these rates come from different times{waits}"
 
 
-def all_apart(runs: Sequence[Run], trials: Sequence[Trial]) -> list[str]:
-    """`rates_apart` for each kept change."""
+def all_differences(runs: Sequence[Run], trials: Sequence[Trial]) -> list[str]:
+    """`rates_differ` for each kept change."""
     pairs = ((trial, *pair) for pair in itertools.pairwise(runs) for trial in trials if _began(trial, *pair))
-    return list(filter(None, (rates_apart(trial.speedup, before, after, trial.clock) for trial, before, after in pairs)))
+    return list(filter(None, (rates_differ(trial.speedup, before, after, trial.clock) for trial, before, after in pairs)))
 
 
 def _began(trial: Trial, before: Run, after: Run) -> bool:
@@ -129,19 +129,23 @@ def _began(trial: Trial, before: Run, after: Run) -> bool:
 
 def runs_report(runs: Sequence[Run], trials: Sequence[Trial]) -> Report:
     """The table, and why rates and speedups in it differ."""
-    return [runs_table(runs, trials), *(Line([(sentence, "dim")]) for sentence in all_apart(runs, trials))]
+    return [runs_table(runs, trials), *(Line([(sentence, "dim")]) for sentence in all_differences(runs, trials))]
 
 
 # --- on the main screen --------------------------------------------------------------------------------------
 
-NUMBER, VERDICT, INTERVAL, SPEEDUP, LEAST_CHANGE = 2, 9, 18, 7, 20
+NUMBER = 2
+VERDICT = 9
+INTERVAL = 18
+SPEEDUP = 7
+MIN_CHANGE = 20
 APART_ROWS = 3
 """Rows of the sentence about rates and speedups in a table of the usual width."""
 
 
 def tried_rows(view: View) -> int:
     """The rows that the whole table takes, without its box; with the rows of its explanation, if it needs one."""
-    return 1 + max(1, len(entries(view))) + APART_ROWS * bool(all_apart(view.runs, view.trials))
+    return 1 + max(1, len(entries(view))) + APART_ROWS * bool(all_differences(view.runs, view.trials))
 
 
 def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
@@ -157,7 +161,7 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     unit = next(iter(used)) if len(used) == 1 else "rate"
     if len(used) > 1:
         shown = [entry._replace(rate=f"{entry.rate} {entry.unit}".strip()) for entry in shown]
-    full = _change_width(shown, unit, True, inner) >= LEAST_CHANGE
+    full = _change_width(shown, unit, True, inner) >= MIN_CHANGE
     if not full and _change_width(shown, unit, False, inner) < 12:  # too narrow for the standard deviation
         shown = [entry._replace(rate=_mean_alone(entry.rate)) for entry in shown]
     change, rates = _change_width(shown, unit, full, inner), _rates_width(shown, unit)
@@ -169,17 +173,17 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     rows += [_row(entry, change, rates, full, inner) for entry in shown[-(room - len(rows)) :] if room > len(rows)]
     if not shown:
         rows.append(line(inner, ("nothing was tried yet", "dim")))
-    why = [row for sentence in all_apart(view.runs, view.trials)[-1:] for row in wrap(sentence, inner)]
+    why = [row for sentence in all_differences(view.runs, view.trials)[-1:] for row in wrap(sentence, inner)]
     if len(rows) + len(why) <= room:
         rows += [line(inner, (row, "dim")) for row in why]
     return panel("tried", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
 
 
-def _rates_width(shown: Sequence[Entry], unit: str) -> int:
+def _rates_width(shown: Sequence[RunEntry], unit: str) -> int:
     return max([len(unit), *(len(entry.rate) for entry in shown)])
 
 
-def _change_width(shown: Sequence[Entry], unit: str, full: bool, width: int) -> int:
+def _change_width(shown: Sequence[RunEntry], unit: str, full: bool, width: int) -> int:
     """The columns that are left for the change."""
     return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else SPEEDUP) - 2 - VERDICT - 2
 
@@ -201,7 +205,7 @@ def _against_baseline(run: Run | None, width: int) -> list[Segment]:
     return [(next((text for text in wordings if cell_width(text) <= width), ""), style)]
 
 
-def _row(entry: Entry, change: int, rates: int, full: bool, width: int) -> Row:
+def _row(entry: RunEntry, change: int, rates: int, full: bool, width: int) -> Row:
     style = "good" if entry.verdict == "kept" else entry.style
     text = f"{entry.number:<{NUMBER}} {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
     return line(
@@ -245,7 +249,7 @@ def figures(run: Run) -> Report:
         p50, p99 = units.p50_p99(summary.step_time_s.p50, summary.step_time_s.p99)
         report.append(labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}"))
     if summary.phases_ratio:
-        report.append(labelled("request" if run.serves else "step", account_segments(run)))
+        report.append(labelled("request" if run.serves else "step", breakdown_segments(run)))
     return [*report, *latency_report(run), *figure_rows(run)]
 
 

@@ -110,7 +110,7 @@ def answer(view: View, selected: str) -> Answer:
         )
     trial = facts.running_trial(view)
     if view.asked and trial is None:
-        return _asked(view, run)
+        return _open_question_answer(view, run)
     gap = unexplained(run) if run.steady_from_s is not None and not view.probing and not still_measuring(run) else None
     if trial is None and gap is not None and all(finding.note for finding in firing):
         return _not_explained(gap, _kept(view))
@@ -135,7 +135,7 @@ def answer(view: View, selected: str) -> Answer:
     return Answer("dim", [(state, "title")], _rest(view, run))
 
 
-def _asked(view: View, run: Run) -> Answer:
+def _open_question_answer(view: View, run: Run) -> Answer:
     """A trial was asked for and has not begun."""
     waits = f"requested: waits for the probe {view.probing}" if view.probing else "requested: it begins in a moment"
     return Answer(

@@ -31,17 +31,18 @@ GUTTER = 9
 GRID = "─"
 BOUNDS = {" ": "╎", GRID: "╎", "█": "▓"}
 """What stands above and below the curve where a trial begins and where it ended. Colours show this too, but not every terminal has colours."""
-LEAST_TICK, MOST_TICKS = 2, 6
+MIN_TICK = 2
+MAX_TICKS = 6
 """Rows between two figures at the left edge, and figures above 0."""
-LEAST_FOR_LANE = 8
+MIN_HEIGHT_FOR_LANE = 8
 """Rows from which on a line shows which blocks of a trial had the change."""
 POINT_S = 1.0
 """Seconds of steps in a point of the throughput. The point stands at their end, and is held until the next."""
-LEAST_LABEL = 10
+MIN_LABEL = 10
 """A mark with less room has no words."""
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     """Something that was changed, from `begin_s` to `end_s` on the session's clock (equal: at that moment). `style` colours the label and
     the columns."""
 
@@ -67,7 +68,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     marked = marks(view)
     labels = [_labels(marked, time)] if room >= 5 and marked else []
     blocks = _blocks(view, time)
-    lane = [_lane(blocks)] if room >= LEAST_FOR_LANE and any(block.changed for block in blocks) else []
+    lane = [_lane(blocks)] if room >= MIN_HEIGHT_FOR_LANE and any(block.changed for block in blocks) else []
     plot = max(1, room - len(labels) - len(lane) - (1 if room >= 4 else 0))
     scale = scale_for(max(value for value in values if value is not None), plot)
     rows = [line(inner, (" " * GUTTER, ""), *row) for row in labels]
@@ -88,7 +89,7 @@ def paint_throughput(view: View, history: History, width: int, height: int) -> l
     return panel(title, figures, rows, width, height, True)
 
 
-def marks(view: View) -> list[Mark]:
+def marks(view: View) -> list[ChartMark]:
     """The trials and the kept changes of the present work, in order."""
     shown = []
     for trial in facts.current_trials(view):
@@ -98,19 +99,21 @@ def marks(view: View) -> list[Mark]:
         change = describe_changes(trial.changes)
         if _goes_back(view, trial):
             gain = f" {units.speedup(1 / trial.speedup.estimate).strip()}" if trial.speedup and trial.state == "done" else ""
-            shown.append(Mark(begin, last, f"all kept changes against the start{gain}", "accent" if trial.state == "running" else "dim"))
+            shown.append(
+                ChartMark(begin, last, f"all kept changes against the start{gain}", "accent" if trial.state == "running" else "dim")
+            )
         elif trial.state == "running":
-            shown.append(Mark(begin, view.now, f"trial {change}", "accent"))
+            shown.append(ChartMark(begin, view.now, f"trial {change}", "accent"))
         elif trial.kept:
             gain = f" {units.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
-            shown.append(Mark(begin, last, f"{change} kept{gain}", "good"))
+            shown.append(ChartMark(begin, last, f"{change} kept{gain}", "good"))
         else:
             outcome = trial.state if trial.state in ("failed", "cancelled") else "reverted"
-            shown.append(Mark(begin, last, f"{change} {outcome}", "dim"))
+            shown.append(ChartMark(begin, last, f"{change} {outcome}", "dim"))
     proven = {(trial.baseline_run, describe_changes(trial.changes)) for trial in view.trials if trial.kept}
     for before, run, opened_s in zip(view.runs, view.runs[1:], view.run_times[1:], strict=False):
         if facts.continues(run, before) and (before.id, describe_changes(run.changes)) not in proven and opened_s >= facts.begun_s(view):
-            shown.append(Mark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
+            shown.append(ChartMark(opened_s, opened_s, f"{describe_changes(run.changes)} set", ""))
     return sorted(shown)
 
 
@@ -157,7 +160,7 @@ def scale_for(high: float, rows: int) -> Scale:
     if high <= 0:
         return Scale(1.0, max(1, rows - 1), rows)
     power = 10.0 ** math.floor(math.log10(high))
-    spaces = range(max(LEAST_TICK, -(-(rows - 1) // MOST_TICKS)), max(LEAST_TICK, (rows - 1) // 2) + 1)
+    spaces = range(max(MIN_TICK, -(-(rows - 1) // MAX_TICKS)), max(MIN_TICK, (rows - 1) // 2) + 1)
     scales = [Scale(factor * power, every, rows) for factor in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) for every in spaces]
     return min((scale for scale in scales if scale.top >= high), key=lambda scale: (scale.top, -scale.every))
 
@@ -179,7 +182,7 @@ def _column(eighths: int, rows: int, every: int) -> tuple[str, ...]:
     return (*cells, "▀" if eighths else GRID)
 
 
-class Block(NamedTuple):
+class TrialBlock(NamedTuple):
     """Columns in which a trial ran one side. `changed`: with the change, or with all kept changes where the trial compares these with the start."""
 
     first: int
@@ -188,7 +191,7 @@ class Block(NamedTuple):
     back: bool
 
 
-def _blocks(view: View, time: Window) -> list[Block]:
+def _blocks(view: View, time: ChartWindow) -> list[TrialBlock]:
     """The blocks of the trials of the present work, as far as they are in sight."""
     trials = [
         (*view.trial_times[trial.id], _goes_back(view, trial)) for trial in facts.current_trials(view) if trial.id in view.trial_times
@@ -198,11 +201,11 @@ def _blocks(view: View, time: Window) -> list[Block]:
         back = next((back for begun, last, back in trials if begun <= begin_s <= last), None)
         first, end = (max(0, min(time.filled, time.column(t + POINT_S))) for t in (begin_s, end_s))
         if arm and back is not None and first < end:
-            blocks.append(Block(first, end, (arm == CHANGED) != back, back))
+            blocks.append(TrialBlock(first, end, (arm == CHANGED) != back, back))
     return blocks
 
 
-def _lane(blocks: list[Block]) -> Row:
+def _lane(blocks: list[TrialBlock]) -> Row:
     """A line below the columns that had the change."""
     cells: Row = [(f"{'changed':>{GUTTER - 2}}  ", "dim")]
     at = 0
@@ -213,7 +216,7 @@ def _lane(blocks: list[Block]) -> Row:
     return line_of(cells)
 
 
-def _styles(marked: list[Mark], blocks: list[Block], time: Window) -> list[str]:
+def _styles(marked: list[ChartMark], blocks: list[TrialBlock], time: ChartWindow) -> list[str]:
     """The colour of each column: the focus while a trial runs with its change, green after a kept change; empty: the shade of its row."""
     styles = [""] * time.columns
     for mark in marked:
@@ -228,7 +231,7 @@ def _styles(marked: list[Mark], blocks: list[Block], time: Window) -> list[str]:
     return styles
 
 
-def _bounds(marked: list[Mark], time: Window) -> set[int]:
+def _bounds(marked: list[ChartMark], time: ChartWindow) -> set[int]:
     """The columns where a change begins, and where a trial ended."""
     ends = {time.column(mark.end_s) for mark in marked if mark.style != "accent"}
     return {column for column in ends | {time.column(mark.begin_s) for mark in marked} if 0 <= column < time.columns}
@@ -253,7 +256,7 @@ def _with_grid(text: str, styles: list[str]) -> list[str]:
     return ["grid" if char == GRID else style for char, style in zip(text, styles, strict=True)]
 
 
-def _labels(marked: list[Mark], time: Window) -> Row:
+def _labels(marked: list[ChartMark], time: ChartWindow) -> Row:
     """A label at the begin of each change. The newest label keeps its room longest; a mark without room has no words."""
     cells: list[Segment] = []
     limit = time.columns
@@ -265,7 +268,7 @@ def _labels(marked: list[Mark], time: Window) -> Row:
         if cell_width(label) > limit - place and limit == time.columns and cell_width(label) <= place + 1:
             label = f"{mark.label} ▼"  # before its mark
             place -= cell_width(label) - 1
-        label = cut(label, limit - place) if limit - place >= LEAST_LABEL else "▼"
+        label = cut(label, limit - place) if limit - place >= MIN_LABEL else "▼"
         cells = [(label, mark.style), (" " * (limit - place - cell_width(label)), ""), *cells]
         if place == 0:
             return line_of(cells)
@@ -274,7 +277,7 @@ def _labels(marked: list[Mark], time: Window) -> Row:
     return line_of([(" " * limit, ""), *cells])
 
 
-def _axis(time: Window) -> str:
+def _axis(time: ChartWindow) -> str:
     """Times since the begin of the window, at round distances."""
     span = time.columns * time.per_column_s
     step = next(
@@ -334,7 +337,7 @@ HOLD_STEPS = 3.0
 """Throughput is known once a step."""
 
 
-class Window(NamedTuple):
+class ChartWindow(NamedTuple):
     """`filled` of `columns` columns have a time that is not in the future. `first` is the number of the first column on the clock."""
 
     per_column_s: float
@@ -361,13 +364,13 @@ class Window(NamedTuple):
         return means + [None] * (self.columns - self.filled)
 
 
-def window(begin_s: float, now_s: float, columns: int, widest_s: float = float("inf")) -> Window:
+def window(begin_s: float, now_s: float, columns: int, widest_s: float = float("inf")) -> ChartWindow:
     """The time from `begin_s` to `now_s` in `columns` columns. Where these would be wider than `widest_s`: the newest part of that time."""
     columns = max(1, columns)
     per_column_s = _column_s(max(0.0, now_s - begin_s), columns, widest_s)
     last = int(now_s / per_column_s)
     first = max(int(begin_s / per_column_s), last - columns + 1)
-    return Window(per_column_s, first, last - first + 1, columns)
+    return ChartWindow(per_column_s, first, last - first + 1, columns)
 
 
 def hold_s(view: View) -> float:

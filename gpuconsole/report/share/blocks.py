@@ -12,7 +12,7 @@ from gpuconsole.model.run import Run, SeriesData
 from gpuconsole.model.text import visible
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Column, Table, labelled
-from gpuconsole.report.run.account import attainable_report, share_text, visible_parts, why_no_share
+from gpuconsole.report.run.breakdown import attainable_report, share_text, visible_parts, why_no_share
 from gpuconsole.report.run.figures import figure_text, throughput
 from gpuconsole.report.run.memory import owner_series
 from gpuconsole.report.run.runs import run_entries
@@ -20,19 +20,19 @@ from gpuconsole.report.share.document import (
     Band,
     Bar,
     Block,
+    FigureTile,
     Folded,
     Layers,
-    Loss,
-    Mark,
-    Steps,
+    StepBars,
+    StepLoss,
     TextBlock,
-    Tile,
     Tiles,
     Timeline,
     Trace,
+    TraceMark,
     Waterfall,
 )
-from gpuconsole.report.share.story import Chain
+from gpuconsole.report.share.story import RunChain
 
 NO_TRACE = "n/a: the snapshot has no series of the throughput"
 
@@ -93,19 +93,19 @@ def tiles(runs: Sequence[Run], gain: Speedup | None) -> Tiles:
         shown.append(_tile(label, [figure_text(run, "step_time_s") or units.NA for run in several]))
     if gain is not None:
         interval = f"alternating blocks, 95 % interval {units.bounds(gain.low, gain.high)}"
-        shown.append(Tile("speedup", units.speedup(gain.estimate).strip(), note=interval, style="good"))
+        shown.append(FigureTile("speedup", units.speedup(gain.estimate).strip(), note=interval, style="good"))
     return Tiles([tile for tile in shown if tile.value])
 
 
-def _tile(label: str, texts: Sequence[str]) -> Tile:
+def _tile(label: str, texts: Sequence[str]) -> FigureTile:
     """`texts`: the figure of the first and of the last run, or of one run."""
-    return Tile(label, texts[-1], texts[0] if len(texts) > 1 else "")
+    return FigureTile(label, texts[-1], texts[0] if len(texts) > 1 else "")
 
 
 # --- where a step goes --------------------------------------------------------------------------------------
 
 
-def step_bars(runs: Sequence[tuple[str, Run]]) -> Steps:
+def step_bars(runs: Sequence[tuple[str, Run]]) -> StepBars:
     """Where a step or a request goes; each run with its label."""
     serves = runs[0][1].serves
     bars = []
@@ -115,13 +115,13 @@ def step_bars(runs: Sequence[tuple[str, Run]]) -> Steps:
             bars.append(Bar(label, parts, times.mean if times else None))
     work = "request" if serves else "step"
     missing = "" if bars else f"{units.NA}: the parts of a {work} were not measured"
-    return Steps(bars, f"where a {work} goes", missing)
+    return StepBars(bars, f"where a {work} goes", missing)
 
 
 # --- throughput over time ------------------------------------------------------------------------------------
 
 
-def timeline(chain: Chain) -> Timeline:
+def timeline(chain: RunChain) -> Timeline:
     """All runs of a chain on one time axis that begins at the first step. Marks: changes of knobs. Bands: trials."""
     unit = chain.first.throughput[1]
     origin = chain.first.begun_s
@@ -131,7 +131,9 @@ def timeline(chain: Chain) -> Timeline:
     verdicts = {entry.number: f"{entry.change}: {entry.verdict or 'set'}" for entry in run_entries(chain.runs, chain.trials)}
     later = zip(chain.runs[1:], traces[1:], strict=True)
     marks = [
-        Mark(min([run.begun_s - origin, *trace.times[:1]]), verdicts.get(run.id, "")) for run, trace in later if run.begun_s is not None
+        TraceMark(min([run.begun_s - origin, *trace.times[:1]]), verdicts.get(run.id, ""))
+        for run, trace in later
+        if run.begun_s is not None
     ]
     bands = [
         Band(trial.begun_s - origin, trial.ended_s - origin, chain.change(trial))
@@ -216,14 +218,14 @@ def attainable_blocks(label: str, run: Run) -> list[Block | Folded]:
 
 def _waterfall(title: str, attainable: Attainable) -> Waterfall:
     """Each part begins where the part before it ends; the last row is the whole time at the reached rate."""
-    rows: list[Loss] = []
+    rows: list[StepLoss] = []
     start = 0.0
     unit = attainable.main.unit if attainable.main is not None else ""
     for part in attainable.parts:
         duration = units.duration(part.time_s).strip()
-        rows.append(Loss(part.title, start, part.time_s, duration, _cost(part, unit), "" if rows else "work"))
+        rows.append(StepLoss(part.title, start, part.time_s, duration, _cost(part, unit), "" if rows else "work"))
         start += part.time_s
-    rows.append(Loss("at the reached rate", 0.0, start, units.duration(start).strip(), "", "total"))
+    rows.append(StepLoss("at the reached rate", 0.0, start, units.duration(start).strip(), "", "total"))
     return Waterfall(rows, title, f"time of each {attainable.per}")
 
 

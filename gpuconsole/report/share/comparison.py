@@ -14,7 +14,7 @@ from gpuconsole.report.run.diagnosis import firing_report
 from gpuconsole.report.run.figures import client_report
 from gpuconsole.report.run.runs import run_head
 from gpuconsole.report.share.blocks import attainable_blocks, pair_table, side_by_side, step_bars, tiles
-from gpuconsole.report.share.document import Answer, Document, Folded, Section, TextBlock
+from gpuconsole.report.share.document import Document, Folded, Section, StoryAnswer, TextBlock
 from gpuconsole.report.share.session import every_figure, extent, foot, knob_table
 
 CAUTION = (
@@ -53,7 +53,7 @@ def comparison_document(comparison: Comparison, before: MeasuredRun, after: Meas
     )
 
 
-def comparison_answer(comparison: Comparison) -> Answer:
+def comparison_answer(comparison: Comparison) -> StoryAnswer:
     """The change of the throughput with its interval and verdict; then the knobs that differ."""
     rate = throughput_of(comparison)
     changes: list[list[Segment]] = [[(difference(setting), "alert")] for setting in comparison.unlike]
@@ -63,13 +63,15 @@ def comparison_answer(comparison: Comparison) -> Answer:
     changes += [[("environment: ", ""), (difference(setting), "")] for setting in comparison.environment if setting.name not in unlike]
     changes += [[(line, "alert")] for line in (step_caution(comparison), *comparison.doubts) if line]
     if comparison.same_run:
-        return Answer("Both are the same run: there is nothing to compare", "", changes, "alert")
+        return StoryAnswer("Both are the same run: there is nothing to compare", "", changes, "alert")
     if rate is None:
-        return Answer("The two runs have no throughput in common", "", changes, "alert")
+        return StoryAnswer("The two runs have no throughput in common", "", changes, "alert")
     values = " -> ".join(units.quantity(value, rate.unit) for value in (rate.before, rate.after))
     if comparison.unlike:
-        return Answer("The runs are not alike: their ratio is not the speedup of a change", f"{_verdict(rate)}: {values}", changes, "alert")
-    return Answer(_verdict(rate), values, changes, STYLES.get(rate.verdict, "plain"))
+        return StoryAnswer(
+            "The runs are not alike: their ratio is not the speedup of a change", f"{_verdict(rate)}: {values}", changes, "alert"
+        )
+    return StoryAnswer(_verdict(rate), values, changes, STYLES.get(rate.verdict, "plain"))
 
 
 def _verdict(rate: MetricChange) -> str:

@@ -42,7 +42,7 @@ class Trace(NamedTuple):
         return pieces
 
 
-class Mark(NamedTuple):
+class TraceMark(NamedTuple):
     """A change at second `t`."""
 
     t: float
@@ -62,7 +62,7 @@ class Timeline(NamedTuple):
 
     traces: Sequence[Trace]
     unit: str
-    marks: Sequence[Mark] = ()
+    marks: Sequence[TraceMark] = ()
     bands: Sequence[Band] = ()
     missing: str = ""
     title: str = "throughput over time"
@@ -102,7 +102,7 @@ class Bar(NamedTuple):
         return units.percent(ratio).strip(), units.duration(ratio * self.total_s).strip() if self.total_s else ""
 
 
-class Steps(NamedTuple):
+class StepBars(NamedTuple):
     """Where a step goes, one bar for each run, all bars on one scale. `missing`: the reason where there is no bar."""
 
     bars: Sequence[Bar]
@@ -135,7 +135,7 @@ class Ranges(NamedTuple):
     reference: float | None = None
 
 
-class Loss(NamedTuple):
+class StepLoss(NamedTuple):
     """A part of the time of a step, from second `start_s` on. `duration`: its time as text; `cost`: what it costs of the rate. `style`: `work`
     for the time at the attainable rate, `total` for the whole time, empty for a loss."""
 
@@ -150,12 +150,12 @@ class Loss(NamedTuple):
 class Waterfall(NamedTuple):
     """From the attainable rate down to the reached rate: each part begins where the part before it ends."""
 
-    rows: Sequence[Loss]
+    rows: Sequence[StepLoss]
     title: str
     note: str
 
 
-class Tile(NamedTuple):
+class FigureTile(NamedTuple):
     """One large figure. `before`: the figure that it is compared with."""
 
     label: str
@@ -166,7 +166,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    tiles: Sequence[Tile]
+    tiles: Sequence[FigureTile]
 
 
 class TextBlock(NamedTuple):
@@ -182,7 +182,7 @@ class Verbatim(NamedTuple):
     parts: Report
 
 
-Block = Timeline | Layers | Steps | Ranges | Waterfall | Tiles | TextBlock | Verbatim
+Block = Timeline | Layers | StepBars | Ranges | Waterfall | Tiles | TextBlock | Verbatim
 
 
 class Folded(NamedTuple):
@@ -197,7 +197,7 @@ class Section(NamedTuple):
     blocks: Sequence[Block | Folded]
 
 
-class Answer(NamedTuple):
+class StoryAnswer(NamedTuple):
     """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it. `style`: the style of the headline."""
 
     headline: str
@@ -212,7 +212,7 @@ class Document(NamedTuple):
     title: str
     kicker: str
     labels: Sequence[str]
-    answers: Sequence[tuple[str, Answer]]
+    answers: Sequence[tuple[str, StoryAnswer]]
     sections: Sequence[Section]
     foot: str
 

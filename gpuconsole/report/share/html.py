@@ -17,21 +17,21 @@ from gpuconsole.model import units
 from gpuconsole.model.text import clean, cut
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Line, Report, Table
-from gpuconsole.report.run.account import LOOKS, NAMES
+from gpuconsole.report.run.breakdown import LOOKS, NAMES
 from gpuconsole.report.share import svg
 from gpuconsole.report.share.document import (
     LAYER_HEADS,
-    Answer,
     Bar,
     Block,
     Document,
+    FigureTile,
     Folded,
     Layers,
     Ranges,
     Section,
-    Steps,
+    StepBars,
+    StoryAnswer,
     TextBlock,
-    Tile,
     Tiles,
     Timeline,
     Verbatim,
@@ -48,7 +48,8 @@ STYLES = ("title", "dim", "accent", "good", "alert")
 CARDS = 4
 """On a phone, a table with at least so many columns shows each row as a card."""
 
-LONGEST_TITLE, LONGEST_LINE = 65, 240
+MAX_TITLE_LENGTH = 65
+MAX_LINE_LENGTH = 240
 """Letters of the title of the window, and of a line in the answer. The full text stands further down."""
 SHORT = 24
 """The first column of a table stays on one line if its cells have at most so many letters."""
@@ -56,8 +57,8 @@ SHORT = 24
 
 def html_page(document: Document) -> str:
     """The whole page."""
-    title = _plain(cut(clean(document.title), LONGEST_TITLE))
-    body = [f'<p class="kicker">{_plain(cut(clean(document.kicker), LONGEST_LINE))}</p>']
+    title = _plain(cut(clean(document.title), MAX_TITLE_LENGTH))
+    body = [f'<p class="kicker">{_plain(cut(clean(document.kicker), MAX_LINE_LENGTH))}</p>']
     body += [f'<span class="label">{_plain(label)}</span>' for label in document.labels]
     several = len(document.answers) > 1
     body += [_answer(title if several else "", answer, "h2" if n else "h1") for n, (title, answer) in enumerate(document.answers)]
@@ -73,9 +74,9 @@ def _plain(text: str) -> str:
     return escape(compact(text))
 
 
-def _answer(title: str, answer: Answer, heading: str) -> str:
+def _answer(title: str, answer: StoryAnswer, heading: str) -> str:
     rows = [f'<p class="kicker">{_plain(title)}</p>'] if title else []
-    rows.append(f"<{heading}>{_plain(cut(clean(answer.headline), LONGEST_LINE))}</{heading}>")
+    rows.append(f"<{heading}>{_plain(cut(clean(answer.headline), MAX_LINE_LENGTH))}</{heading}>")
     rows += [f'<p class="cost">{_plain(answer.cost)}</p>'] if answer.cost else []
     rows += [f'<p class="fix">{_segments(row)}</p>' for row in answer.fixes]
     return f'<section class="answer {answer.style}">{"".join(rows)}</section>'
@@ -98,7 +99,7 @@ def _block(block: Block | Folded) -> str:
             return _timeline(block)
         case Layers():
             return _layers(block)
-        case Steps():
+        case StepBars():
             return _steps(block)
         case Waterfall():
             return _figure(block.title, svg.both(lambda width: svg.waterfall_svg(block, width)), note=f"{_plain(block.note)}; amber: lost")
@@ -114,7 +115,7 @@ def _figure(title: str, chart: str, below: str = "", note: str = "") -> str:
     return f"<figure><figcaption>{_plain(title)}{small}</figcaption>{chart}{below}</figure>"
 
 
-def _tile(tile: Tile) -> str:
+def _tile(tile: FigureTile) -> str:
     before = f'<div class="note">{_plain(tile.before)} before</div>' if tile.before else ""
     note = f'<div class="note">{_plain(tile.note)}</div>' if tile.note else ""
     value = f'<div class="value {tile.style}">{_plain(tile.value)}</div>'
@@ -147,7 +148,7 @@ def _layers(chart: Layers) -> str:
     return _figure(chart.title, svg.both(lambda width: svg.layers_svg(chart, width)), legend)
 
 
-def _steps(chart: Steps) -> str:
+def _steps(chart: StepBars) -> str:
     if chart.missing:
         return _figure(chart.title, f'<p class="dim">{_plain(chart.missing)}</p>')
     several = len(chart.bars) > 1

@@ -10,16 +10,16 @@ from gpuconsole.model import units
 from gpuconsole.model.text import clean
 from gpuconsole.report.cells import Segment, spark
 from gpuconsole.report.parts import Line, Report, Table, printed
-from gpuconsole.report.run.account import NAMES
+from gpuconsole.report.run.breakdown import NAMES
 from gpuconsole.report.share.document import (
     LAYER_HEADS,
-    Answer,
     Block,
     Document,
     Folded,
     Layers,
     Ranges,
-    Steps,
+    StepBars,
+    StoryAnswer,
     TextBlock,
     Tiles,
     Timeline,
@@ -32,9 +32,10 @@ from gpuconsole.report.share.document import (
     whole,
 )
 
-MOST = 65_000
+MAX_CHARACTERS = 65_000
 """Characters. GitHub takes 65 536 in an issue or a comment, GitLab takes more."""
-COLUMNS, ROWS = 72, 4
+COLUMNS = 72
+ROWS = 4
 """The largest width and the height of the chart in letters."""
 BOLD = ("title", "good", "alert", "heading")
 _SPECIAL = re.compile(r"[\\`*\[\]<|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=[A-Za-z#])|:(?=//)|(?<=www)\.")
@@ -48,7 +49,7 @@ def markdown_page(document: Document) -> str:
     """The whole report. If it is too long for an issue tracker, the last sections lose their folded parts."""
     whole = _page(document, len(document.sections))
     for kept in range(len(document.sections) - 1, -1, -1):
-        if len(whole) <= MOST:
+        if len(whole) <= MAX_CHARACTERS:
             break
         whole = _page(document, kept)
     return whole
@@ -72,7 +73,7 @@ def _escaped(text: str) -> str:
     return _START.sub(lambda start: f"{start[0][:-1]}\\{start[0][-1]}", _MENTION.sub(BROKEN, shown))
 
 
-def _answer(title: str, answer: Answer, several: bool) -> str:
+def _answer(title: str, answer: StoryAnswer, several: bool) -> str:
     rows = [f"# {_escaped(answer.headline)}"]
     rows += [f"{_escaped(title)}"] if several else []
     rows += [f"**{_escaped(answer.cost)}**"] if answer.cost else []
@@ -95,7 +96,7 @@ def _block(block: Block | Folded) -> str:
         case Layers():
             rows = [block.row(trace) for trace in (*reversed(block.layers), *block.extra)]
             return f"**{_escaped(block.title)}**\n\n{_table(LAYER_HEADS, 'lrrr', rows)}"
-        case Steps():
+        case StepBars():
             return _steps(block)
         case Waterfall():
             rows = [[row.label, row.duration, row.cost] for row in block.rows]
@@ -147,7 +148,7 @@ def _letters(points: Sequence[tuple[float, float]], columns: int, last: float, t
     return [row.rstrip() for row in spark([total / n if n else None for total, n in zip(sums, counts, strict=True)], ROWS, top)]
 
 
-def _steps(chart: Steps) -> str:
+def _steps(chart: StepBars) -> str:
     title = f"**{_escaped(chart.title)}**"
     if chart.missing:
         return f"{title}: {_escaped(chart.missing)}"

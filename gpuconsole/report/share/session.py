@@ -21,8 +21,8 @@ from gpuconsole.report.run.runs import run_head, runs_report, runs_table
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.report.session import run_report
 from gpuconsole.report.share.blocks import attainable_blocks, memory_layers, pair_table, step_bars, tiles, timeline
-from gpuconsole.report.share.document import Answer, Document, Folded, Range, Ranges, Section, TextBlock, Verbatim
-from gpuconsole.report.share.story import Chain, answer, cause, chains, sweep_answer
+from gpuconsole.report.share.document import Document, Folded, Range, Ranges, Section, StoryAnswer, TextBlock, Verbatim
+from gpuconsole.report.share.story import RunChain, answer, cause, chains, sweep_answer
 from gpuconsole.session import facts
 
 NOTHING = "The session has no run: there is nothing to report"
@@ -53,7 +53,7 @@ def session_document(snapshot: Snapshot) -> Document:
         answers[0][1].headline if answers else NOTHING,
         " · ".join([title for title, _ in answers[:3]] + ([f"{len(answers) - 3} more"] if len(answers) > 3 else [])),
         device_kinds(snapshot),
-        answers or [("", Answer(NOTHING, style="alert"))],
+        answers or [("", StoryAnswer(NOTHING, style="alert"))],
         sections,
         foot(snapshot),
     )
@@ -69,7 +69,7 @@ def foot(snapshot: Snapshot) -> str:
     return visible(f"measured {when or 'at an unknown time'} with {client or f'gpuconsole {snapshot.gpuconsole or units.NA}'}")
 
 
-def _chain_sections(chain: Chain) -> list[Section]:
+def _chain_sections(chain: RunChain) -> list[Section]:
     first, last = chain.first, chain.last
     several = len(chain.runs) > 1
     runs = [first, last] if several else [first]
@@ -97,7 +97,7 @@ def _chain_sections(chain: Chain) -> list[Section]:
     return sections
 
 
-def _evidence(chain: Chain) -> list[TextBlock | Folded]:
+def _evidence(chain: RunChain) -> list[TextBlock | Folded]:
     """The cause with its signals; the other findings and rules behind a title."""
     run, finding = chain.first, cause(chain)
     shown = firing_report(run) if finding is None else finding_report(1, finding, run)
@@ -120,7 +120,7 @@ def _counted(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
 
 
-def _tried(chain: Chain) -> list[Ranges | TextBlock]:
+def _tried(chain: RunChain) -> list[Ranges | TextBlock]:
     """The trials: intervals on one scale, then every figure of each."""
     if not chain.trials:
         return [TextBlock([text("Nothing was tried in this session.", "dim")])]
@@ -139,7 +139,7 @@ def _tried(chain: Chain) -> list[Ranges | TextBlock]:
     return [*blocks, TextBlock(parts)]
 
 
-def _range(chain: Chain, trial: Trial) -> Range:
+def _range(chain: RunChain, trial: Trial) -> Range:
     speedup, expected = trial.speedup, trial.predicted
     return Range(
         chain.change(trial),
@@ -174,7 +174,7 @@ def _kinds(snapshot: Snapshot) -> Report:
     return [*kinds, *([labelled("GPU", f"{units.NA}: {visible(why)}", "dim")] if why else [])]
 
 
-def _knobs(all_chains: Sequence[Chain]) -> list[Folded]:
+def _knobs(all_chains: Sequence[RunChain]) -> list[Folded]:
     """The knobs of the first run and of the last run of each chain."""
     blocks = []
     for chain in all_chains:

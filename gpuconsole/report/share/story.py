@@ -16,12 +16,12 @@ from gpuconsole.report.cells import Segment
 from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, promised, setting, verdict
 from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
 from gpuconsole.report.run.figures import client_title, doubtful, served
-from gpuconsole.report.run.runs import rates_apart
-from gpuconsole.report.share.document import Answer
+from gpuconsole.report.run.runs import rates_differ
+from gpuconsole.report.share.document import StoryAnswer
 from gpuconsole.session import facts
 
 
-class Chain(NamedTuple):
+class RunChain(NamedTuple):
     """A run, the runs that continue it with changed knobs, and the trials on all of them."""
 
     runs: tuple[Run, ...]
@@ -62,12 +62,12 @@ class Chain(NamedTuple):
 
     @property
     def apart(self) -> str:
-        """Why the rates of the first and the last run do not have the ratio that `gain` names; empty where they do. See `rates_apart`."""
+        """Why the rates of the first and the last run do not have the ratio that `gain` names; empty where they do. See `rates_differ`."""
         trial = self.proof or next((trial for trial in self.trials if trial.kept), None)
-        return rates_apart(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
+        return rates_differ(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
 
 
-def chains(snapshot: Snapshot) -> list[Chain]:
+def chains(snapshot: Snapshot) -> list[RunChain]:
     """The runs of a session, divided where a run does not continue the run before it."""
     groups: list[list[Run]] = []
     for run in snapshot.runs:
@@ -75,14 +75,14 @@ def chains(snapshot: Snapshot) -> list[Chain]:
             groups[-1].append(run)
         else:
             groups.append([run])
-    return [Chain(tuple(runs), _trials(snapshot, {run.id for run in runs})) for runs in groups]
+    return [RunChain(tuple(runs), _trials(snapshot, {run.id for run in runs})) for runs in groups]
 
 
 def _trials(snapshot: Snapshot, runs: set[str]) -> tuple[Trial, ...]:
     return tuple(trial for trial in snapshot.trials if trial.baseline_run in runs)
 
 
-def cause(chain: Chain) -> Finding | None:
+def cause(chain: RunChain) -> Finding | None:
     """The finding of the first run that the first kept change cured; else the finding that the diagnosis ranked first."""
     firing = facts.firing(chain.first)
     kept = next((trial for trial in chain.trials if trial.kept and trial.baseline_run == chain.first.id), None)
@@ -90,27 +90,27 @@ def cause(chain: Chain) -> Finding | None:
     return next(cured, firing[0] if firing else None)
 
 
-def answer(chain: Chain) -> Answer:
+def answer(chain: RunChain) -> StoryAnswer:
     """The answer of a chain of runs."""
     run, finding = chain.first, cause(chain)
     fixes = _fixes(chain)
     if chain.last.state == "failed":
-        return Answer(f"Run {chain.last.id} {failure(chain.last)}", "", fixes, "alert")
+        return StoryAnswer(f"Run {chain.last.id} {failure(chain.last)}", "", fixes, "alert")
     kept = next((trial for trial in chain.trials if trial.kept), None)
     if finding is None and kept is not None:
-        return Answer(
+        return StoryAnswer(
             f"{sentence(in_words(kept.changes))}: {measured(kept)}  {verdict(kept)}", "no rule had named the cause", fixes, "good"
         )
     if (finding is None or finding.note) and (gap := unexplained(run)) is not None and run.steady_from_s is not None:
-        return Answer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
+        return StoryAnswer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
     if finding is None:
         why = why_no_claim(run)
         if run.client and not doubtful(run):
-            return Answer(served(run), why, fixes)
+            return StoryAnswer(served(run), why, fixes)
         if why:
-            return Answer(f"No conclusion: {why}", "", fixes, "alert")
-        return Answer("No rule found time that can be recovered", "", fixes, "good")
-    return Answer(finding.title, _cost(finding, run), fixes or _untried(finding, run), "good" if finding.note else "wait")
+            return StoryAnswer(f"No conclusion: {why}", "", fixes, "alert")
+        return StoryAnswer("No rule found time that can be recovered", "", fixes, "good")
+    return StoryAnswer(finding.title, _cost(finding, run), fixes or _untried(finding, run), "good" if finding.note else "wait")
 
 
 def _cost(finding: Finding, run: Run) -> str:
@@ -118,7 +118,7 @@ def _cost(finding: Finding, run: Run) -> str:
     return ": ".join(filter(None, (stake(finding), recoverable(finding, run))))
 
 
-def _fixes(chain: Chain) -> list[list[Segment]]:
+def _fixes(chain: RunChain) -> list[list[Segment]]:
     """One row for each trial, the kept changes first; then the gain of all kept changes, where one trial measured it."""
     tried = [trial for trial in chain.trials if trial is not chain.proof]
     rows = [_outcome(chain, trial) for trial in sorted(tried, key=lambda trial: not trial.kept)]
@@ -128,7 +128,7 @@ def _fixes(chain: Chain) -> list[list[Segment]]:
     return rows
 
 
-def _outcome(chain: Chain, trial: Trial) -> list[Segment]:
+def _outcome(chain: RunChain, trial: Trial) -> list[Segment]:
     style = "good" if trial.kept else ""
     outcome = (trial.error or NO_CAUSE) if trial.state == "failed" else measured(trial) if trial.speedup else ""
     row = [*_change(trial.changes, chain.change(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
@@ -154,15 +154,15 @@ def _untried(finding: Finding, run: Run) -> list[list[Segment]]:
     ]
 
 
-def sweep_answer(sweep: Sweep) -> Answer:
+def sweep_answer(sweep: Sweep) -> StoryAnswer:
     """The best setting of a sweep, and whether it is proven."""
     best = sweep.best
     if best is None or best.mean is None:
-        return Answer(f"No setting of {sweep.scenario} could be measured", style="alert")
+        return StoryAnswer(f"No setting of {sweep.scenario} could be measured", style="alert")
     rate = f"{units.spread(best.mean, best.std, 0)} {sweep.unit}"
     if sweep.rivals:
         others = ", ".join(setting(rival, sweep.varied) for rival in sweep.rivals)
-        return Answer(
+        return StoryAnswer(
             f"{setting(best, sweep.varied)} has the highest rate: not proven", f"{rate}; {others} may be the best too", style="wait"
         )
-    return Answer(f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings", rate, style="good")
+    return StoryAnswer(f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings", rate, style="good")

@@ -8,10 +8,11 @@ from html import escape
 from gpuconsole.model import units
 from gpuconsole.model.text import clean, cut
 from gpuconsole.report.charts import round_ticks
-from gpuconsole.report.run.account import LOOKS, NAMES
-from gpuconsole.report.share.document import Layers, Ranges, Steps, Timeline, Waterfall
+from gpuconsole.report.run.breakdown import LOOKS, NAMES
+from gpuconsole.report.share.document import Layers, Ranges, StepBars, Timeline, Waterfall
 
-WIDE, NARROW = 1000, 358
+WIDE = 1000
+NARROW = 358
 """Widths in pixels: the text column of the page, and that of a phone."""
 LETTER = 6.6
 """Width of a letter of the charts, in pixels."""
@@ -150,7 +151,7 @@ def layers_svg(chart: Layers, width: int) -> str:
 # --- where a step goes --------------------------------------------------------------------------------------
 
 
-def steps_svg(chart: Steps, width: int) -> str:
+def steps_svg(chart: StepBars, width: int) -> str:
     """One bar for each run, on one scale: milliseconds, or shares where the time of a step is not known."""
     timed = all(bar.total_s for bar in chart.bars)
     totals = [bar.total_s or 1.0 if timed else 1.0 for bar in chart.bars]

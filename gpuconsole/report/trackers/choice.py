@@ -32,20 +32,20 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 USAGE = ", ".join(kind.name + (f"[={kind.takes}]" if kind.takes else "") for kind in KINDS)
 
 
-class Choice(NamedTuple):
+class TrackerChoice(NamedTuple):
     """A tracker that the user names."""
 
     kind: Kind
     value: str = ""
 
 
-def choice(text: str) -> Choice:
+def choice(text: str) -> TrackerChoice:
     """`wandb`, `tensorboard=FOLDER`. Raises ValueError."""
     name, equals, value = text.partition("=")
     kind = BY_NAME.get(name)
     if kind is None or bool(equals) > bool(kind.takes) or (equals and not value):
         raise ValueError(f"{text}: allowed are {USAGE}")
-    return Choice(kind, value)
+    return TrackerChoice(kind, value)
 
 
 def why_not(kind: Kind) -> str:

@@ -15,11 +15,11 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import without_credentials
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.session import session_document
-from gpuconsole.report.trackers.readings import Event, Facts, Final, Point, Reader, Tracker, facts_of, summary_point
+from gpuconsole.report.trackers.readings import Final, Point, SessionFacts, Tracker, TrackerEvent, ViewReader, facts_of, summary_point
 from gpuconsole.session.api import View
 
 EVERY_S = 1.0
-MOST_WAITING = 600
+MAX_WAITING = 600
 """Points that wait for a tracker, ten minutes. Further points are lost, and counted."""
 SETTINGS_S = 15.0
 """How long the first point waits for the settings of a user's job, which are known after its first steps."""
@@ -43,7 +43,7 @@ class _Worker:
 
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
         self.name, self._make = name, make
-        self._queue: queue.Queue[Any] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self._delivered = self._lost = 0
         self.failure = ""
         """The first failure of the tracker, in one line: those that follow are often its consequences."""
@@ -52,7 +52,7 @@ class _Worker:
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def put(self, item: Facts | Point | Event | Final) -> None:
+    def put(self, item: SessionFacts | Point | TrackerEvent | Final) -> None:
         """Never waits: where the queue is full, the oldest item is lost."""
         while True:
             try:
@@ -91,22 +91,22 @@ class _Worker:
     def _open(self) -> None:
         self._tracker = self._make()
 
-    def _pass_on(self, item: Facts | Point | Event | Final) -> None:
+    def _pass_on(self, item: SessionFacts | Point | TrackerEvent | Final) -> None:
         if self._tracker is None:
             self._open()
         assert self._tracker is not None
         match item:
-            case Facts():
+            case SessionFacts():
                 self._tracker.begin(item)
             case Point():
                 self._tracker.log(item)
-            case Event():
+            case TrackerEvent():
                 self._tracker.note(item)
             case Final():
                 self._tracker.end(item)
 
 
-class Feed:
+class TrackerFeed:
     """Feeds the trackers of one session, from its first run on. `serve` runs while the session is open, `finish` when its runs have ended, and
     `wait` once the session is closed, so that no tracker delays the end of the screen."""
 
@@ -120,10 +120,10 @@ class Feed:
         command: str = "",
     ) -> None:
         """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread. `note`: a line for the user.
-        `command`: see `Facts`."""
+        `command`: see `SessionFacts`."""
         self._command = command
         self._view, self._environment, self._snapshot, self._note = view, environment, snapshot, note
-        self._reader = Reader()
+        self._reader = ViewReader()
         self._makers = makers
         self._workers: list[_Worker] = []
         self._has_begun = False
@@ -190,6 +190,6 @@ class Feed:
         if not self._workers:
             self._workers = [_Worker(name, make) for name, make in self._makers]
 
-    def _put(self, item: Facts | Point | Event | Final) -> None:
+    def _put(self, item: SessionFacts | Point | TrackerEvent | Final) -> None:
         for worker in self._workers:
             worker.put(item)

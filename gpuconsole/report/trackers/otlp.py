@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from gpuconsole import __version__
 from gpuconsole.model.metrics import CATALOGUE
-from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
+from gpuconsole.report.trackers.readings import Final, Point, SessionFacts, TrackerEvent
 
 TIMEOUT_S = 5
 
@@ -33,7 +33,7 @@ class OpenTelemetry:
         self._metrics, self._spans = OTLPMetricExporter(timeout=TIMEOUT_S), OTLPSpanExporter(timeout=TIMEOUT_S)
         self._gauges: dict[str, Any] = {}
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: SessionFacts) -> None:
         resource = Resource.create(
             {"service.name": "gpuconsole", "service.version": __version__, "gpuconsole.run": facts.title, **facts.values}
         )
@@ -52,7 +52,7 @@ class OpenTelemetry:
         if data is not None and self._metrics.export(data, timeout_millis=TIMEOUT_S * 1000) is not MetricExportResult.SUCCESS:
             raise NotDelivered("the receiver did not answer, or refused")
 
-    def note(self, event: Event) -> None:
+    def note(self, event: TrackerEvent) -> None:
         at = round(event.wall * 1e9)
         attributes: dict[str, str | float] = {
             "gpuconsole.name": event.name,

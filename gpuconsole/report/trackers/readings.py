@@ -12,7 +12,7 @@ from gpuconsole.report.experiments import verdict_line
 from gpuconsole.session.api import View
 
 
-class Reading(NamedTuple):
+class MetricReading(NamedTuple):
     """A value of the metric catalogue, the share of a phase of the step, or a figure of a run's summary. `device`: such as `gpu:0`; empty for a figure."""
 
     metric: str
@@ -30,10 +30,10 @@ class Point(NamedTuple):
 
     wall: float
     elapsed_s: float
-    readings: tuple[Reading, ...]
+    readings: tuple[MetricReading, ...]
 
 
-class Event(NamedTuple):
+class TrackerEvent(NamedTuple):
     """Something that happened: a finding, or the end of a trial. `kind`: `finding` or `trial`; `name`: the rule, or the changes."""
 
     wall: float
@@ -50,7 +50,7 @@ class Final(NamedTuple):
     page: Callable[[], str]
 
 
-class Facts(NamedTuple):
+class SessionFacts(NamedTuple):
     """What does not change while the session runs: the machine, its software and the settings at the start. `command`: the command line, where the
     user wants it published (`--log-command`); it is one of `values` too."""
 
@@ -62,16 +62,16 @@ class Facts(NamedTuple):
 class Tracker(Protocol):
     """A tracker that is open. Each method may take long, and may raise anything. All calls come from one thread."""
 
-    def begin(self, facts: Facts) -> None: ...
+    def begin(self, facts: SessionFacts) -> None: ...
 
     def log(self, point: Point) -> None: ...
 
-    def note(self, event: Event) -> None: ...
+    def note(self, event: TrackerEvent) -> None: ...
 
     def end(self, final: Final) -> None: ...
 
 
-class Reader:
+class ViewReader:
     """Takes what is new from views of one session."""
 
     def __init__(self) -> None:
@@ -88,28 +88,28 @@ class Reader:
             if "/" in device or self._at.get(key, -1.0) >= at:
                 continue
             self._at[key] = at
-            readings.append(Reading(metric, device, value))
+            readings.append(MetricReading(metric, device, value))
         if view.run is not None and any(reading.metric.startswith("workload.") for reading in readings):
-            readings += [Reading(f"phase.{phase}", "", share) for phase, share in view.run.summary.phases_ratio.items()]
+            readings += [MetricReading(f"phase.{phase}", "", share) for phase, share in view.run.summary.phases_ratio.items()]
         return Point(view.wall, view.now, tuple(readings)) if readings else None
 
-    def events(self, view: View) -> list[Event]:
+    def events(self, view: View) -> list[TrackerEvent]:
         """Findings that fire for the first time in their run, and trials that have ended."""
         events = []
         run = view.run
         for finding in run.findings if run is not None else ():
             if run is not None and finding.state == "fires" and (run.id, finding.rule) not in self._findings:
                 self._findings.add((run.id, finding.rule))
-                events.append(Event(view.wall, view.now, "finding", finding.rule, f"{finding.title}. {finding.summary}".strip()))
+                events.append(TrackerEvent(view.wall, view.now, "finding", finding.rule, f"{finding.title}. {finding.summary}".strip()))
         for trial in view.trials:
             if trial.state != "running" and trial.id not in self._trials:
                 self._trials.add(trial.id)
-                events.append(Event(view.wall, view.now, "trial", describe_changes(trial.changes), verdict_line(trial)))
+                events.append(TrackerEvent(view.wall, view.now, "trial", describe_changes(trial.changes), verdict_line(trial)))
         return events
 
 
-def facts_of(environment: Environment, view: View, command: str = "") -> Facts:
-    """Of the session whose run has begun. `command`: see `Facts`."""
+def facts_of(environment: Environment, view: View, command: str = "") -> SessionFacts:
+    """Of the session whose run has begun. `command`: see `SessionFacts`."""
     run = view.run
     machine = {
         "host": environment.host,
@@ -125,7 +125,7 @@ def facts_of(environment: Environment, view: View, command: str = "") -> Facts:
     }
     settings = {f"setting.{name}": value for name, value in (run.settings if run is not None else {}).items()}
     title = f"gpuconsole {run.scenario}" if run is not None else "gpuconsole"
-    return Facts(title, {name: str(value) for name, value in {**machine, **settings}.items() if value not in (None, "")}, command)
+    return SessionFacts(title, {name: str(value) for name, value in {**machine, **settings}.items() if value not in (None, "")}, command)
 
 
 def summary_point(snapshot: Snapshot, wall: float, elapsed_s: float) -> Point:
@@ -136,7 +136,7 @@ def summary_point(snapshot: Snapshot, wall: float, elapsed_s: float) -> Point:
         value = getattr(summary, field)
         number = value if isinstance(value, (int, float)) or value is None else getattr(value, "mean", None)
         if number is not None:
-            readings.append(Reading(f"summary.{field}", "", float(number)))
+            readings.append(MetricReading(f"summary.{field}", "", float(number)))
     for phase, share in (summary.phases_ratio if summary is not None else {}).items():
-        readings.append(Reading(f"summary.phase.{phase}", "", share))
+        readings.append(MetricReading(f"summary.phase.{phase}", "", share))
     return Point(wall, elapsed_s, tuple(readings))

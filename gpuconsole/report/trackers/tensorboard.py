@@ -12,7 +12,7 @@ from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from gpuconsole.host.files import new_folder, write_whole
-from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
+from gpuconsole.report.trackers.readings import Final, Point, SessionFacts, TrackerEvent
 
 FOLDER = "runs"
 """The folder that `tensorboard --logdir` and torch's SummaryWriter use."""
@@ -24,7 +24,7 @@ class TensorBoard:
     def __init__(self, folder: str = "") -> None:
         self._folder = Path(folder) if folder else new_folder(Path(FOLDER) / time.strftime("gpuconsole-%Y%m%d-%H%M%S"))
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: SessionFacts) -> None:
         self._writer = EventFileWriter(str(self._folder))
         rows = "\n".join(f"| {name} | {value} |" for name, value in facts.values.items())
         self._add(text_pb("facts", f"{facts.title}\n\n| | |\n|---|---|\n{rows}"), time.time(), 0.0)
@@ -34,7 +34,7 @@ class TensorBoard:
             self._add(scalar_pb(reading.name.replace(":", "_"), reading.value), point.wall, point.elapsed_s)
         self._writer.flush()
 
-    def note(self, event: Event) -> None:
+    def note(self, event: TrackerEvent) -> None:
         self._add(text_pb(f"{event.kind}/{event.name}", event.text), event.wall, event.elapsed_s)
 
     def end(self, final: Final) -> None:

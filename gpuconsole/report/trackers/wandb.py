@@ -9,7 +9,7 @@ from typing import Any
 
 import wandb
 
-from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
+from gpuconsole.report.trackers.readings import Final, Point, SessionFacts, TrackerEvent
 
 PROJECT = "gpuconsole"
 QUIET = wandb.Settings(console="off", silent=True, x_disable_stats=True)
@@ -35,7 +35,7 @@ def settings(with_command: bool, **more: Any) -> wandb.Settings:
 class WeightsAndBiases:
     def __init__(self, _: str = "") -> None: ...
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: SessionFacts) -> None:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         self._run = wandb.init(project=project, name=facts.title, config=dict(facts.values), settings=settings(bool(facts.command)))
         self._run.define_metric("*", step_metric="elapsed_s")
@@ -44,7 +44,7 @@ class WeightsAndBiases:
         values = {reading.name: reading.value for reading in point.readings}
         self._run.log({**values, "elapsed_s": point.elapsed_s})
 
-    def note(self, event: Event) -> None:
+    def note(self, event: TrackerEvent) -> None:
         self._run.summary[f"{event.kind}.{event.name}"] = event.text
 
     def end(self, final: Final) -> None:

@@ -80,9 +80,9 @@ def _distribution(ordered: Sequence[tuple[float, float]]) -> Distribution:
 # --- growth --------------------------------------------------------------------------------------------------
 
 Z95 = 1.96
-MOST_POINTS = 60
+MAX_POINTS = 60
 """The slope uses every pair of points: 1770 pairs."""
-LEAST_POINTS = 20
+MIN_POINTS = 20
 KEEPS_ON = 0.5
 """A leak has a constant slope. If the slope of the second half of the points is below this share of the first half's slope, the growth slows down."""
 
@@ -95,8 +95,8 @@ class Slope(NamedTuple):
     high: float
 
 
-def slope_of(times: Sequence[float], values: Sequence[float], least: int = LEAST_POINTS) -> Slope:
-    """The slope of at most MOST_POINTS of the points. Raises ValueError for fewer than `least` points."""
+def slope_of(times: Sequence[float], values: Sequence[float], least: int = MIN_POINTS) -> Slope:
+    """The slope of at most MAX_POINTS of the points. Raises ValueError for fewer than `least` points."""
     if len(times) < least:
         raise ValueError(f"{len(times)} points are too few")
     times, values = _thinned(times), _thinned(values)
@@ -109,7 +109,7 @@ def slope_of(times: Sequence[float], values: Sequence[float], least: int = LEAST
     return Slope(slopes[at], statistics.median(slopes), slopes[len(slopes) - 1 - at])
 
 
-def steady_growth(times: Sequence[float], values: Sequence[float], least: int = LEAST_POINTS) -> float:
+def steady_growth(times: Sequence[float], values: Sequence[float], least: int = MIN_POINTS) -> float:
     """Return the lower end of the 95 % interval of the slope per unit of time. Return 0 where that is not positive, or where the growth slows down.
 
     Raises ValueError for fewer than `least` points.
@@ -127,8 +127,8 @@ def median_slope(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _thinned(points: Sequence[float]) -> Sequence[float]:
-    """At most MOST_POINTS of the points at equal distances, with the last one."""
-    return points[:: -max(1, math.ceil(len(points) / MOST_POINTS))][::-1]
+    """At most MAX_POINTS of the points at equal distances, with the last one."""
+    return points[:: -max(1, math.ceil(len(points) / MAX_POINTS))][::-1]
 
 
 def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:

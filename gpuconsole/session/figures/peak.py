@@ -27,7 +27,7 @@ COUNTED_TYPES = ("fp64", "fp32", "bf16", "fp16", "fp8", "fp4", "int8")
 """Number types of products that the agent counts, in the facts `flops_bf16_ratio` and so on."""
 CHOSEN_TYPES = ("fp64", "fp32", "bf16", "fp16")
 """Those of them that the knob `precision` of a job may show."""
-MOST_UTILIZATION = 1.05
+MAX_UTILIZATION = 1.05
 """No GPU is faster than its datasheet by more than its clock is above that of the datasheet."""
 LINEAR = 0.5
 """A model with convolutions whose Linear layers have a smaller share of the parameters spends its FLOPs in convolutions (ResNet-50: 8 % of the
@@ -93,9 +93,9 @@ def _of_type(peaks: Peaks, name: str) -> float | None:
 
 
 def utilization(rate: float, peak: Peak) -> float | None:
-    """`rate` over `peak`, at most 1. None above MOST_UTILIZATION: then the peak is not that of the work."""
+    """`rate` over `peak`, at most 1. None above MAX_UTILIZATION: then the peak is not that of the work."""
     ratio = rate / peak[0]
-    return min(1.0, ratio) if ratio <= MOST_UTILIZATION else None
+    return min(1.0, ratio) if ratio <= MAX_UTILIZATION else None
 
 
 def why_above(rate: float, peak: Peak) -> str:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from gpuconsole.model.run import Distribution, Step
 from gpuconsole.session.figures.distributions import weighted
 
-MOST_CORRELATED = 0.9
-MOST_DELAY = 0.99
+MAX_CORRELATED = 0.9
+MAX_DELAY = 0.99
 
 
-class Block(NamedTuple):
+class RateBlock(NamedTuple):
     """A stretch of a run: its work per second, and its seconds.
 
     The seconds are the weight of the block. An evaluation of ten seconds is one block, and it counts like twenty blocks of half a second.
@@ -43,10 +43,10 @@ def work_over_time(steps: Sequence[Step], work: Work) -> float:
 
 def contention_free(per_s: float, runq_ratio: float | None) -> float:
     """Return the rate `per_s` without the share of the time in which the training thread waited for a core (None: not known)."""
-    return per_s / (1 - min(MOST_DELAY, runq_ratio or 0.0))
+    return per_s / (1 - min(MAX_DELAY, runq_ratio or 0.0))
 
 
-def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[Block]:
+def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[RateBlock]:
     """Divide `steps` into successive blocks of at least `block_s` seconds and at least `least` steps. Steps that are left over join the
     last block, so the blocks contain all work and all time of `steps`."""
     sums: list[tuple[float, float]] = []
@@ -59,15 +59,15 @@ def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1)
     if seconds > 0:
         before = sums.pop() if sums else (0.0, 0.0)
         sums.append((before[0] + amount, before[1] + seconds))
-    return [Block(amount / seconds, seconds) for amount, seconds in sums]
+    return [RateBlock(amount / seconds, seconds) for amount, seconds in sums]
 
 
-def mean_rate(blocks: Sequence[Block]) -> float:
+def mean_rate(blocks: Sequence[RateBlock]) -> float:
     """Work over wall time of all `blocks`. Raises ZeroDivisionError without time."""
     return sum(block.rate * block.seconds for block in blocks) / sum(block.seconds for block in blocks)
 
 
-def rate_distribution(blocks: Sequence[Block]) -> Distribution | None:
+def rate_distribution(blocks: Sequence[RateBlock]) -> Distribution | None:
     """The rate of `blocks`: work over wall time, and the spread of the blocks weighed by their seconds. None without blocks."""
     total = sum(block.seconds for block in blocks)
     return weighted((block.rate, block.seconds * len(blocks) / total) for block in blocks) if total > 0 else None
@@ -81,7 +81,7 @@ class Estimate(NamedTuple):
     worth: float
 
 
-def estimate(blocks: Sequence[Block]) -> Estimate:
+def estimate(blocks: Sequence[RateBlock]) -> Estimate:
     """The mean rate of successive blocks: two or more, with a mean above 0.
 
     The rate is a ratio, work over time. Its error is that of a ratio estimator: each block counts with the square of its share of the
@@ -96,6 +96,6 @@ def estimate(blocks: Sequence[Block]) -> Estimate:
     if squares <= 0:
         return Estimate(mean, 0.0, n)
     seen = sum(offset * after for offset, after in pairwise(offsets)) / squares
-    correlated = min(MOST_CORRELATED, max(0.0, seen + (1 + 4 * seen) / n))
+    correlated = min(MAX_CORRELATED, max(0.0, seen + (1 + 4 * seen) / n))
     worth = max(2.0, n * (1 - correlated) / (1 + correlated))
     return Estimate(mean, math.sqrt(squares / (n - 1) / worth) / mean, worth)

@@ -15,7 +15,7 @@ from gpuconsole.model.machine import UNKNOWN_GPU, Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
-from gpuconsole.session.figures.account import add_bandwidth, add_served_work, summarize
+from gpuconsole.session.figures.breakdown import add_bandwidth, add_served_work, summarize
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak, why_above
 from gpuconsole.session.machine import devices_used
@@ -225,10 +225,10 @@ wait also shows that the server lacks CPU time: 0.82 of the tokens/s of an indep
 FAILED = 0.01
 """More than this share of the requests failed. Percentiles are over the answered requests only. A failed request has no latency, so it counts as
 slower than all others: with more than 1 % of failures, p99 is a failed request, and the printed p99 is too low."""
-MOST_FAILED = 0.6
+MAX_FAILED_SHARE = 0.6
 """More than this share of the requests failed: the figures describe a minority. With more than 50 %, the median request failed. The limit is a little
 higher, so that the verdict of a server that fails every second request does not depend on the last request."""
-MOST_DOWN = 0.5
+MAX_DOWN_SHARE = 0.5
 """The server stopped to answer for good, and did not answer for more than this share of the measured time: the figures describe the smaller
 part of the run. A server that answers again degrades a run."""
 
@@ -260,7 +260,7 @@ def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | N
     if len(serving.states) < 2:
         return None
     since = serving.states[0].t
-    if serving.outages.current is not None and serving.outages.ratio(since) > MOST_DOWN:
+    if serving.outages.current is not None and serving.outages.ratio(since) > MAX_DOWN_SHARE:
         return Validity("invalid", [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"])
     reasons = _outages(serving, record.closed_t is not None)
     return Validity("degraded" if reasons else "valid", reasons)
@@ -278,9 +278,9 @@ def _broken(serving: ServingRecord, failed: int) -> list[str]:
     if not serving.answered:
         return [f"no {'counted ' if serving.uncounted[''] else ''}request was answered{_commonest(serving.failures)}"]
     own, since = serving.failed_in_outages, serving.counted_from or 0.0
-    if serving.outages.current is not None and serving.outages.ratio(since) > MOST_DOWN:
+    if serving.outages.current is not None and serving.outages.ratio(since) > MAX_DOWN_SHARE:
         return [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"]
-    if failed - own > MOST_FAILED * (counted - own):  # the number of failures in an outage depends on the pauses of the client
+    if failed - own > MAX_FAILED_SHARE * (counted - own):  # the number of failures in an outage depends on the pauses of the client
         return [f"{failed} of {counted} requests failed{_commonest(serving.failures)}"]
     return []
 

@@ -1,6 +1,6 @@
 """Whether the steps of a run become longer and longer, and which part of a step grows.
 
-Pure: steps go in, a `Trend` comes out. The steps of the whole run are kept as at most MOST_BLOCKS blocks of equal length. A block holds medians, so that an
+Pure: steps go in, a `Trend` comes out. The steps of the whole run are kept as at most MAX_BLOCKS blocks of equal length. A block holds medians, so that an
 evaluation, a checkpoint or a late core now and then changes nothing.
 
 The slope is Theil and Sen's, with its 95 % interval (Sen, 1968). Noise that lasts for several blocks makes this interval too narrow, so a slope alone is no
@@ -22,22 +22,22 @@ from gpuconsole.session.figures.distributions import Slope, median_slope, slope_
 
 BLOCK = 8
 """Steps of a median. It is that of ordinary steps where fewer than half of the steps are special."""
-MOST_BLOCKS = 128
+MAX_BLOCKS = 128
 """With so many blocks, neighbours are joined."""
 WARM_UP = 0.1
 """Share of the blocks at the start that does not count."""
 PARTS = 8
 """Two neighbouring ones are a quarter of the run. Six quarters overlap; a level shift is in two of them."""
-LEAST_BLOCKS = 3 * PARTS
-LEAST_STEPS = 200
+MIN_BLOCKS = 3 * PARTS
+MIN_STEPS = 200
 """Two rounds of what a program does every 100 steps: a sawtooth falls back once."""
-LEAST_S = 5.0
+MIN_S = 5.0
 """Seconds of steps. A processor changes its clock, or another program starts, within a few seconds."""
 KEEPS_ON = 0.25
 """A quarter keeps on rising from this share of the mean growth of a quarter on. Growth with the square of the steps has 29 % of it in its first quarter."""
 
 
-class Block(NamedTuple):
+class StepBlock(NamedTuple):
     """Successive steps. `step` and `t`: the index and the end of the last one. All others are of a step; times are without run-queue delay."""
 
     step: float
@@ -56,7 +56,7 @@ class Trend(NamedTuple):
     factor by which the samples or the tokens in a step grow against that of the time, as logarithms: 0.5 where the time grows with their square.
     """
 
-    blocks: Sequence[Block]
+    blocks: Sequence[StepBlock]
     start_s: float
     slope: Slope
     rises: float
@@ -84,8 +84,8 @@ class StepBlocks:
 
     def __init__(self) -> None:
         self._steps: list[tuple[Step, float]] = []
-        self._medians: list[Block] = []
-        self._blocks: list[Block] = []
+        self._medians: list[StepBlock] = []
+        self._blocks: list[StepBlock] = []
         self._of_block = 1
         """The number of medians in a block."""
 
@@ -103,16 +103,16 @@ class StepBlocks:
             if len(self._medians) == self._of_block:
                 self._blocks.append(_mean(self._medians))
                 self._medians = []
-            if len(self._blocks) == MOST_BLOCKS:
-                self._blocks = [_mean(self._blocks[at : at + 2]) for at in range(0, MOST_BLOCKS, 2)]
+            if len(self._blocks) == MAX_BLOCKS:
+                self._blocks = [_mean(self._blocks[at : at + 2]) for at in range(0, MAX_BLOCKS, 2)]
                 self._of_block *= 2
 
     def trend(self) -> Trend | None:
         """The trend over all steps but those of the warm-up; None while there are too few."""
         blocks = self._blocks[int(WARM_UP * len(self._blocks)) :]
-        if len(blocks) < LEAST_BLOCKS or self._blocks[-1].step - self._blocks[0].step < LEAST_STEPS - BLOCK:
+        if len(blocks) < MIN_BLOCKS or self._blocks[-1].step - self._blocks[0].step < MIN_STEPS - BLOCK:
             return None
-        if blocks[-1].t - blocks[0].t < LEAST_S:
+        if blocks[-1].t - blocks[0].t < MIN_S:
             return None
         times = [block.wall_s for block in blocks]
         slope = _slope(blocks, times)
@@ -138,15 +138,15 @@ class StepBlocks:
         )
 
 
-def _slope(blocks: Sequence[Block], values: Sequence[float]) -> Slope:
+def _slope(blocks: Sequence[StepBlock], values: Sequence[float]) -> Slope:
     return slope_of([block.step for block in blocks], values)
 
 
-def _half_slope(blocks: Sequence[Block], values: Sequence[float]) -> float:
+def _half_slope(blocks: Sequence[StepBlock], values: Sequence[float]) -> float:
     return median_slope([block.step for block in blocks], values)
 
 
-def _growth(blocks: Sequence[Block], values: Sequence[float]) -> float:
+def _growth(blocks: Sequence[StepBlock], values: Sequence[float]) -> float:
     """The growth of these values over the blocks as a share of their start; 0 where they do not grow or are not known."""
     slope = _slope(blocks, values).middle
     grown = slope * (blocks[-1].step - blocks[0].step)
@@ -154,11 +154,11 @@ def _growth(blocks: Sequence[Block], values: Sequence[float]) -> float:
     return max(0.0, grown / start) if start > 0 else 0.0
 
 
-def _median(steps: Sequence[tuple[Step, float]]) -> Block:
+def _median(steps: Sequence[tuple[Step, float]]) -> StepBlock:
     last, _ = steps[-1]
     shares = [share for _, share in steps]
     columns = zip(*(step.phases for step, _ in steps), strict=True)
-    return Block(
+    return StepBlock(
         last.index,
         last.t,
         statistics.median(step.wall_s * share for step, share in steps),
@@ -169,9 +169,9 @@ def _median(steps: Sequence[tuple[Step, float]]) -> Block:
     )
 
 
-def _mean(blocks: Sequence[Block]) -> Block:
+def _mean(blocks: Sequence[StepBlock]) -> StepBlock:
     """Successive blocks as one."""
-    return Block(
+    return StepBlock(
         blocks[-1].step,
         blocks[-1].t,
         statistics.fmean(block.wall_s for block in blocks),

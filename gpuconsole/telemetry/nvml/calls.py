@@ -61,7 +61,7 @@ class Variant(NamedTuple):
     arguments: tuple[int, ...] = ()
 
 
-class Call(NamedTuple):
+class DriverCall(NamedTuple):
     """One driver call, the metrics in its answer, and the functions that read them from the answer.
 
     The reader tries the variants in order, the newest first. None: the answer of this variant does not contain the metric.
@@ -98,13 +98,13 @@ def _number(raw: float) -> float:
     return math.nan if raw in _NOT_A_VALUE else float(raw)
 
 
-def _one(metric: str, factor: float, function: str, *arguments: int) -> Call:
-    return Call((metric,), (Variant(function, arguments),), _scaled(factor))
+def _one(metric: str, factor: float, function: str, *arguments: int) -> DriverCall:
+    return DriverCall((metric,), (Variant(function, arguments),), _scaled(factor))
 
 
-def _first_of_two(metric: str, function: str) -> Call:
+def _first_of_two(metric: str, function: str) -> DriverCall:
     """The answer is [percent, sampling period]."""
-    return Call((metric,), (Variant(function),), _item(0, 0.01))
+    return DriverCall((metric,), (Variant(function),), _item(0, 0.01))
 
 
 def _performance_state(answer: Any) -> tuple[float | None]:
@@ -113,7 +113,7 @@ def _performance_state(answer: Any) -> tuple[float | None]:
 
 
 _LAST_STATE = 15
-MEMORY = Call(
+MEMORY = DriverCall(
     ("gpu.hbm_used_bytes", "gpu.hbm_free_bytes", "gpu.hbm_reserved_bytes", "gpu.hbm_total_bytes"),
     # Version 2 reports the driver's reserve separately; version 1 counts the reserve as used.
     (Variant("nvmlDeviceGetMemoryInfo", (_MEMORY_V2,)), Variant("nvmlDeviceGetMemoryInfo")),
@@ -121,7 +121,7 @@ MEMORY = Call(
 )
 
 FAST_CALLS = (
-    Call(
+    DriverCall(
         ("gpu.utilization_ratio", "gpu.memory_utilization_ratio"),
         (Variant("nvmlDeviceGetUtilizationRates"),),
         _fields(0.01, "gpu", "memory"),  # percent
@@ -129,7 +129,7 @@ FAST_CALLS = (
     MEMORY,
     _one("gpu.power_w", 1e-3, "nvmlDeviceGetPowerUsage"),  # mW
     _one("gpu.energy_j", 1e-3, "nvmlDeviceGetTotalEnergyConsumption"),  # mJ
-    Call(
+    DriverCall(
         ("gpu.temperature_c",),
         # The second call is deprecated; drivers before 555 have only this call.
         (Variant("nvmlDeviceGetTemperatureV", (_SENSOR_GPU,)), Variant("nvmlDeviceGetTemperature", (_SENSOR_GPU,))),
@@ -137,7 +137,7 @@ FAST_CALLS = (
     ),
     _one("gpu.sm_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),  # MHz
     _one("gpu.memory_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),  # MHz
-    Call(
+    DriverCall(
         tuple(CLOCKS_REASONS.values()),
         # The second call is the old name of the first call.
         (Variant("nvmlDeviceGetCurrentClocksEventReasons"), Variant("nvmlDeviceGetCurrentClocksThrottleReasons")),
@@ -152,13 +152,15 @@ FAST_CALLS = (
 SLOW_CALLS = (
     _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
     _one("gpu.power_limit_default_w", 1e-3, "nvmlDeviceGetPowerManagementDefaultLimit"),  # mW
-    Call(("gpu.power_limit_max_w",), (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),), _item(1, 1e-3)),  # [least, most] mW
+    DriverCall(("gpu.power_limit_max_w",), (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),), _item(1, 1e-3)),  # [least, most] mW
     _one("gpu.temperature_slowdown_c", 1.0, "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
     _one("gpu.fan_ratio", 0.01, "nvmlDeviceGetFanSpeed"),  # percent
-    Call(("gpu.performance_state",), (Variant("nvmlDeviceGetPerformanceState"),), _performance_state),
+    DriverCall(("gpu.performance_state",), (Variant("nvmlDeviceGetPerformanceState"),), _performance_state),
     _one("gpu.sm_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),  # MHz
     _one("gpu.memory_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),  # MHz
-    Call(("gpu.bar1_used_bytes", "gpu.bar1_total_bytes"), (Variant("nvmlDeviceGetBAR1MemoryInfo"),), _fields(1.0, "bar1Used", "bar1Total")),
+    DriverCall(
+        ("gpu.bar1_used_bytes", "gpu.bar1_total_bytes"), (Variant("nvmlDeviceGetBAR1MemoryInfo"),), _fields(1.0, "bar1Used", "bar1Total")
+    ),
     _one("gpu.pcie_link_generation", 1.0, "nvmlDeviceGetCurrPcieLinkGeneration"),
     _one("gpu.pcie_link_generation_max", 1.0, "nvmlDeviceGetMaxPcieLinkGeneration"),
     _one("gpu.pcie_link_width", 1.0, "nvmlDeviceGetCurrPcieLinkWidth"),
@@ -172,7 +174,7 @@ SLOW_CALLS = (
 """Calls for metrics that change rarely or matter little: made every few seconds."""
 
 
-def ask(question: Call, handle: Any) -> dict[str, float]:
+def ask(question: DriverCall, handle: Any) -> dict[str, float]:
     """The metrics of the call in catalogue units, unchecked. Raises CallFailed."""
     *newer, oldest = question.variants
     for variant in newer:
@@ -184,7 +186,7 @@ def ask(question: Call, handle: Any) -> dict[str, float]:
     return _answer(question, oldest, handle)
 
 
-def _answer(question: Call, variant: Variant, handle: Any) -> dict[str, float]:
+def _answer(question: DriverCall, variant: Variant, handle: Any) -> dict[str, float]:
     answer = call(variant.function, handle, *variant.arguments)
     pairs = zip(question.metrics, question.convert(answer), strict=True)
     return {metric: value for metric, value in pairs if value is not None}
@@ -209,7 +211,7 @@ class CallReader:
 
     source = "nvml"
 
-    def __init__(self, handle: Any, questions: tuple[Call, ...], may_ask: Callable[[Call], bool] = lambda _: True) -> None:
+    def __init__(self, handle: Any, questions: tuple[DriverCall, ...], may_ask: Callable[[DriverCall], bool] = lambda _: True) -> None:
         self._handle = handle
         self._questions = questions
         self._may_ask = may_ask
@@ -254,7 +256,7 @@ SLOW_CALL_S = 0.004
 """Calls above this duration are slow. Answers from the driver's memory take microseconds."""
 SHARE = 0.2
 """Maximum share of a round's period for slow calls."""
-LEAST_S = 0.02
+MIN_S = 0.02
 
 
 class SlowCalls:
@@ -262,7 +264,7 @@ class SlowCalls:
 
     def __init__(self, meter: Meter, interval_s: float) -> None:
         self._meter = meter
-        self._budget_s = max(LEAST_S, SHARE * interval_s)
+        self._budget_s = max(MIN_S, SHARE * interval_s)
         self._interval_s = interval_s
         self._typical: dict[str, float] = {}
         self._asked: dict[tuple[str, str], float] = {}
@@ -275,7 +277,7 @@ class SlowCalls:
         self._typical = self._meter.typical()
         self._slow = {name: self._typical[name] for name in self._slow if self._typical[name] >= SLOW_CALL_S}
 
-    def may_ask(self, device: str, question: Call) -> bool:
+    def may_ask(self, device: str, question: DriverCall) -> bool:
         function = question.variants[0].function
         cost_s = self._typical.get(function) or self._meter.typical_s(function)
         if cost_s < SLOW_CALL_S:
@@ -305,7 +307,7 @@ class SlowCalls:
 
 # --- values that contradict each other -----------------------------------------------------------------------
 
-HIGHEST_POWER = 1.5
+MAX_POWER_RATIO = 1.5
 """A board may draw more than its limit for some ms, but not so many times its limit (a laptop with a limit of 160 W reported 590 W: beszel issue 1589)."""
 WORKS_RATIO = 0.02
 """Above this utilization a GPU surely runs."""
@@ -331,7 +333,7 @@ def contradictions(values: Mapping[str, float], limit_w: float = 0.0) -> dict[st
     elif total is not None and values.get("gpu.hbm_used_bytes", 0.0) > total:
         found |= dict.fromkeys(_MEMORY[:3], MORE_THAN_ALL)
     for metric in ("gpu.power_w", "gpu.power_instant_w"):
-        if limit_w > 0 and (power := values.get(metric, 0.0)) > HIGHEST_POWER * limit_w:
+        if limit_w > 0 and (power := values.get(metric, 0.0)) > MAX_POWER_RATIO * limit_w:
             found[metric] = f"the driver reports {power:.0f} W at a limit of {limit_w:.0f} W"
     if values.get("gpu.temperature_c", 0.0) < 0:
         found["gpu.temperature_c"] = BELOW_ZERO

@@ -31,7 +31,7 @@ NO_RESERVE = "unified memory: the driver reserves no part of it"
 SOURCE, PROCESSES, WITHOUT_FILES = "host", "nvml processes", "nvml, without files"
 
 
-class Memory(NamedTuple):
+class MemoryKind(NamedTuple):
     """`kind`: UNIFIED, `NUMA node 1 of the host`, or empty for a memory of its own. `node`: the NUMA node that the memory is."""
 
     total: int
@@ -39,22 +39,22 @@ class Memory(NamedTuple):
     node: int | None = None
 
 
-def memory_of(handle: Any, in_slices: bool) -> Memory:
+def memory_of(handle: Any, in_slices: bool) -> MemoryKind:
     """Return the size of the memory of a GPU, 0 where the driver does not tell it, and its kind. `in_slices`: the GPU is in MIG mode, where the driver supports less."""
     host = psutil.virtual_memory().total
     try:
         total = ask(MEMORY, handle)["gpu.hbm_total_bytes"]
     except CallFailed as failure:
         unified = failure.code == NOT_SUPPORTED and not in_slices and _works("nvmlDeviceGetUtilizationRates", handle) is not None
-        return Memory(host, UNIFIED) if unified else Memory(0)
+        return MemoryKind(host, UNIFIED) if unified else MemoryKind(0)
     if not is_plausible("gpu.hbm_total_bytes", total):
-        return Memory(0)
+        return MemoryKind(0)
     if abs(total - host) <= LIKE_HOST * host:
-        return Memory(host, UNIFIED)
+        return MemoryKind(host, UNIFIED)
     node = _works("nvmlDeviceGetNumaNodeId", handle)
     if node is None or in_slices or not is_memory_only(node):
-        return Memory(int(total))
-    return Memory(int(total), f"NUMA node {node} of the host", node)
+        return MemoryKind(int(total))
+    return MemoryKind(int(total), f"NUMA node {node} of the host", node)
 
 
 def is_memory_only(node: int, nodes: Path = NODES) -> bool:
@@ -108,7 +108,7 @@ _MASK_WORDS = 64  # of 64 bits: CPUs up to 4096
 _NODE_SCOPE = 0
 
 
-def describe(device: str, handle: Any, nvlinks: int | None, memory: Memory) -> Device:
+def describe(device: str, handle: Any, nvlinks: int | None, memory: MemoryKind) -> Device:
     """`nvlinks`: number of active NVLinks; None: unknown."""
     name = str(fact("nvmlDeviceGetName", handle) or UNKNOWN_NAME)
     return Device(

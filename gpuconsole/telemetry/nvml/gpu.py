@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import CATALOGUE, LINK_METRICS
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
-from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, Call, CallReader, contradictions, is_plausible
+from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, CallReader, DriverCall, contradictions, is_plausible
 from gpuconsole.telemetry.nvml.facts import (
     NO_RESERVE,
     NO_SIZES,
@@ -118,7 +118,7 @@ class _Reader(Protocol):
 class Gpu:
     """Reads one device. A lost device stays lost here: a reset brings the GPU back, and invalidates the handle (see `NvmlSource`)."""
 
-    def __init__(self, device: str, handle: Any, may_ask: Callable[[str, Call], bool]) -> None:
+    def __init__(self, device: str, handle: Any, may_ask: Callable[[str, DriverCall], bool]) -> None:
         """`may_ask(device, call)`: whether a slow call is due now."""
         meter.device = device
         self.handle = handle
@@ -384,15 +384,16 @@ def _slice_handles(whole: Gpu) -> list[tuple[int, Any]]:
 
 # nvmlGpuTopologyLevel_t in nvidia-smi's words.
 _LEVELS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_TO_GPU, _TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
+_TO_GPU = 0
+_TO_SWITCH = 2  # nvmlIntNvLinkDeviceType_t
 _SWITCH = "switch"
-_MOST_GPUS = 128
+_MAX_GPUS = 128
 """No machine has more GPUs, and the number of pairs grows with the square."""
 
 
 def links_between(gpus: list[Gpu]) -> list[Link]:
     """The best path of each pair: NVLink if present, otherwise PCIe. A pair that the driver does not report is left out."""
-    if len(gpus) > _MOST_GPUS:
+    if len(gpus) > _MAX_GPUS:
         return []
     ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
     places = {gpu.device.id: pci_address(gpu.handle) for gpu in gpus}

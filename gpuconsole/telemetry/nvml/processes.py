@@ -21,7 +21,7 @@ _LOOK_BACK_S = 5.0
 _PERCENT = 0.01
 
 
-LARGEST_PID = 2**22 - 1
+MAX_PID = 2**22 - 1
 """Of Linux (PID_MAX_LIMIT). The driver names processes by their pid on the host, whose own `pid_max` a container may not know."""
 INVENTED = "the driver lists processes that cannot exist: it and nvidia-ml-py disagree about the records (drivers 535.43 to 535.86)"
 FAR_ABOVE = 1.5
@@ -48,7 +48,7 @@ def processes_of(device: str, handle: Any, slices: dict[int, str], total_bytes: 
 
 def _can_exist(process: Process, total_bytes: int) -> bool:
     fits = not total_bytes or (process.memory_bytes or 0) <= total_bytes
-    return 0 < process.pid <= LARGEST_PID and fits
+    return 0 < process.pid <= MAX_PID and fits
 
 
 def _is_far_above_used(processes: list[Process], handle: Any, total_bytes: int) -> bool:

@@ -16,7 +16,7 @@ from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology
 
 PROCESSES_S = 2.0
 CHECK_S = 5.0
-LONGEST_LOOK_S = 600.0
+MAX_LOOK_S = 600.0
 
 
 class NvmlSource:
@@ -206,7 +206,7 @@ class NvmlSource:
         except CallFailed:
             values = {}
         if not values:
-            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
+            self._look_s = min(2 * self._look_s, MAX_LOOK_S)
             self._look_t = time.monotonic() + self._look_s
         return bool(values)
 

@@ -11,7 +11,7 @@ from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call
 from gpuconsole.wire.events import Xid
 
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 
 # Texts for common errors (NVIDIA, "XID Errors": https://docs.nvidia.com/deploy/xid-errors/).
 MEANINGS = {
@@ -74,7 +74,7 @@ class XidWatch:
         """The events since the last call. Does not block. After a failure the next call uses a new event set."""
         xids: list[Xid] = []
         watched = self._set is not None and len(self.refusals) < len(self.counts)
-        while watched and len(xids) < _MOST_AT_ONCE:
+        while watched and len(xids) < _MAX_AT_ONCE:
             try:
                 event = call("nvmlEventSetWait", self._set, 0)
             except CallFailed as failure:

@@ -31,7 +31,7 @@ LAST_WORDS_S = 0.5
 """How long the end may wait for the terminal."""
 
 
-class Writer:
+class TerminalWriter:
     """Replaces Textual's writer thread. `write` never blocks, and only the newest state waits.
 
     `stop` waits up to LAST_WORDS_S for the last bytes; `start` may follow.
@@ -131,7 +131,7 @@ class Writer:
 
 
 class CellDriver(LinuxDriver):
-    """LinuxDriver handles keys, mouse and modes. Its output goes through a `Writer`."""
+    """LinuxDriver handles keys, mouse and modes. Its output goes through a `TerminalWriter`."""
 
     def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
@@ -140,10 +140,10 @@ class CellDriver(LinuxDriver):
         able: Terminal = getattr(app, "able", None) or terminal()
         screen = Screen(*_size_of(fileno), able, entered=skeleton.painted())
         self.cost: Cost = screen.cost
-        self._out = Writer(fileno, screen, "ascii" if able.ascii_only else "utf-8")
+        self._out = TerminalWriter(fileno, screen, "ascii" if able.ascii_only else "utf-8")
 
     @property  # type: ignore[override]
-    def _writer_thread(self) -> Writer:
+    def _writer_thread(self) -> TerminalWriter:
         """The writer in place of LinuxDriver's WriterThread: LinuxDriver starts it, writes to it and stops it."""
         return self._out
 

@@ -20,7 +20,7 @@ from gpuconsole.tui.terminal import Terminal
 BEGIN_UPDATE, END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 UNKNOWN = -1
 """The position of a cursor that may be anywhere."""
-LONGEST_SEQUENCE = 1 << 20
+MAX_SEQUENCE_LENGTH = 1 << 20
 """A longer sequence has no end; it passes through unchanged."""
 
 Cells = list[str]
@@ -261,7 +261,7 @@ class Wanted:
                     self.passing.append(Passing(token[0], Effect.ENTER if token["alternate"] == "h" else Effect.LEAVE))
                 case "quiet":
                     self.passing.append(Passing(token[0], Effect.NONE))
-                case "rest" if len(token[0]) < LONGEST_SEQUENCE:
+                case "rest" if len(token[0]) < MAX_SEQUENCE_LENGTH:
                     self._rest = token[0]
                 case _:
                     self.passing.append(Passing(token[0], Effect.UNKNOWN))

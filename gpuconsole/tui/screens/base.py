@@ -15,7 +15,7 @@ from gpuconsole.report.cells import Row
 from gpuconsole.report.page import Lines, sifted, text_lines
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.widgets.bars import KeyBar, TitleBar
 from gpuconsole.tui.widgets.list import FAR, ListZone
 
@@ -32,7 +32,7 @@ class BackScreen(Screen[None]):
             cls.BINDINGS = keys.screen_bindings(cls.NAME)
         super().__init_subclass__(**options)
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__()
         self.api = api
         self.actions = actions
@@ -84,7 +84,7 @@ class ListScreen(BackScreen):
     FIELD: ClassVar[str] = "filter"
     SIFTED: ClassVar[bool] = False
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self.needle = ""
         self.list_zone = ListZone(self._sifted_lines if self.SIFTED else self.lines, self.on_move, self.on_choose)

@@ -16,7 +16,7 @@ from gpuconsole.report.machine.topology import last_column, read_net, topology_l
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import SessionApi, View
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 from gpuconsole.tui.widgets.list import FAR
@@ -39,7 +39,7 @@ class DeviceScreen(ListScreen):
     #metric { height: 4; }
     """
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._place = self._before_filter = self._view.device
         self._digits, self._digit_s = "", 0.0
@@ -164,7 +164,7 @@ class TopologyScreen(ListScreen):
     FILTER = "only rows with these words"
     SIFTED = True
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._read: tuple[Sequence[Device], Sequence[Link]] = (self._view.devices, self._view.links)
         self._net = read_net(*self._read)

@@ -19,19 +19,19 @@ from gpuconsole.report.page import Lines, labelled, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import A_RECORDING, SessionApi, View
 from gpuconsole.tui import keys
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
 FIELD = 20
 """Cells of the text field where what is allowed stands beside it."""
 GAP = 3
-MOST_VALUE = 30
+MAX_VALUE = 30
 APPLIES = 10
 EFFECT = 18
 FIXED = "fixed"
 LABEL = 12
-LEAST_HEIGHT = 8
+MIN_HEIGHT = 8
 """Below so many rows there is no room for a knob's meaning."""
 NO_EFFECT = "knob."
 """The prefix of keys in `Run.unavailable` that name knobs without an effect on this run, each with the reason."""
@@ -51,7 +51,7 @@ class KnobsScreen(ListScreen):
     #named, #beside, #under { height: 1; }
     """
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._pending: Knobs = {}
         self._edited = ""
@@ -282,7 +282,7 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
         lines.insert(own, None)
     columns = (
         max(cell_width(clean(name)) for name in names),
-        min(MOST_VALUE, max(5, *(cell_width(clean(state.value(name))) for name in names))),
+        min(MAX_VALUE, max(5, *(cell_width(clean(state.value(name))) for name in names))),
     )
     reasons = {name: state.unavailable[key] for name in names if (key := f"{NO_EFFECT}{name}") in state.unavailable}
 
@@ -299,7 +299,7 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
 
     applies = fit("a change", EFFECT) if state.job else fit("applies", APPLIES)
     head = line(width, (f"  {fit('setting', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
-    return Lines(lines, row, [head], meaning if height >= LEAST_HEIGHT else None)
+    return Lines(lines, row, [head], meaning if height >= MIN_HEIGHT else None)
 
 
 def _row(name: str, state: KnobState, selected: bool, columns: tuple[int, int], width: int) -> Row:

@@ -11,16 +11,16 @@ from textual.screen import Screen
 from gpuconsole.model.finding import Finding, Suggestion
 from gpuconsole.report.experiments import trial_rows
 from gpuconsole.report.machine.fleet import fleet_rows
-from gpuconsole.report.run.account import rows_below
+from gpuconsole.report.run.breakdown import rows_below
 from gpuconsole.report.run.diagnosis import needed_rows, opens_details
 from gpuconsole.report.run.runs import tried_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import header_rows
-from gpuconsole.tui.widgets.layout import Needs, Plan, leave_room, plan
+from gpuconsole.tui.widgets.layout import LayoutNeeds, LayoutPlan, leave_room, plan
 from gpuconsole.tui.widgets.list import FAR
 from gpuconsole.tui.widgets.live import (
     AnswerZone,
@@ -37,7 +37,7 @@ from gpuconsole.tui.widgets.live import (
 )
 from gpuconsole.tui.widgets.overview import OverviewZone
 
-MOST_FLEET_ROWS = 8
+MAX_FLEET_ROWS = 8
 
 
 class MainScreen(Screen[None]):
@@ -52,7 +52,7 @@ class MainScreen(Screen[None]):
     AUTO_FOCUS = ""
     BINDINGS = keys.screen_bindings(NAME)
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__()
         self.api = api
         self.actions = actions
@@ -60,7 +60,7 @@ class MainScreen(Screen[None]):
         self.expects_run = False
         """Whether a run is about to start. The machine overview is shown only when no run exists and none is expected."""
         self._steady = Steady()
-        self._plan: Plan | None = None
+        self._plan: LayoutPlan | None = None
         self._idle: bool | None = None
         self._header = HeaderZone(api, id="header")
         self._answer = AnswerZone(api, id="answer")
@@ -135,9 +135,9 @@ class MainScreen(Screen[None]):
                 zone.display = zone is self._header
             self._header.styles.height = 1
             return
-        needs = Needs(
+        needs = LayoutNeeds(
             header=header_rows(view) - 1,
-            fleet=fleet_rows(view, MOST_FLEET_ROWS),
+            fleet=fleet_rows(view, MAX_FLEET_ROWS),
             causes=needed_rows(view),
             tried=tried_rows(view),
             idle=view.run is None,

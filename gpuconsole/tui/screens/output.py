@@ -10,7 +10,7 @@ from textual.widgets import Input
 from gpuconsole.report.cells import line, pieces
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import SessionApi, View
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.list import FAR
 
@@ -28,7 +28,7 @@ class OutputScreen(ListScreen):
     TITLE_TEXT = "Output"
     FILTER = "only lines with these words"
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._follows = True
         self._wrapped: tuple[tuple[object, ...], list[str]] = ((), [])

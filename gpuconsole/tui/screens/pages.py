@@ -18,7 +18,7 @@ from gpuconsole.report.screen.chart import paint_throughput
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import BackScreen, ListScreen, PageScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
@@ -38,14 +38,14 @@ class TuningScreen(PageScreen):
 
     NAME = "tuning"
     TITLE_TEXT = "Tuning"
-    LEAST_CHART = 7
+    MIN_CHART = 7
 
     def paint(self, view: View, width: int) -> list[Row]:
         return paint_tuning(view, width)
 
     def lines(self, width: int, height: int) -> Lines:
         rows = [*self.paint(self._view, width), blank(width)]
-        if self._view.run is not None and (room := height - len(rows)) >= self.LEAST_CHART:
+        if self._view.run is not None and (room := height - len(rows)) >= self.MIN_CHART:
             rows += paint_throughput(self._view, self.api.history, width, room)
         return text_lines(rows)
 
@@ -60,7 +60,7 @@ class ProfileScreen(PageScreen):
     NAME = "profile"
     TITLE_TEXT = "Profile"
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._painted: tuple[object, int, list[Row]] = (None, 0, [])
         self._rank = 0
@@ -132,7 +132,7 @@ class HelpScreen(PageScreen):
     NAME = "help"
     TITLE_TEXT = "Help"
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._painted: tuple[int, list[Row]] = (0, [])
 
@@ -208,7 +208,7 @@ class HistoryScreen(BackScreen):
     NAME = "history"
     TITLE_TEXT = "History"
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._charts = DrawnZone(self._draw)
 

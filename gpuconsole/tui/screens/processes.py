@@ -12,8 +12,8 @@ from gpuconsole.model.machine import Process
 from gpuconsole.report.cells import Row, line
 from gpuconsole.report.machine.processes import (
     ORDERS,
-    Choice,
-    Entry,
+    ProcessEntry,
+    ProcessFilter,
     arrange,
     identity,
     order_in_words,
@@ -24,7 +24,7 @@ from gpuconsole.report.machine.processes import (
 )
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import A_RECORDING, SessionApi, SessionError, View
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
@@ -41,10 +41,10 @@ class ProcessesScreen(ListScreen):
     FILTER = "part of a name, command, user, container, pid or gpu:N"
     DEFAULT_CSS = "#prompt { height: 1; dock: bottom; margin-bottom: 1; }"
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
-        self._choice = Choice()
-        self._entries: list[Entry] = []
+        self._choice = ProcessFilter()
+        self._entries: list[ProcessEntry] = []
         self._inspected: Process | None = None
         self._asked: tuple[str, Process] | None = None
         self._answer_text: tuple[str, str] = ("", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.probes import IN_JOB
-from gpuconsole.model.experiments import MOST_LOSS_COST
+from gpuconsole.model.experiments import MAX_LOSS_COST
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS, MAY_DIFFER
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
@@ -21,7 +21,7 @@ from gpuconsole.report.parts import BLANK, Report, labelled, lay_out, text
 from gpuconsole.report.run.profile import OTHERS_WAIT
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.session.facts import active, kept_changes
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import TitleBar
 
@@ -104,7 +104,7 @@ class ConsentScreen(ListScreen):
 
     NAME = "consent"
 
-    def __init__(self, api: SessionApi, actions: Requests, question: Question) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests, question: Question) -> None:
         super().__init__(api, actions)
         self._question = question
         self._heading = TitleBar(question.heading)
@@ -213,7 +213,7 @@ def numerics_question(change: str, allow: Callable[[], None]) -> Question:
         BLANK,
         text(
             "A trial alternates steps of the job with and without the change. It keeps a change only if the job is faster and its loss is not "
-            f"higher by more than {percent(MOST_LOSS_COST).strip()} or the noise. The steps with the change stay in the weights. u reverts a kept change."
+            f"higher by more than {percent(MAX_LOSS_COST).strip()} or the noise. The steps with the change stay in the weights. u reverts a kept change."
         ),
         text("The permission holds for all changes until the job ends, also for those of a tuning session (t)."),
     ]

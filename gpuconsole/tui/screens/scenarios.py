@@ -17,16 +17,16 @@ from gpuconsole.report.page import Lines, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.session.gpu_state import gpu_states, whole_gpus
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
 
-LEAST_ABOUT = 37
+MIN_ABOUT_COLUMNS = 37
 """Columns that the description keeps beside the list."""
-MOST_ABOUT = 14
+MAX_ABOUT_ROWS = 14
 """Rows of the description below the list: as many as the longest description takes at 80 columns."""
-LEAST_LIST = 5
-LEAST_HEIGHT = 8
+MIN_LIST_ROWS = 5
+MIN_HEIGHT = 8
 """Below so many rows there is no room for a description."""
 WIDE = 100
 GAP = 3
@@ -40,7 +40,7 @@ class ScenariosScreen(ListScreen):
     FILTER = "filter"
     FIELD = "choice"
 
-    def __init__(self, api: SessionApi, actions: Requests) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self._all = {scenario.name: scenario for scenario in api.scenarios()}
         self.list_zone.select(self._proposed())
@@ -146,7 +146,7 @@ def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, he
 
     if width >= WIDE:
         title_width = max(cell_width(clean(scenario.title)) for scenario in scenarios)
-        room = max(width // 2, min(name_width + title_width + 4, width - GAP - LEAST_ABOUT))
+        room = max(width // 2, min(name_width + title_width + 4, width - GAP - MIN_ABOUT_COLUMNS))
         about = width - room - GAP
 
         def beside_list(name: str) -> list[Row]:
@@ -155,12 +155,12 @@ def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, he
 
         return Lines(keys, lambda n, selected: row(n, selected, room), side=beside_list, side_width=about + GAP)
 
-    rows = min(len(entries), max(LEAST_LIST, height - MOST_ABOUT))
+    rows = min(len(entries), max(MIN_LIST_ROWS, height - MAX_ABOUT_ROWS))
 
     def below_list(name: str) -> list[Row]:
         return fill([blank(width), *_about(by_name[name], device, width)], width, height - rows)
 
-    return Lines(keys, lambda n, selected: row(n, selected, width), foot=below_list if height >= LEAST_HEIGHT else None)
+    return Lines(keys, lambda n, selected: row(n, selected, width), foot=below_list if height >= MIN_HEIGHT else None)
 
 
 def _entries(scenarios: Sequence[Scenario]) -> list[Scenario | str]:

@@ -21,7 +21,7 @@ from gpuconsole.tui.widgets.live import Zone
 # --- what a key has done, or why it could not: lines above the keys, for some seconds ------------------------
 
 MESSAGE_S = 6.0
-MOST_ROWS = 4
+MAX_ROWS = 4
 
 
 class Message(NamedTuple):
@@ -47,7 +47,7 @@ class Messages:
 
     def rows(self, width: int, height: int) -> list[Row]:
         """The rows of the messages, on a screen of `height` rows. Where there is little room, the newest stay."""
-        room, rows = min(MOST_ROWS, height // 3), list[Row]()
+        room, rows = min(MAX_ROWS, height // 3), list[Row]()
         for message in reversed(self._present()):
             parts = wrap(message.text, max(1, width - 1), max(1, room))
             if rows and len(rows) + len(parts) > room:

@@ -9,7 +9,7 @@ from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.columns import device_line
 from gpuconsole.report.machine.fleet import fleet_rows
-from gpuconsole.report.run.account import share_text
+from gpuconsole.report.run.breakdown import share_text
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session import facts
 from gpuconsole.session.api import View

@@ -15,7 +15,7 @@ from gpuconsole.report.cells import Row, fill, spread, to_ascii
 from gpuconsole.report.experiments import paint_done, paint_running
 from gpuconsole.report.machine.fleet import paint_fleet
 from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
-from gpuconsole.report.run.account import paint_steps
+from gpuconsole.report.run.breakdown import paint_steps
 from gpuconsole.report.run.diagnosis import paint_diagnosis, suggestion_at
 from gpuconsole.report.run.runs import paint_runs
 from gpuconsole.report.screen.answer import paint_answer
@@ -25,7 +25,7 @@ from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.theme import style_of
 from gpuconsole.tui.widgets.header import paint_header
-from gpuconsole.tui.widgets.layout import Plan, plan
+from gpuconsole.tui.widgets.layout import LayoutPlan, plan
 
 # --- the base of every widget that draws rows ----------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class LiveZone(Zone):
         super().__init__(id=id)
         self._api = api
         self.view: View | None = None
-        self.plan: Plan = plan(80, 24)
+        self.plan: LayoutPlan = plan(80, 24)
         self.clicked: Callable[[int], object] = lambda y: None
         """Called with the row of a click."""
 

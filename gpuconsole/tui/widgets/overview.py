@@ -13,7 +13,7 @@ from gpuconsole.report.machine.overview import Hint, Overview, paint_overview
 from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
-from gpuconsole.tui.requests import Requests
+from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
@@ -38,7 +38,7 @@ class OverviewZone(LiveZone, can_focus=True):
     NAME = "machine"
     BINDINGS = keys.screen_bindings(NAME)
 
-    def __init__(self, api: SessionApi, actions: Requests, *, id: str | None = None) -> None:
+    def __init__(self, api: SessionApi, actions: ScreenRequests, *, id: str | None = None) -> None:
         super().__init__(api, id=id)
         self._actions = actions
         self._choice = GpuChoice()

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from gpuconsole.agent.clock import now
 from gpuconsole.model.machine import Reached
 from gpuconsole.wire.channel import die_with_parent
-from gpuconsole.workloads.calibration.measures import LEAST, MOST, as_rate, as_time, missing, synchronize
+from gpuconsole.workloads.calibration.measures import MAX_REPEATS, MIN_REPEATS, as_rate, as_time, missing, synchronize
 
 LATENCY, BANDWIDTH = "allreduce_latency_s", "allreduce_bytes_per_s"
-LATENCY_BYTES, LATENCY_OPERATIONS = 64 * 2**10, 20
-BANDWIDTH_BYTES, BANDWIDTH_OPERATIONS = 16 * 2**20, 2
+LATENCY_BYTES = 64 * 2**10
+LATENCY_OPERATIONS = 20
+BANDWIDTH_BYTES = 16 * 2**20
+BANDWIDTH_OPERATIONS = 2
 MEET_S = 60.0
 """Time limit for the processes to meet. On busy cores two processes that import torch need up to 20 s."""
 
@@ -116,6 +118,6 @@ def _operations_s(size: int, operations: int, device: torch.device, budget_s: fl
 
 def _agreed_count(block: Callable[[], float], operations: int, device: torch.device, budget_s: float) -> int:
     """The number of blocks that fit in the budget, as process 0 decides."""
-    count = torch.tensor([min(MOST, max(LEAST, int(budget_s / (block() * operations))))], device=device)
+    count = torch.tensor([min(MAX_REPEATS, max(MIN_REPEATS, int(budget_s / (block() * operations))))], device=device)
     dist.broadcast(count, 0)
     return int(count.item())

@@ -19,7 +19,7 @@ from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_grou
 from gpuconsole.wire.events import Calibrated, Command, Failed, Hello, Progress
 
 
-def serve(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path) -> int:
+def run_calibration(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path) -> int:
     """Run all stages in order. Returns the exit code; a failure has been reported to the console by then."""
     try:
         channel.send(Progress(now(), "importing", "torch"))
@@ -58,7 +58,7 @@ def main() -> None:
 
     channel.listen(obey, kill_own_group)
     channel.send(Hello(now(), "calibration", os.getpid(), __version__, time.time()))
-    code = serve(channel, args.device, args.uuid, args.budget, args.scratch)
+    code = run_calibration(channel, args.device, args.uuid, args.budget, args.scratch)
     channel.end(code)
 
 

@@ -10,7 +10,7 @@ from gpuconsole.workloads.device import DTYPES, Kind
 
 STEP_FLOPS = {"cpu": 1e10, "cuda": 2e14}
 """FLOPs of a step: a tenth of a second of one core, a quarter of a second of a large GPU."""
-MOST_PRODUCTS = 512
+MAX_PRODUCTS = 512
 
 
 class Products:
@@ -21,7 +21,7 @@ class Products:
     def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
         self.model = nn.Identity()
         self._side = int(knobs["matrix_size"])
-        self._per_step = max(1, min(MOST_PRODUCTS, round(STEP_FLOPS[device.type] / self.flops_per_sample(knobs))))
+        self._per_step = max(1, min(MAX_PRODUCTS, round(STEP_FLOPS[device.type] / self.flops_per_sample(knobs))))
         random = torch.Generator(device).manual_seed(seed)
         self._wide = [torch.randn(self._side, self._side, device=device, generator=random) for _ in range(2)]
         self._precision, self._factors = "", self._wide

@@ -26,7 +26,8 @@ from gpuconsole.workloads.device import DTYPES, Kind
 
 # --- repeated timing -----------------------------------------------------------------------------------------
 
-LEAST, MOST = 3, 200
+MIN_REPEATS = 3
+MAX_REPEATS = 200
 """Limits of the number of repeats, whatever the budget."""
 
 
@@ -35,7 +36,7 @@ def repeats_s(work: Callable[[], object], device: torch.device, budget_s: float)
     work()
     times: list[float] = []
     deadline = now() + budget_s
-    while len(times) < LEAST or (len(times) < MOST and now() < deadline):
+    while len(times) < MIN_REPEATS or (len(times) < MAX_REPEATS and now() < deadline):
         times.append(once_s(work, device))
     return times
 
@@ -101,7 +102,8 @@ def where_it_fits(measure: Callable[[int], float]) -> float:
 
 TENSOR_CORES_SINCE = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0)}
 """The first compute capability with units for that precision (CUDA programming guide, "Arithmetic Instructions" and "Tensor Cores")."""
-SMALLEST_SIDE, LARGEST_SIDE = 256, 8192
+MIN_SIDE = 256
+MAX_SIDE = 8192
 
 
 def dense_flops_per_s(kind: Kind, device: torch.device, precision: str, budget_s: float = 0.25) -> float:
@@ -140,8 +142,8 @@ def fitting_side(device: torch.device, precision: str, budget_s: float) -> int:
 
     Emulated arithmetic can be 50 times slower than native arithmetic, and a GPU 1000 times faster than a core: no single size suits all.
     """
-    side = SMALLEST_SIDE
-    while side < LARGEST_SIDE:
+    side = MIN_SIDE
+    while side < MAX_SIDE:
         _, work = product(device, precision, side)
         work()
         if 8 * once_s(work, device) > budget_s / 16:  # twice the side is eight times the work
@@ -233,7 +235,8 @@ def _random(size: int, device: torch.device) -> torch.Tensor:
 # --- writes to and reads from the disk of the temporary folder, without the page cache -----------------------
 
 WRITE, READ = "disk_write_bytes_per_s", "disk_read_bytes_per_s"
-SMALLEST, LARGEST = 4 * 2**20, 128 * 2**20
+MIN_FILE_BYTES = 4 * 2**20
+MAX_FILE_BYTES = 128 * 2**20
 BLOCK = 4 * 2**20
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
@@ -245,12 +248,12 @@ def disk(folder: Path, budget_s: float) -> list[Reached]:
         reason = f"the temporary directory is in memory ({kind}): set TMPDIR to a directory on a disk"
         return [missing(name, reason) for name in (WRITE, READ)]
     path = folder / "disk.bin"
-    data = os.urandom(SMALLEST)  # random, so that no filesystem compresses it
-    fits = SMALLEST * budget_s / 4 / _write_s(path, data)
-    size = int(min(max(fits, SMALLEST), LARGEST, shutil.disk_usage(folder).free / 4)) // BLOCK * BLOCK or BLOCK
+    data = os.urandom(MIN_FILE_BYTES)  # random, so that no filesystem compresses it
+    fits = MIN_FILE_BYTES * budget_s / 4 / _write_s(path, data)
+    size = int(min(max(fits, MIN_FILE_BYTES), MAX_FILE_BYTES, shutil.disk_usage(folder).free / 4)) // BLOCK * BLOCK or BLOCK
     data = os.urandom(size)
     begun, written = now(), list[float]()
-    while len(written) < LEAST or (len(written) < MOST and now() - begun < budget_s):
+    while len(written) < MIN_REPEATS or (len(written) < MAX_REPEATS and now() - begun < budget_s):
         written.append(_write_s(path, data))
     what = f"{size >> 20} MiB in the temporary directory{f' ({kind})' if kind else ''}"
     figures = [as_rate(WRITE, float(size), written, f"{what}, with fsync"), _read(path, size, budget_s, what)]
@@ -280,7 +283,7 @@ def _read(path: Path, size: int, budget_s: float, what: str) -> Reached:
     buffer = bytearray(BLOCK)
     begun, times = now(), list[float]()
     with path.open("rb", buffering=0) as file:
-        while len(times) < LEAST or (len(times) < MOST and now() - begun < budget_s):
+        while len(times) < MIN_REPEATS or (len(times) < MAX_REPEATS and now() - begun < budget_s):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             if _cached(file.fileno()):
                 return missing(READ, "the page cache keeps the file: a read would measure memory")

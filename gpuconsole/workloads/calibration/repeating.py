@@ -10,13 +10,13 @@ from typing import Protocol
 
 import torch
 
-from gpuconsole.agent import account as phase
-from gpuconsole.agent.account import StepAccount
+from gpuconsole.agent import step_breakdown as phase
 from gpuconsole.agent.loop import Probe
 from gpuconsole.agent.protocol import COUNTS, SETTLING
+from gpuconsole.agent.step_breakdown import StepBreakdown
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
-from gpuconsole.workloads.device import Kind, account_for, set_matmul_precision, set_threads
+from gpuconsole.workloads.device import Kind, breakdown_for, set_matmul_precision, set_threads
 
 
 class Work(Protocol):
@@ -52,15 +52,15 @@ class RepeatingLoop:
         self._settling = 1
         device_memory.enforce_limit(device, knobs)
         self._put_in_force()
-        self.account: StepAccount = account_for(device)
+        self.breakdown: StepBreakdown = breakdown_for(device)
 
     def step(self) -> None:
         with torch.no_grad():
             samples = self.task.do(self.knobs)
-        self.account.mark(phase.FORWARD)
+        self.breakdown.mark(phase.FORWARD)
         kind = SETTLING if self._settling and self.kind == COUNTS else self.kind
         self._settling = 0
-        self.account.end(samples, 0, None, self.arm, kind)
+        self.breakdown.end(samples, 0, None, self.arm, kind)
 
     def set_knobs(self, changes: Knobs, arm: int) -> None:
         """Put hot `changes` in force for the next step. Raises ValueError for cold knobs."""
@@ -69,7 +69,7 @@ class RepeatingLoop:
             raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
         self.knobs = {**self.knobs, **changes}
         self._put_in_force()
-        self.set_arm(arm)
+        self.set_variant(arm)
         self.settle()
 
     def _put_in_force(self) -> None:
@@ -89,11 +89,11 @@ class RepeatingLoop:
     def settle(self) -> None:
         """Begin a new timeline whose first step does not count."""
         self._settling = 1
-        self.account.restart()
+        self.breakdown.restart()
 
-    def set_arm(self, arm: int) -> None:
+    def set_variant(self, arm: int) -> None:
         self.arm = arm
-        self.account.sample_all = arm != 0
+        self.breakdown.sample_all = arm != 0
 
     def close(self) -> None:
         """Nothing to close."""

@@ -13,7 +13,7 @@ BUFFERS = 3
 """Two buffers are read, one is written."""
 STEP_BYTES = {"cpu": 1e9, "cuda": 5e11}
 """Bytes of a step: some tens of milliseconds of a core, a tenth of a second of a large GPU."""
-MOST_PASSES = 512
+MAX_PASSES = 512
 
 
 class Triad:
@@ -26,7 +26,7 @@ class Triad:
         self._b, self._c = (torch.rand(values, device=device, generator=random) for _ in range(2))
         self._a = torch.empty_like(self._b)
         self._bytes = float(BUFFERS * 4 * values)
-        self._per_step = max(1, min(MOST_PASSES, round(STEP_BYTES[device.type] / self._bytes)))
+        self._per_step = max(1, min(MAX_PASSES, round(STEP_BYTES[device.type] / self._bytes)))
 
     def do(self, knobs: Knobs) -> int:
         for _ in range(self._per_step):

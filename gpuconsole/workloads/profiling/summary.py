@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     op_class: OpClassName
     start: float
     own: float
-    work: Work
+    work: OperatorWork
     computes: bool
     in_passes: bool
     launched_by: str = ""
@@ -57,7 +57,7 @@ class Update(msgspec.Struct, frozen=True):
     bytes: float = 0.0
 
 
-class _Span(msgspec.Struct):
+class _OperatorSpan(msgspec.Struct):
     """An operator whose child operators are still being read."""
 
     event: TraceEvent
@@ -125,10 +125,10 @@ def _window(events: list[TraceEvent]) -> tuple[float, float, int]:
     return min(span.ts for span in spans), max(span.end for span in spans), len(steps)
 
 
-def _operators(events: Iterable[TraceEvent]) -> list[_Span]:
+def _operators(events: Iterable[TraceEvent]) -> list[_OperatorSpan]:
     """Every operator and annotation with its time minus the time of its children, per thread."""
-    done: list[_Span] = []
-    stacks: dict[int | str, list[_Span]] = defaultdict(list)
+    done: list[_OperatorSpan] = []
+    stacks: dict[int | str, list[_OperatorSpan]] = defaultdict(list)
     for event in sorted(events, key=lambda event: (event.ts, -event.dur)):
         stack = stacks[event.tid]
         while stack and stack[-1].event.end <= event.ts:
@@ -137,7 +137,7 @@ def _operators(events: Iterable[TraceEvent]) -> list[_Span]:
         parent = stack[-1] if stack else None
         optimizer = event.name.startswith(OPTIMIZER) or (parent is not None and parent.optimizer)
         beside_passes = event.name.startswith(BESIDE_PASSES) or (parent is not None and parent.beside_passes)
-        span = _Span(event, op_class, event.dur, optimizer, beside_passes)
+        span = _OperatorSpan(event, op_class, event.dur, optimizer, beside_passes)
         if parent is not None:
             parent.own -= min(event.dur, parent.event.end - event.ts)
         for outer in stack:  # an operator that calls an operator of the same class is dispatch: linear around addmm
@@ -147,7 +147,7 @@ def _operators(events: Iterable[TraceEvent]) -> list[_Span]:
     return done
 
 
-def _piece(span: _Span) -> Piece:
+def _piece(span: _OperatorSpan) -> Piece:
     """A CPU operator."""
     event = span.event
     own_class: OpClassName = "other" if span.wraps else span.op_class
@@ -157,7 +157,7 @@ def _piece(span: _Span) -> Piece:
     return Piece(name, op_class, event.ts, max(0.0, span.own), work, own_class != "other", not span.beside_passes)
 
 
-def _kernels(events: list[TraceEvent], spans: list[_Span]) -> list[Piece]:
+def _kernels(events: list[TraceEvent], spans: list[_OperatorSpan]) -> list[Piece]:
     """GPU kernels and copies, classified by their own name, otherwise by the operator that launched them."""
     launchers = {span.event.args.op: span for span in spans if span.event.cat == trace.OP and span.event.args.op}
     longest: dict[int, TraceEvent] = {}
@@ -168,12 +168,12 @@ def _kernels(events: list[TraceEvent], spans: list[_Span]) -> list[Piece]:
     return [_kernel(event, launchers.get(event.args.op), longest.get(event.args.op) is event) for event in events]
 
 
-def _kernel(event: TraceEvent, launcher: _Span | None, carries: bool) -> Piece:
+def _kernel(event: TraceEvent, launcher: _OperatorSpan | None, carries: bool) -> Piece:
     """One kernel. If one operator launched several kernels, the longest kernel gets all FLOPs and bytes of the operator."""
     if event.cat != trace.KERNEL:
         within = event.cat == trace.MEMSET or "DtoD" in event.name
         in_passes = within and (launcher is None or not launcher.beside_passes)
-        return Piece(event.name, "copy", event.ts, event.dur, Work(0.0, _copied(event)), True, in_passes)
+        return Piece(event.name, "copy", event.ts, event.dur, OperatorWork(0.0, _copied(event)), True, in_passes)
     op_class, work = class_of_kernel(event.name), UNKNOWN
     if launcher is not None:
         if launcher.optimizer:
@@ -183,7 +183,7 @@ def _kernel(event: TraceEvent, launcher: _Span | None, carries: bool) -> Piece:
         if op_class != "optimizer" and launcher.op_class in (op_class, "other"):
             work = work_of(launcher.event.name, op_class, launcher.event.args)
             if not carries and work.bytes is not None:
-                work = Work(0.0, 0.0)
+                work = OperatorWork(0.0, 0.0)
     in_passes = op_class != "optimizer" and (launcher is None or not launcher.beside_passes)
     launched_by = launcher.event.name if launcher is not None else ""
     return Piece(event.name, op_class, event.ts, event.dur, work, True, in_passes, launched_by, event.args)
@@ -265,7 +265,7 @@ ATTENTION = {
 """The implementations of torch's attention by the operator that each of them calls."""
 
 
-def _implementations(spans: Iterable[_Span], start: float, end: float) -> list[str]:
+def _implementations(spans: Iterable[_OperatorSpan], start: float, end: float) -> list[str]:
     """The implementations of attention that ran in the window, the most frequent first."""
     names = (span.event.name.rpartition("::")[2] for span in spans if start <= span.event.ts <= end)
     return [name for name, _ in Counter(ATTENTION[name] for name in names if name in ATTENTION).most_common()]
@@ -320,7 +320,7 @@ _ITEM_BYTES = {
 _WRITE_ONLY = ("fill_", "zero_", "bernoulli_", "arange")
 
 
-class Tensor(NamedTuple):
+class TensorArgument(NamedTuple):
     """A tensor argument. `stored` is the number of elements in memory; it is smaller than the product of `size` for an expanded tensor."""
 
     size: tuple[int, ...]
@@ -336,22 +336,22 @@ class Tensor(NamedTuple):
         return float(self.stored * self.item_bytes)
 
 
-class Work(NamedTuple):
+class OperatorWork(NamedTuple):
     flops: float | None
     bytes: float | None
 
 
-UNKNOWN = Work(None, None)
+UNKNOWN = OperatorWork(None, None)
 
 
-def work_of(op: str, op_class: OpClassName, args: Args) -> Work:
+def work_of(op: str, op_class: OpClassName, args: Args) -> OperatorWork:
     """FLOPs and bytes of the operator `op` (its name in the trace) with these arguments."""
     name = op.rpartition("::")[2]
     tensors = _tensors(args)
     if not tensors:
         return UNKNOWN
     if name.startswith("triton_"):  # its arguments are both inputs and outputs
-        return Work(float(max(tensor.elements for tensor in tensors)), sum(tensor.bytes for tensor in tensors))
+        return OperatorWork(float(max(tensor.elements for tensor in tensors)), sum(tensor.bytes for tensor in tensors))
     match op_class:
         case "gemm":
             return _gemm(name, tensors)
@@ -362,7 +362,7 @@ def work_of(op: str, op_class: OpClassName, args: Args) -> Work:
         case "embedding":
             return _lookup(name, tensors)
         case "copy":
-            return Work(0.0, _pointwise(name, tensors).bytes)
+            return OperatorWork(0.0, _pointwise(name, tensors).bytes)
         case "elementwise":
             return _pointwise(name, tensors)
         case "normalization":
@@ -372,7 +372,7 @@ def work_of(op: str, op_class: OpClassName, args: Args) -> Work:
     return UNKNOWN
 
 
-def _tensors(args: Args) -> list[Tensor]:
+def _tensors(args: Args) -> list[TensorArgument]:
     """The tensor arguments. Empty with a list of tensors, because the trace does not record all sizes of a list."""
     if "TensorList" in args.types:
         return []
@@ -380,13 +380,13 @@ def _tensors(args: Args) -> list[Tensor]:
     return [_tensor(size, strides, _ITEM_BYTES[kind]) for kind, size, strides in arguments if kind in _ITEM_BYTES]
 
 
-def _tensor(size: Any, strides: Any, item_bytes: int) -> Tensor:
+def _tensor(size: Any, strides: Any, item_bytes: int) -> TensorArgument:
     sizes = tuple(int(n) for n in size)
     stored = math.prod(n for n, stride in zip(sizes, strides, strict=True) if stride) if len(strides) == len(sizes) else math.prod(sizes)
-    return Tensor(sizes, stored, item_bytes)
+    return TensorArgument(sizes, stored, item_bytes)
 
 
-def _gemm(name: str, tensors: list[Tensor]) -> Work:
+def _gemm(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     matrices = [tensor for tensor in tensors if len(tensor.size) >= 2]
     if len(matrices) < 2 and name not in ("mv", "addmv", "dot", "vdot"):
         return UNKNOWN
@@ -401,10 +401,10 @@ def _gemm(name: str, tensors: list[Tensor]) -> Work:
     transposed = name in ("mkldnn_linear", "_linear_pointwise", "linear") or b.size[-2:][0] != k
     n = (b.size[-2] if transposed else b.size[-1]) if len(b.size) >= 2 else 1
     out = a.elements // k * n if k else 0
-    return Work(2.0 * out * k, sum(tensor.bytes for tensor in tensors[: first + 2]) + out * a.item_bytes)
+    return OperatorWork(2.0 * out * k, sum(tensor.bytes for tensor in tensors[: first + 2]) + out * a.item_bytes)
 
 
-def _convolution(name: str, tensors: list[Tensor], args: Args) -> Work:
+def _convolution(name: str, tensors: list[TensorArgument], args: Args) -> OperatorWork:
     """Forward: 2 x outputs x weights per output channel. Backward: the same for each requested gradient (input, weights)."""
     if "backward" in name:
         if len(tensors) < 3:
@@ -422,7 +422,7 @@ def _convolution(name: str, tensors: list[Tensor], args: Args) -> Work:
         return UNKNOWN
     elements = math.prod(out)
     flops = 2.0 * elements * weight.elements / max(1, weight.size[0])
-    return Work(factor * flops, factor * (source.bytes + weight.bytes + elements * source.item_bytes))
+    return OperatorWork(factor * flops, factor * (source.bytes + weight.bytes + elements * source.item_bytes))
 
 
 def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args: Args) -> tuple[int, ...]:
@@ -440,7 +440,7 @@ def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args
     return (source[0], weight[0], *spatial)
 
 
-def _attention(name: str, tensors: list[Tensor], args: Args) -> Work:
+def _attention(name: str, tensors: list[TensorArgument], args: Args) -> OperatorWork:
     """Forward: two products of queries x keys x head size. Backward: five such products (the scores are recomputed)."""
     backward = "backward" in name
     q, k, v = tensors[1:4] if backward and len(tensors) > 3 else (tensors + tensors[:1] * 3)[:3]
@@ -450,11 +450,11 @@ def _attention(name: str, tensors: list[Tensor], args: Args) -> Work:
     half = 0.5 if "True" in args.values[:9] and q.size[2] > 1 else 1.0
     moved = q.bytes + k.bytes + v.bytes
     if backward:
-        return Work(5 * product * half, 2 * moved + 2 * q.bytes)
-    return Work(2 * product * half, moved + q.bytes)
+        return OperatorWork(5 * product * half, 2 * moved + 2 * q.bytes)
+    return OperatorWork(2 * product * half, moved + q.bytes)
 
 
-def _lookup(name: str, tensors: list[Tensor]) -> Work:
+def _lookup(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     """Bytes of the rows read and written, and of the indices. The rest of the table does not move."""
     table, others = tensors[0], tensors[1:]
     indices = [tensor for tensor in others if tensor.item_bytes in (4, 8)]
@@ -462,32 +462,32 @@ def _lookup(name: str, tensors: list[Tensor]) -> Work:
         return UNKNOWN
     if "backward" in name or "put" in name or "add" in name or "scatter" in name:
         values = max(tensors, key=lambda tensor: tensor.elements) if "backward" in name else tensors[-1]
-        return Work(float(values.elements), 3 * values.bytes + indices[0].bytes)  # read the gradient; read and write the rows
+        return OperatorWork(float(values.elements), 3 * values.bytes + indices[0].bytes)  # read the gradient; read and write the rows
     row = table.size[-1] if len(table.size) > 1 else 1
     picked = indices[0].elements * row
-    return Work(float(picked) if "bag" in name else 0.0, 2.0 * picked * table.item_bytes + indices[0].bytes)
+    return OperatorWork(float(picked) if "bag" in name else 0.0, 2.0 * picked * table.item_bytes + indices[0].bytes)
 
 
-def _pointwise(name: str, tensors: list[Tensor]) -> Work:
+def _pointwise(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     if name in _WRITE_ONLY:
-        return Work(0.0, tensors[0].bytes)
+        return OperatorWork(0.0, tensors[0].bytes)
     read = sum(tensor.bytes for tensor in tensors)
     if name == "copy_":
-        return Work(0.0, read)  # its first argument is written and not read
+        return OperatorWork(0.0, read)  # its first argument is written and not read
     largest = max(tensors, key=lambda tensor: tensor.elements)
     written = tensors[0].bytes if name.endswith("_") else float(largest.elements * largest.item_bytes)
-    return Work(float(largest.elements), read + written)
+    return OperatorWork(float(largest.elements), read + written)
 
 
-def _normalization(tensors: list[Tensor]) -> Work:
+def _normalization(tensors: list[TensorArgument]) -> OperatorWork:
     largest = max(tensors, key=lambda tensor: tensor.elements)
-    return Work(float(largest.elements), sum(tensor.bytes for tensor in tensors) + largest.bytes)
+    return OperatorWork(float(largest.elements), sum(tensor.bytes for tensor in tensors) + largest.bytes)
 
 
-def _reduction(name: str, tensors: list[Tensor]) -> Work:
+def _reduction(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     largest = max(tensors, key=lambda tensor: tensor.elements)
     same_size_out = "softmax" in name or "backward" in name or "cumsum" in name or "sort" in name
-    return Work(float(largest.elements), sum(tensor.bytes for tensor in tensors) + (largest.bytes if same_size_out else 0.0))
+    return OperatorWork(float(largest.elements), sum(tensor.bytes for tensor in tensors) + (largest.bytes if same_size_out else 0.0))
 
 
 def _numbers(text: str) -> list[int]:

@@ -50,7 +50,7 @@ class Profiling:
             self._answer(self._pending.answer())
             self._pending = None
         path = loop.scratch / "window.json"
-        recorder = Recorder(loop.device, path, command.steps) if self._leads else None
+        recorder = ProfileRecorder(loop.device, path, command.steps) if self._leads else None
         usual, loop.kind = loop.kind, PROBE
         try:
             for n in range(command.steps + 1):
@@ -149,7 +149,7 @@ class ProfileError(RuntimeError):
     """There is no profile; the message is the reason."""
 
 
-class Recorder:
+class ProfileRecorder:
     """A profiler that never raises. `error` holds the first failure; later actions are then skipped."""
 
     def __init__(self, device: torch.device, path: Path, steps: int = 0) -> None:
@@ -219,7 +219,7 @@ def profile_passes(one_pass: Callable[[], None], passes: int, device: torch.devi
     """Run `one_pass` several times under the profiler and analyse the trace in this process: for a probe. Raises ProfileError."""
     path = scratch / "passes.json"
     synchronize(device)
-    recorder = Recorder(device, path)
+    recorder = ProfileRecorder(device, path)
     try:
         for _ in range(passes):
             one_pass()

@@ -26,7 +26,7 @@ NO_ENDPOINT = ("HTTP 404:", "HTTP 405:", "HTTP 501:")
 NO_KEY = ("HTTP 401:", "HTTP 403:")
 
 
-class Answered(NamedTuple):
+class AnsweredRequest(NamedTuple):
     """A request of ours that was answered, and the readings of the page before and after it."""
 
     request: Request
@@ -44,7 +44,7 @@ class ClientWait:
         self._clients = [Client(session, url, model, chat=chat, timeout_s=PROBE_S, note=note) for chat in (False, True)]
         self._url, self._has_key, self._read = url, "Authorization" in session.headers, read
         self._prompts = Prompts(time.time_ns())  # a prefix cache holds none of them
-        self._answered: list[Answered] = []
+        self._answered: list[AnsweredRequest] = []
         self.sent = 0
 
     async def run(self) -> dict[str, Signal]:
@@ -56,7 +56,7 @@ class ClientWait:
                     request = await self._ask()
                     await asyncio.sleep(PROBE_PAUSE_S)
                     after = await self._read()
-                    self._answered.append(Answered(request, before, after))
+                    self._answered.append(AnsweredRequest(request, before, after))
                     before = after
         except TimeoutError:
             if not self._answered:

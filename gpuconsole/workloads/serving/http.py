@@ -26,13 +26,13 @@ from gpuconsole.model.text import visible
 
 # --- sessions and answers ------------------------------------------------------------------------------------
 
-MOST_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024
 """The largest answer that is read. The /metrics page of vLLM 0.32 has 49 KB."""
 KEEP_IDLE_S = 4.0
 """Servers close idle connections (uvicorn after 5 s). A client that keeps them longer sends requests into connections that are being closed."""
 SERVER_KEY = "GPUCONSOLE_SERVER_KEY"
 """The variable with the API key of a server that was started here. Without a key every user of the machine could send it requests."""
-MOST_CHARACTERS = 160
+MAX_CHARACTERS = 160
 PIECE_BYTES = 2**18
 GZIP_OR_ZLIB = 47
 """zlib's `wbits` for a header of gzip or of zlib."""
@@ -80,7 +80,7 @@ async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             raise ValueError("the answer is not compressed as it says") from None
 
 
-async def read_body(answer: aiohttp.ClientResponse, most_bytes: int = MOST_BYTES) -> bytes:
+async def read_body(answer: aiohttp.ClientResponse, most_bytes: int = MAX_BYTES) -> bytes:
     """The whole body of `answer`. Raises ValueError for a larger body, and aiohttp's errors."""
     body = bytearray()
     async for piece in pieces(answer):
@@ -103,7 +103,7 @@ def redirection(answer: aiohttp.ClientResponse) -> str:
     """One line that names the status and the target of a redirect; empty where `answer` is no redirect."""
     if not 300 <= answer.status < 400:
         return ""
-    target = visible(answer.headers.get("Location", ""))[:MOST_CHARACTERS]
+    target = visible(answer.headers.get("Location", ""))[:MAX_CHARACTERS]
     return f"HTTP {answer.status}: redirects are not followed" + (f"; name the address itself: {target}" if target else "")
 
 
@@ -142,19 +142,19 @@ def explain(problem: BaseException) -> str:
     if isinstance(problem, aiohttp.ClientResponseError):
         if any(word in problem.message for word in TLS_RECORDS):
             return "the server speaks TLS: use https://"
-        return f"not HTTP: {visible(' '.join(problem.message.split()))[:MOST_CHARACTERS]}"
+        return f"not HTTP: {visible(' '.join(problem.message.split()))[:MAX_CHARACTERS]}"
     if isinstance(problem, aiohttp.ClientPayloadError):
         return "the server closed the connection in the middle of an answer"
     if isinstance(problem, aiohttp.InvalidURL):
-        return f"not an address: {visible(str(problem.url))[:MOST_CHARACTERS]}"
+        return f"not an address: {visible(str(problem.url))[:MAX_CHARACTERS]}"
     if isinstance(problem, TimeoutError):
         return "no answer"
     if isinstance(problem, OSError):
         cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
         if isinstance(cause, ConnectionResetError):  # asyncio sets no errno where the peer ends a TLS handshake
             return BY_ERRNO[errno.ECONNRESET]
-        return BY_ERRNO.get(_errno(cause)) or visible(cause.strerror or str(cause) or type(cause).__name__)[:MOST_CHARACTERS]
-    return visible(" ".join(str(problem).split()))[:MOST_CHARACTERS] or type(problem).__name__
+        return BY_ERRNO.get(_errno(cause)) or visible(cause.strerror or str(cause) or type(cause).__name__)[:MAX_CHARACTERS]
+    return visible(" ".join(str(problem).split()))[:MAX_CHARACTERS] or type(problem).__name__
 
 
 def outlook(problem: BaseException) -> Outlook:

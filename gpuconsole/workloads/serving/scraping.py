@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.agent.clock import now
-from gpuconsole.model.engines import Engine, engines
+from gpuconsole.model.engines import ServingEngine, engines
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.http import explain, read_body, redirection
 
@@ -25,10 +25,11 @@ from gpuconsole.workloads.serving.http import explain, read_body, redirection
 
 SHARE = 0.01
 """The share of the time that readings may take: below the noise of a measurement on a shared machine (2 to 5 %)."""
-SHORTEST_S, LONGEST_S = 0.5, 4.0
+MIN_INTERVAL_S = 0.5
+MAX_INTERVAL_S = 4.0
 """Bounds of the time between two readings. The screen marks values as old after 5 s (session.freshness)."""
 QUICK = 4
-"""The first readings follow each other by SHORTEST_S, so that the screen fills."""
+"""The first readings follow each other by MIN_INTERVAL_S, so that the screen fills."""
 LAST = 5
 """The cost is the smallest of this many readings: other load on the machine only adds to a time."""
 TIMEOUT_S = 2.0
@@ -62,8 +63,8 @@ class Scraper:
     def interval_s(self) -> float:
         """Seconds until the next reading."""
         if self._read < QUICK:
-            return SHORTEST_S
-        return min(LONGEST_S, max(SHORTEST_S, min(self._costs, default=0.0) / SHARE))
+            return MIN_INTERVAL_S
+        return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, min(self._costs, default=0.0) / SHARE))
 
     async def read(self) -> tuple[ServerState, list[Metric]]:
         """One reading: the state, and the metrics by families. Raises ValueError, with the address and one line, where there is no such page."""
@@ -74,7 +75,7 @@ class Scraper:
 
     async def _read_once(self) -> tuple[ServerState, list[Metric]]:
         if self._filtered:
-            page = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in _asked(self._buckets))}")
+            page = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in _requested_metrics(self._buckets))}")
             if page is not None and page[1]:
                 return page
             self._filtered = False
@@ -117,10 +118,11 @@ CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_toke
 """Metrics that hold facts about the server (facts.py)."""
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of the parts of one engine: each part reports the same."""
-LONGEST_LINE, MOST_LINES = 2**14, 20_000
+MAX_LINE_LENGTH = 2**14
+MAX_LINES = 20_000
 
 
-class Part(NamedTuple):
+class MetricPart(NamedTuple):
     """A metric of the page, by its whole name: the samples whose `label` is one of `values` (`excludes`: none of them), times `factor`."""
 
     name: str
@@ -133,19 +135,19 @@ class Part(NamedTuple):
         return not self.label or (labels.get(self.label, "") in self.values) != self.excludes
 
 
-class Source(NamedTuple):
+class SignalSource(NamedTuple):
     """Where a signal of an engine comes from: the first of `ways` of which all parts are on the page."""
 
-    engine: Engine
+    engine: ServingEngine
     signal: str
     kind: str
-    ways: tuple[tuple[Part, ...], ...]
+    ways: tuple[tuple[MetricPart, ...], ...]
 
 
 _PART = re.compile(r"(?P<name>\w+)(\{(?P<label>\w+)(?P<excludes>!?)=(?P<values>[^}]*)\})?( \* (?P<factor>\S+))?")
 
 
-def _parts(prefix: str, way: str) -> tuple[Part, ...]:
+def _parts(prefix: str, way: str) -> tuple[MetricPart, ...]:
     """The parts of `a{label=x|y} * 1e-6 + b` (see data/engines.toml)."""
     parts = []
     for text in way.split(" + "):
@@ -153,30 +155,30 @@ def _parts(prefix: str, way: str) -> tuple[Part, ...]:
         if match is None:
             raise ValueError(f"data/engines.toml: {text!r} is no metric")
         values = tuple((match["values"] or "").split("|")) if match["label"] else ()
-        parts.append(Part(prefix + match["name"], match["label"] or "", values, bool(match["excludes"]), float(match["factor"] or 1)))
+        parts.append(MetricPart(prefix + match["name"], match["label"] or "", values, bool(match["excludes"]), float(match["factor"] or 1)))
     return tuple(parts)
 
 
 @cache
-def _sources() -> tuple[Source, ...]:
+def _sources() -> tuple[SignalSource, ...]:
     """All signals of all engines. Those of routers come last."""
     kinds = ("gauges", "totals", "times")
     return tuple(
-        Source(engine, signal, kind, tuple(_parts(engine.prefix, way) for way in ways))
+        SignalSource(engine, signal, kind, tuple(_parts(engine.prefix, way) for way in ways))
         for engine in sorted(engines(), key=lambda engine: engine.front)
         for kind in kinds
         for signal, ways in getattr(engine, kind).items()
     )
 
 
-def _names_of(source: Source, buckets: bool) -> list[str]:
+def _names_of(source: SignalSource, buckets: bool) -> list[str]:
     """The names on the page that the source reads. `buckets`: also those of a histogram whose percentiles are wanted."""
     ends = (*SUMMED, BUCKET) if buckets and source.signal in PERCENTILES else SUMMED
     return [part.name + end for way in source.ways for part in way for end in (ends if source.kind == "times" else ("",))]
 
 
 @cache
-def _asked(buckets: bool) -> tuple[str, ...]:
+def _requested_metrics(buckets: bool) -> tuple[str, ...]:
     """What vLLM is asked for, where it answers with the named metrics only."""
     names = [name for source in _sources() if source.engine.name == "vllm" for name in _names_of(source, buckets)]
     return tuple(dict.fromkeys([*names, CACHE_INFO]))
@@ -209,14 +211,14 @@ def read_families(text: str, buckets: bool = False) -> list[Metric]:
         name = _NAME.match(line)[0]  # type: ignore[index]  # the pattern matches any line
         if (usual := known.get(name)) is not None:
             lines.append(usual + line[len(name) :])
-    if any(len(line) > LONGEST_LINE for line in lines):
-        raise ValueError(f"a line has more than {LONGEST_LINE} characters")
-    if len(lines) > MOST_LINES:
-        raise ValueError(f"the page has more than {MOST_LINES} lines of known metrics")
+    if any(len(line) > MAX_LINE_LENGTH for line in lines):
+        raise ValueError(f"a line has more than {MAX_LINE_LENGTH} characters")
+    if len(lines) > MAX_LINES:
+        raise ValueError(f"the page has more than {MAX_LINES} lines of known metrics")
     return list(text_string_to_metric_families("\n".join(lines) + "\n"))
 
 
-def engines_on(families: Iterable[Metric]) -> list[Engine]:
+def engines_on(families: Iterable[Metric]) -> list[ServingEngine]:
     """The engines whose metrics are on the page."""
     names = [sample.name for family in families for sample in family.samples]
     return [engine for engine in engines() if any(name.startswith(engine.prefix) for name in names)]
@@ -280,11 +282,11 @@ class _Page:
         for (name, rest), value in parts.items():
             self._samples.setdefault(name, []).append((dict(rest), value))
 
-    def values(self, part: Part, end: str = "") -> list[float]:
+    def values(self, part: MetricPart, end: str = "") -> list[float]:
         """The values of a metric, one for each engine, model or label."""
         return [value * part.factor for labels, value in self._samples.get(part.name + end, ()) if part.takes(labels)]
 
-    def buckets(self, part: Part) -> dict[float, float]:
+    def buckets(self, part: MetricPart) -> dict[float, float]:
         """The cumulative counts of a histogram by upper bound, over all engines: the bounds that all of them have."""
         counts: dict[float, list[float]] = {}
         for labels, value in self._samples.get(part.name + BUCKET, ()):
@@ -295,7 +297,7 @@ class _Page:
         return {bound: sum(values) for bound, values in sorted(counts.items()) if len(values) == most}
 
 
-def _add(state: ServerState, source: Source, page: _Page, buckets: bool) -> bool:
+def _add(state: ServerState, source: SignalSource, page: _Page, buckets: bool) -> bool:
     """Add the signal of `source` to the state. False where the page does not have it."""
     for way in source.ways:
         if source.kind == "times":

@@ -47,13 +47,13 @@ PATIENCE_S = 4.0
 """Seconds for a server that accepts connections and does not answer yet. The reason is on the screen at most 5 s after the start."""
 NOT_READY = (429, 502, 503, 504)
 """HTTP statuses of a server that is starting or overloaded, or of a proxy in front of such a server."""
-MOST_NAMES = 5
+MAX_NAMES = 5
 """Number of models in a message."""
-MOST_LOG_LINES = 400
+MAX_LOG_LINES = 400
 """Number of kept log lines: vLLM writes about 120 lines between the cause of a failure and its end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
 """The folder with the module that vLLM imports in its own Python."""
-MOST_SHEBANG_BYTES = 1024
+MAX_SHEBANG_BYTES = 1024
 OWN_SCHEDULER = "--scheduler-cls"
 LIMITS = struct.Struct("=qq")
 """The format of the file that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order. After them it writes the limits that vLLM has chosen."""
@@ -72,7 +72,7 @@ class ModelServer:
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self.facts: dict[str, float] = {}
-        self.log_lines: deque[str] = deque(maxlen=MOST_LOG_LINES)
+        self.log_lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self.process: asyncio.subprocess.Process | None = None
         self.broken = asyncio.Event()
         """Set when the log says that the server cannot answer any more, before its process ends."""
@@ -139,7 +139,7 @@ class ModelServer:
                 return
             text = visible(line.decode(errors="replace").rstrip("\r\n"))
             self._later += self.broken.is_set()
-            if self._later <= MOST_LOG_LINES // 2:  # vLLM writes a traceback for each request after the failure
+            if self._later <= MAX_LOG_LINES // 2:  # vLLM writes a traceback for each request after the failure
                 self.log_lines.append(text)
             on_line(text)
 
@@ -385,7 +385,7 @@ def find_vllm_python() -> str:
     program = shutil.which("vllm")
     if importlib.util.find_spec("vllm") is None and program is not None:
         with open(program, "rb") as file:
-            first = file.readline(MOST_SHEBANG_BYTES).decode(errors="replace").strip()
+            first = file.readline(MAX_SHEBANG_BYTES).decode(errors="replace").strip()
         if first.startswith("#!") and "python" in first and os.access(first[2:].strip(), os.X_OK):
             return first[2:].strip()
     return sys.executable
@@ -413,12 +413,12 @@ def no_room(device: str, share: float, gpus: int) -> str:
         return (
             f"vLLM does not fit on gpu:{index}: it takes {share * total / 1e9:.1f} GB (gpu_memory_utilization {share:g} of {total / 1e9:.1f} GB), and "
             f"{free / 1e9:.1f} GB are free, because other processes hold {(total - free) / 1e9:.1f} GB. End them"
-            + (f", or --set gpu_memory_utilization={fits:g}" if fits >= SMALLEST_SHARE else "")
+            + (f", or --set gpu_memory_utilization={fits:g}" if fits >= MIN_CACHE_SHARE else "")
         )
     return ""
 
 
-SMALLEST_SHARE = 0.05
+MIN_CACHE_SHARE = 0.05
 """The lowest value of the knob gpu_memory_utilization."""
 
 
@@ -473,7 +473,8 @@ NEWER_FLAGS = ("--enable-mfu-metrics",)
 look into its `--help` would cost 10 s at every start, because vLLM imports everything first."""
 UNKNOWN_FLAGS = "error: unrecognized arguments:"
 """argparse's message."""
-CPU_BLOCK, GPU_BLOCK = 128, 16
+CPU_BLOCK = 128
+GPU_BLOCK = 16
 """Tokens in a block of the KV cache that vLLM 0.32 chooses for most models (vllm/platforms/cpu.py; vllm/config/cache.py)."""
 
 
@@ -563,8 +564,8 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
     if not names and not wanted:
         raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
     if wanted and names and wanted not in names:
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        raise ServerFailed(f"{url} does not serve the model {wanted}: it serves {', '.join(map(visible, names[:MOST_NAMES]))}{more}")
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        raise ServerFailed(f"{url} does not serve the model {wanted}: it serves {', '.join(map(visible, names[:MAX_NAMES]))}{more}")
     return wanted or names[0]
 
 

@@ -50,7 +50,7 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.serving.client_wait import ClientWait
 from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
-from gpuconsole.workloads.serving.http import MOST_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
+from gpuconsole.workloads.serving.http import MAX_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
 from gpuconsole.workloads.serving.scraping import Scraper, engines_on, models_on, parts_on, read_families, server_state
 from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
@@ -65,12 +65,12 @@ LOADS, LOADED = "/v1/loads", "/api/ps"
 """JSON that takes the place of a metrics page: of SGLang 0.5.10 and later, and of Ollama."""
 NO_CHANGE = "gpuconsole only watches this server: it changes nothing but the limits of a server that was started for it"
 CLIENT_SIGNAL = "probe.before_engine_s"
-MOST_MODELS = 5
+MAX_MODELS = 5
 IS_JSON = "is JSON, not a metrics page"
 """Of trtllm-serve: an array of iterations."""
 
 
-class Reader(Protocol):
+class ServerReader(Protocol):
     """Reads the state of a server again and again. `interval_s`: seconds until the next reading."""
 
     @property
@@ -163,7 +163,7 @@ def _is_part(process: psutil.Process, parent: psutil.Process) -> bool:
     return any(part in words for part in PARTS) or process.cmdline() == parent.cmdline()
 
 
-class Joined:
+class JoinedCounters:
     """The counters of a page on which engines, models or replicas come and go. Their sum would fall or jump then, so no count is made of the time between the
     two readings. The counters of a single engine stay as they are: if they fall, the server has restarted."""
 
@@ -200,7 +200,7 @@ class Joined:
         return ServerState(state.t, state.gauges, totals, buckets)
 
 
-MOST_ASKED = 4
+MAX_ASKED = 4
 """How often a server is asked for settings that it has not told: most engines do not tell the limit of running sequences."""
 
 
@@ -219,7 +219,7 @@ class ServerWatch:
                 break
         self._wait_s = float(options.get("wait_s", 0.0))
         self._over = asyncio.Event()
-        self._reader: Reader
+        self._reader: ServerReader
         self._facts = ServerFacts()
         self._asked = 0
         self._processes: list[int] = []
@@ -229,7 +229,7 @@ class ServerWatch:
         self._arm = 0
         self._settled_t = 0.0
         self._last: ServerState | None = None
-        self._joined = Joined()
+        self._joined = JoinedCounters()
         self._index = 0
         self._down = ""
         self._said: set[str] = set()
@@ -282,7 +282,7 @@ class ServerWatch:
 
     # --- which page -----------------------------------------------------------------------------------------
 
-    async def _find(self, left_s: float) -> tuple[Reader, list[Metric]]:
+    async def _find(self, left_s: float) -> tuple[ServerReader, list[Metric]]:
         """The reader of the first page that has known metrics. Raises ServerFailed where there is none, and aiohttp's errors where the server does not
         answer."""
         session = self._elsewhere if self._page and not self._page.startswith(self._url) else self._session
@@ -459,7 +459,7 @@ class ServerWatch:
         state = self._joined.continued(state, parts_on(families, self._model) if families else 1)
         before, self._last = self._last, state
         restarted = before is not None and any(state.totals.get(name, total) < total for name, total in before.totals.items())
-        is_busy = self._facts.max_num_seqs is None and self._asked < MOST_ASKED  # a busy server may have answered too late
+        is_busy = self._facts.max_num_seqs is None and self._asked < MAX_ASKED  # a busy server may have answered too late
         if self._down or restarted or is_busy:
             await self._ask_facts(families)
         if restarted:
@@ -485,7 +485,7 @@ class ServerWatch:
         self._channel.send(Steps(state.t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))
 
     def _on_silence(self, why: str) -> None:
-        self._down = visible(why)[:MOST_CHARACTERS]
+        self._down = visible(why)[:MAX_CHARACTERS]
         self._channel.send(Requests(now(), [], down=self._down, down_since=self._last.t if self._last is not None else now()))
 
     def _note(self, text: str) -> None:
@@ -496,5 +496,5 @@ class ServerWatch:
 
 
 def _list(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_MODELS} more" if len(names) > MOST_MODELS else ""
-    return ", ".join(map(visible, names[:MOST_MODELS])) + more if names else "none"
+    more = f" and {len(names) - MAX_MODELS} more" if len(names) > MAX_MODELS else ""
+    return ", ".join(map(visible, names[:MAX_MODELS])) + more if names else "none"

@@ -335,7 +335,7 @@ def choose_server(start: Start, progress: Callable[[str], None], scratch: Path) 
     )
 
 
-async def serve(channel: ChildChannel, scratch: Path) -> int:
+async def run_serving_worker(channel: ChildChannel, scratch: Path) -> int:
     """Run from Start to Stop. Returns the exit code; a failure has already been reported to the console."""
     loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
 
@@ -377,7 +377,7 @@ def main() -> None:
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))
     process.set_variables(str(args.scratch))
-    code = asyncio.run(serve(channel, args.scratch))
+    code = asyncio.run(run_serving_worker(channel, args.scratch))
     end_others_in_group()  # a helper of vLLM removes shared memory after the end of the server
     channel.end(code)
 

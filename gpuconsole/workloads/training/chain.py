@@ -19,7 +19,7 @@ from gpuconsole.workloads.training.task import Batch
 LINKS = ("scale", "silu", "residual", "clamp", "norm")
 BATCHES = 2
 """Number of batches; they are made at the start and used in turn."""
-LEAST_PASSES = 4
+MIN_PASSES = 4
 """How often a value of the batch must cross memory at least: forward reads input and target, backward reads both again. All other values could
 stay in registers."""
 
@@ -98,7 +98,7 @@ class ChainTask:
         return 0.0
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
-        return {"bytes_per_sample": LEAST_PASSES * 4.0 * self._columns}
+        return {"bytes_per_sample": MIN_PASSES * 4.0 * self._columns}
 
     @torch.no_grad()
     def _make(self, rows: int) -> Batch:

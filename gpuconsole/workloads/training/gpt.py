@@ -24,7 +24,7 @@ LORA_SCALE = 2.0
 """alpha / r. The documentation of Hugging Face peft trains with alpha = 2 r."""
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each behind a LayerNorm and a residual."""
 
     def __init__(self, d_model: int) -> None:
@@ -83,7 +83,7 @@ class GPT(nn.Module):
         self.attention = "sdpa"
         self.tokens = nn.Embedding(VOCABULARY, d_model)
         self.positions = nn.Embedding(max_tokens, d_model)
-        self.blocks = nn.ModuleList(Block(d_model) for _ in range(n_layer))
+        self.blocks = nn.ModuleList(TransformerBlock(d_model) for _ in range(n_layer))
         self.norm = nn.LayerNorm(d_model)
         self.head = nn.Linear(d_model, VOCABULARY, bias=False)
         for module in self.modules():

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from gpuconsole.agent import account as phase
-from gpuconsole.agent.account import Moment, StepAccount
+from gpuconsole.agent import step_breakdown as phase
 from gpuconsole.agent.counters import ProcessCounters, compile_counters
 from gpuconsole.agent.loop import Probe
 from gpuconsole.agent.probes import ProbeError, timed_pass, untouched
 from gpuconsole.agent.protocol import COUNTS, PROBE, SETTLING
+from gpuconsole.agent.step_breakdown import Moment, StepBreakdown
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads import device_memory
-from gpuconsole.workloads.device import account_for
+from gpuconsole.workloads.device import breakdown_for
 from gpuconsole.workloads.training.loader import Copier, Streams, settle_steps
 from gpuconsole.workloads.training.parallel import check_precision
-from gpuconsole.workloads.training.parallel.plan import Plan
+from gpuconsole.workloads.training.parallel.plan import ParallelPlan
 from gpuconsole.workloads.training.settings import (
     Schedule,
     apply_model_knobs,
@@ -143,9 +143,9 @@ class TrainingLoop:
     longest_hold_s = float("inf")
     pass_note = ""
 
-    def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: Plan | None = None) -> None:
+    def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: ParallelPlan | None = None) -> None:
         self.task = task
-        self.plan = plan or Plan(World())
+        self.plan = plan or ParallelPlan(World())
         self.knobs = dict(knobs)
         self.device = device
         self.scratch = scratch
@@ -164,7 +164,7 @@ class TrainingLoop:
         self._schedule = Schedule(self.optimizer, knobs)
         self._scaler = make_scaler(device, str(knobs["precision"]))
         self.lay_out()
-        self.account: StepAccount = account_for(device)
+        self.breakdown: StepBreakdown = breakdown_for(device)
         self._streams = Streams(task)
         self._stream = self._streams.open(self.knobs)
         self._copier = Copier(device, self.knobs)
@@ -174,7 +174,7 @@ class TrainingLoop:
         self._eval_batch = self._copier.to_device(task.eval_batch(self.knobs))
         self._log = RunLog(scratch)
         self._settling = 1
-        self.peaks = device_memory.Peaks(device)
+        self.peaks = device_memory.MemoryPeaks(device)
         self._buckets_ready: Moment | None = None
         self.plan.on_last_bucket = self._bucket_ready
         self.probes: Mapping[str, Probe] = {}
@@ -182,7 +182,7 @@ class TrainingLoop:
     # --- one step -------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        mark = self.account.mark
+        mark = self.breakdown.mark
         samples = tokens = 0
         loss = None
         self.optimizer.zero_grad(set_to_none=True)
@@ -215,11 +215,11 @@ class TrainingLoop:
             self._settling -= 1
             kind = SETTLING
         replicas = self.plan.replicas  # each of them trains on as many samples in this step
-        self.account.end(samples * replicas, tokens * replicas, value, self.arm, kind)
+        self.breakdown.end(samples * replicas, tokens * replicas, value, self.arm, kind)
 
     def fresh_batch(self) -> Batch:
         """The next batch, on the device, outside of a step."""
-        return self._copier.take(self._stream, self.account.mark)
+        return self._copier.take(self._stream, self.breakdown.mark)
 
     # --- passes outside of a step (probes, rehearsals) ------------------------------------------------------
 
@@ -300,10 +300,10 @@ class TrainingLoop:
         """A pass outside of a step, without communication."""
         with untouched(self):
             timed_pass(self, batch())
-        self.account.restart()
+        self.breakdown.restart()
 
     def _bucket_ready(self) -> None:
-        self._buckets_ready = self.account.moment()
+        self._buckets_ready = self.breakdown.moment()
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """The loss of `batch`, a scalar tensor."""
@@ -336,7 +336,7 @@ class TrainingLoop:
 
         Returns the loss: on a CPU at every step, else only when it is logged (reading it synchronises).
         """
-        mark, index = self.account.mark, self.account.index
+        mark, index = self.breakdown.mark, self.breakdown.index
         due = self._due if self.side_work else _never
         value = loss.item() if self.device.type == "cpu" else None
         self.script_work()
@@ -380,7 +380,7 @@ class TrainingLoop:
         """
         restarts, restart_s = self._streams.restarts()
         own = {
-            "work.steps": float(self.account.index),
+            "work.steps": float(self.breakdown.index),
             "loader.restarts": float(restarts),
             "loader.restart_s": restart_s,
             "comm.exchanges": float(self._exchanges),
@@ -390,7 +390,7 @@ class TrainingLoop:
 
     def _due(self, knob: str) -> bool:
         every = int(self.knobs[knob])
-        return every > 0 and (self.account.index + 1) % every == 0
+        return every > 0 and (self.breakdown.index + 1) % every == 0
 
     # --- changes between steps ------------------------------------------------------------------------------
 
@@ -412,19 +412,19 @@ class TrainingLoop:
             self.knobs = before
             self._put_in_force({**before, **changes})
             raise
-        self.set_arm(arm)
+        self.set_variant(arm)
         self.settle()
 
     def settle(self) -> None:
         """Begin a new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not in their
         usual state."""
         self._settling = settle_steps(self.knobs)
-        self.account.restart()
+        self.breakdown.restart()
 
-    def set_arm(self, arm: int) -> None:
+    def set_variant(self, arm: int) -> None:
         """Mark the next steps as one side of a trial (0: none). After a trial its unused stream is closed."""
         self.arm = arm
-        self.account.sample_all = arm != 0
+        self.breakdown.sample_all = arm != 0
         if arm == 0:
             self._streams.close_others(self._stream)
 

@@ -64,7 +64,7 @@ def prepare_images() -> Path:
 
 
 @dataclass(frozen=True)
-class Exercise:
+class InjectedFault:
     """Faults that make a sample slower on purpose."""
 
     latency_s: float = 0.0
@@ -86,7 +86,7 @@ class Photographs(Dataset[tuple[Pixels, int]]):
     Raises ValueError where the exercise asks for direct reads and the disk does not support them.
     """
 
-    def __init__(self, folder: Path, side: int, seed: int, epoch: int, exercise: Exercise) -> None:
+    def __init__(self, folder: Path, side: int, seed: int, epoch: int, exercise: InjectedFault) -> None:
         self._paths = sorted(str(path) for path in folder.glob("*.jpg"))
         self._labels = [CLASSES.index(Path(path).stem.rsplit("-", 1)[0]) for path in self._paths]
         self._side = side
@@ -226,7 +226,7 @@ class VisionTask:
 
     def photographs(self, knobs: Knobs) -> Photographs:
         """The training data set under `knobs`."""
-        exercise = Exercise(
+        exercise = InjectedFault(
             latency_s=float(knobs["storage_latency_ms"]) / 1000,
             slow_ratio=float(knobs["slow_sample_ratio"]),
             reads=int(knobs["storage_reads"]),
@@ -236,7 +236,7 @@ class VisionTask:
         return self._photographs(knobs, self._seed, exercise)
 
     def eval_batch(self, knobs: Knobs) -> Batch:
-        photographs = self._photographs(knobs, self._seed + 1, Exercise())
+        photographs = self._photographs(knobs, self._seed + 1, InjectedFault())
         return tuple(default_collate([photographs[i] for i in range(min(32, int(knobs["batch_size"])))]))
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -254,7 +254,7 @@ class VisionTask:
     def _check_room(self, knobs: Knobs) -> None:
         check_room(knobs, 3 * int(knobs["image_size"]) ** 2 * PIXEL_BYTES)
 
-    def _photographs(self, knobs: Knobs, seed: int, exercise: Exercise) -> Photographs:
+    def _photographs(self, knobs: Knobs, seed: int, exercise: InjectedFault) -> Photographs:
         epoch = max(int(knobs["max_train_samples"]) or EPOCH, int(knobs["batch_size"]))
         return Photographs(self._folder, int(knobs["image_size"]), seed, epoch, exercise)
 

@@ -17,7 +17,7 @@ from torch import nn
 from gpuconsole.agent.hooks import memory as hook
 from gpuconsole.agent.hooks.evidence.observed import memory_parts
 from gpuconsole.agent.hooks.evidence.observed import peaks as memory_peaks
-from gpuconsole.agent.hooks.memory import Memory, begin_emptying, memory, place_of, raised, tensors_of_program
+from gpuconsole.agent.hooks.memory import OwnedMemory, begin_emptying, memory, place_of, raised, tensors_of_program
 from gpuconsole.agent.hooks.watch import watch
 
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
@@ -136,10 +136,10 @@ def test_a_failure_of_the_explanation_reaches_nobody(sent: list[dict[str, Any]],
 
 
 def test_counters_that_cannot_be_read_end_the_readings_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(index: int) -> hook.Counted:
+    def broken(index: int) -> hook.OwnerCounts:
         raise RuntimeError("broken by the test")
 
-    own = Memory()
+    own = OwnedMemory()
     monkeypatch.setattr(hook, "counted", broken)
     assert own.due(1.0)
     assert own.owners(0) == {} and own.off == "RuntimeError: broken by the test"
@@ -167,9 +167,9 @@ def test_nobody_looks_at_every_object(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Memory()
+    own = OwnedMemory()
     peak = [8.0]
-    monkeypatch.setattr(hook, "counted", lambda index: hook.Counted(2.0, peak[0], 9.0, 0.0, 1.0, 12.0))
+    monkeypatch.setattr(hook, "counted", lambda index: hook.OwnerCounts(2.0, peak[0], 9.0, 0.0, 1.0, 12.0))
     monkeypatch.setattr(hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0))
     assert own.sample(0)["activations"] == 4.0 and own.step_peak == 8.0
     own._failed_peak, own.step_peak = 10.0, 0.0
@@ -188,8 +188,8 @@ def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: 
 
 def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were read once, after about 20 steps: fragments and activations grow later."""
-    own, peaks = Memory(), [(8.0, 9.0)]
-    monkeypatch.setattr(hook, "counted", lambda index: hook.Counted(2.0, peaks[0][0], 3.0, 0.0, 5.0, 12.0, peaks[0][1]))
+    own, peaks = OwnedMemory(), [(8.0, 9.0)]
+    monkeypatch.setattr(hook, "counted", lambda index: hook.OwnerCounts(2.0, peaks[0][0], 3.0, 0.0, 5.0, 12.0, peaks[0][1]))
     monkeypatch.setattr(hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0))
     own.owners(0)
     peaks[0] = (10.0, 20.0)
@@ -211,7 +211,7 @@ def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(monke
 @pytest.mark.parametrize(("place", "peak"), [("cpu", 0.0), ("cuda:1", 7e9)])
 def test_the_peak_of_the_passes_before_the_first_update_is_kept(place: str, peak: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", {torch.device("cuda:1"): 7e9}.__getitem__)
-    seen = Memory()
+    seen = OwnedMemory()
     optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device(place))]}])
     seen.first_update(optimizer)
     assert (seen.pass_peak, seen.off) == (peak, "")

@@ -9,11 +9,11 @@ import pytest
 
 from gpuconsole.agent.hooks import recorder as module
 from gpuconsole.agent.hooks import stream
-from gpuconsole.agent.hooks.recorder import BACKWARD, COMM, DATA, FORWARD, GAP, LOG, NO_GRAD, OPTIMIZER, Recorder
+from gpuconsole.agent.hooks.recorder import BACKWARD, COMM, DATA, FORWARD, GAP, LOG, NO_GRAD, OPTIMIZER, StepRecorder
 from gpuconsole.agent.hooks.stream import StreamClock
 
 
-def seconds(recorder: Recorder) -> dict[int, float]:
+def seconds(recorder: StepRecorder) -> dict[int, float]:
     spans: dict[int, float] = {}
     for code, (begun, ended) in zip(recorder.codes, itertools.pairwise([recorder.start, *recorder.times]), strict=True):
         spans[code] = spans.get(code, 0.0) + ended - begun
@@ -21,8 +21,8 @@ def seconds(recorder: Recorder) -> dict[int, float]:
 
 
 def test_a_step_that_never_ends_stays_small_and_keeps_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_SEGMENTS", 1000)
-    recorder, exact = Recorder(), Recorder()
+    monkeypatch.setattr(module, "MAX_SEGMENTS", 1000)
+    recorder, exact = StepRecorder(), StepRecorder()
     ticks = itertools.count(1)
     for one in (recorder, exact):
         one.start, one.thread = 0.0, 1
@@ -32,21 +32,21 @@ def test_a_step_that_never_ends_stays_small_and_keeps_its_seconds(monkeypatch: p
             at = iter(times)
             monkeypatch.setattr(module, "now", lambda at=at: next(at))
             if one is exact:
-                monkeypatch.setattr(module, "MOST_SEGMENTS", 10**9)
+                monkeypatch.setattr(module, "MAX_SEGMENTS", 10**9)
             for code in (NO_GRAD, LOG if number % 7 == 0 else FORWARD):
                 one.enter(code)
                 one.leave()
-            monkeypatch.setattr(module, "MOST_SEGMENTS", 1000)
+            monkeypatch.setattr(module, "MAX_SEGMENTS", 1000)
     assert len(recorder.codes) < 1010 and len(exact.codes) == 80_000
     assert recorder.times[-1] == exact.times[-1]
     assert seconds(recorder) == pytest.approx(seconds(exact))
 
 
 def test_a_step_with_too_many_readings_has_none() -> None:
-    recorder = Recorder()
+    recorder = StepRecorder()
     recorder.thread, recorder.read = 1, lambda: 0.0
     recorder.sampled(True)
-    for _ in range(module.MOST_READINGS):
+    for _ in range(module.MAX_READINGS):
         recorder.enter(NO_GRAD)
         recorder.leave()
     assert recorder.readings is None
@@ -65,7 +65,7 @@ class Event:
 
 def test_a_step_of_a_trial_on_a_gpu_has_two_events_and_its_loss() -> None:
     events: list[Event] = []
-    recorder, clock = Recorder(), StreamClock.__new__(StreamClock)
+    recorder, clock = StepRecorder(), StreamClock.__new__(StreamClock)
     clock._free, clock._caught_up = [], set()
 
     def read() -> Event:
@@ -165,7 +165,7 @@ def test_events_of_two_streams_make_no_timeline_but_collectives_and_batches_have
 
 @pytest.mark.parametrize("rare", [range(0), (20,), (20, 21, 40)])
 def test_a_step_that_is_marked_from_its_middle_on_has_the_samples_of_the_step_before(rare: range | tuple[int, ...]) -> None:
-    recorder = Recorder()
+    recorder = StepRecorder()
     recorder.begin([])
     recorder.every = 16
     for number in range(80):

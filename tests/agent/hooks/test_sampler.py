@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
-from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, Sampler
+from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, StackSampler
 from gpuconsole.agent.hooks.threads import SWITCH_S
 from gpuconsole.agent.hooks.watch import recorder
 from tests.agent.listener import Listener
@@ -27,7 +27,7 @@ from tests.agent.listener import Listener
 PROGRAM = Path(__file__).parents[1] / "programs" / "sampled.py"
 
 
-class StepwiseSampler(Sampler):
+class StepwiseSampler(StackSampler):
     """A sampler whose step has ended whenever its samples are taken."""
 
     def take(self) -> list[tuple[str, str, float, str, list[str]]]:
@@ -38,7 +38,7 @@ class StepwiseSampler(Sampler):
 
 
 @pytest.fixture
-def sampler() -> Iterator[Sampler]:
+def sampler() -> Iterator[StackSampler]:
     """A sampler of this thread, which is the training thread meanwhile."""
     recorder.begin([])
     sampler = StepwiseSampler()
@@ -48,9 +48,9 @@ def sampler() -> Iterator[Sampler]:
     recorder.reset()
 
 
-def work(sampler: Sampler, what: Callable[[], object], least: int = 12) -> dict[str, float]:
+def work(sampler: StackSampler, what: Callable[[], object], least: int = 12) -> dict[str, float]:
     """Do `what` again and again until there are enough samples. The shares of what the thread did in its lines here."""
-    sampler.go_on()
+    sampler.resume()
     kinds: dict[str, float] = {}
     until = time.monotonic() + 20
     while sum(kinds.values()) < least and time.monotonic() < until:
@@ -67,13 +67,13 @@ def compute() -> int:
     return sum(n * n for n in range(20_000))
 
 
-def test_a_thread_that_sleeps_waits(sampler: Sampler) -> None:
+def test_a_thread_that_sleeps_waits(sampler: StackSampler) -> None:
     assert work(sampler, lambda: time.sleep(0.05))[WAITS] > 0.8
 
 
 @pytest.mark.rates
 @pytest.mark.slow
-def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: Sampler) -> None:
+def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: StackSampler) -> None:
     assert work(sampler, compute, 40)[PYTHON] > 0.7
     assert work(sampler, lambda: hashlib.pbkdf2_hmac("sha256", b"a", b"b", 100_000), 40)[NATIVE] > 0.7
 
@@ -94,14 +94,14 @@ def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: Sa
     ],
 )
 def test_a_sample_has_the_part_of_the_step_and_the_lines_of_the_program(
-    sampler: Sampler, ended: tuple[int, ...], code: int | None, part: str
+    sampler: StackSampler, ended: tuple[int, ...], code: int | None, part: str
 ) -> None:
     for segment in ended:
         recorder.enter(segment)
         recorder.leave()
     if code is not None:
         recorder.enter(code)
-    sampler.go_on()
+    sampler.resume()
     until = time.monotonic() + 10
     samples = []
     while not samples and time.monotonic() < until:
@@ -114,9 +114,9 @@ def test_a_sample_has_the_part_of_the_step_and_the_lines_of_the_program(
     assert "test_a_sample_has_the_part_of_the_step" in lines[1], lines
 
 
-def test_the_agents_own_work_and_the_steps_of_a_trial_have_no_samples(sampler: Sampler) -> None:
+def test_the_agents_own_work_and_the_steps_of_a_trial_have_no_samples(sampler: StackSampler) -> None:
     recorder.enter(OWN)
-    sampler.go_on()
+    sampler.resume()
     time.sleep(0.1)
     recorder.leave()
     recorder.arm = 1
@@ -130,7 +130,7 @@ def tasks() -> set[str]:
     return set(os.listdir("/proc/self/task"))
 
 
-def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(sampler: Sampler) -> None:
+def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(sampler: StackSampler) -> None:
     threads, before = threading.enumerate(), tasks()
     work(sampler, lambda: time.sleep(0.02), 2)
     (task,) = tasks() - before
@@ -139,7 +139,7 @@ def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(sampl
     assert blocked >> (signal.SIGTERM - 1) & 1 and blocked >> (signal.SIGCHLD - 1) & 1
     seen: list[set[str]] = []
     for _ in range(20):
-        sampler.go_on()
+        sampler.resume()
         pid = os.fork()
         if pid == 0:
             os._exit(len(tasks()) != 1)
@@ -149,7 +149,7 @@ def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(sampl
     work(sampler, lambda: time.sleep(0.02), 2)
 
 
-def test_no_garbage_is_collected_in_the_thread(sampler: Sampler) -> None:
+def test_no_garbage_is_collected_in_the_thread(sampler: StackSampler) -> None:
     collected: list[int] = []
     note = lambda phase, info: collected.append(threading.get_ident())  # noqa: E731
     gc.callbacks.append(note)
@@ -161,10 +161,10 @@ def test_no_garbage_is_collected_in_the_thread(sampler: Sampler) -> None:
     assert len(collected) > 20 and len(others) <= len(collected) / 50
 
 
-def test_the_end_of_the_sampled_thread_is_no_failure(sampler: Sampler) -> None:
+def test_the_end_of_the_sampled_thread_is_no_failure(sampler: StackSampler) -> None:
     def train() -> None:
         recorder.begin([])
-        sampler.go_on()
+        sampler.resume()
         time.sleep(0.1)
 
     thread = threading.Thread(target=train)
@@ -175,20 +175,20 @@ def test_the_end_of_the_sampled_thread_is_no_failure(sampler: Sampler) -> None:
     assert work(sampler, lambda: time.sleep(0.02), 2)
 
 
-def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sampler: Sampler) -> None:
+def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sampler: StackSampler) -> None:
     """`take` runs in the program's thread; what a frame of the program holds is not asked for anything."""
 
     class Globals(dict[str, object]):
         def get(self, *_: object) -> object:
             raise SystemExit
 
-    sampler.go_on()
+    sampler.resume()
     names = Globals(time=time, __builtins__=__builtins__)
     exec(compile("for _ in range(10): time.sleep(0.02)", os.path.dirname(os.__file__) + "/a_library.py", "exec"), names)
     assert sampler.take()
 
 
-def test_a_sample_keeps_nothing_of_the_program_alive(sampler: Sampler) -> None:
+def test_a_sample_keeps_nothing_of_the_program_alive(sampler: StackSampler) -> None:
     """The frames of all threads, with that of the sampling function itself among them, would keep each other and all their variables alive."""
 
     class Tensor:
@@ -212,7 +212,7 @@ def test_a_sample_keeps_nothing_of_the_program_alive(sampler: Sampler) -> None:
         gc.enable()
 
 
-def test_the_switch_interval_is_the_programs_own_outside_of_samples(sampler: Sampler) -> None:
+def test_the_switch_interval_is_the_programs_own_outside_of_samples(sampler: StackSampler) -> None:
     usual_s, seen = sys.getswitchinterval(), set[float]()
     work(sampler, lambda: seen.add(sys.getswitchinterval()), 10)
     assert seen <= {usual_s, SWITCH_S} and usual_s in seen
@@ -220,7 +220,7 @@ def test_the_switch_interval_is_the_programs_own_outside_of_samples(sampler: Sam
     assert sys.getswitchinterval() == usual_s
 
 
-def test_a_switch_interval_that_the_program_sets_is_left_alone(sampler: Sampler) -> None:
+def test_a_switch_interval_that_the_program_sets_is_left_alone(sampler: StackSampler) -> None:
     usual_s = sys.getswitchinterval()
     work(sampler, lambda: None, 5)
     try:
@@ -233,11 +233,11 @@ def test_a_switch_interval_that_the_program_sets_is_left_alone(sampler: Sampler)
         sys.setswitchinterval(usual_s)
 
 
-def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sampler: Sampler) -> None:
+def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sampler: StackSampler) -> None:
     """`names[ident] for ident in sys._current_frames()` ended with KeyError. A look may still find the thread where the kernel has stopped it within a sample."""
     looks, strangers, before, until = 0, 0, sampler.cpu_s, time.monotonic() + 20
     known = sys._current_frames().keys()  # among them those of a program that runs the tests
-    sampler.go_on()
+    sampler.resume()
     while looks < 2000 or (sampler.cpu_s == before and time.monotonic() < until):
         strangers += not sys._current_frames().keys() <= known
         looks += 1
@@ -245,7 +245,7 @@ def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sample
     assert sampler.cpu_s > before and strangers <= looks / 50
 
 
-def test_two_files_with_one_name_are_told_apart(sampler: Sampler) -> None:
+def test_two_files_with_one_name_are_told_apart(sampler: StackSampler) -> None:
     assert sampler._place("/a/first/utils.py", 3) == "utils.py:3"
     assert sampler._place("/a/second/utils.py", 3) == "second/utils.py:3" and sampler._place("/a/first/utils.py", 4) == "utils.py:4"
 
@@ -271,12 +271,12 @@ def test_the_shares_of_the_places_of_a_job_are_those_of_its_own_clock(tmp_path: 
         assert most >= 0.6 * share * total, name
 
 
-def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: Sampler) -> None:
+def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: StackSampler) -> None:
     """A trainer of another library, and a model of one, are no code of the program."""
     names: dict[str, Any] = {"__name__": "fw.trainer", "torch": torch}
     code = "def fit(x):\n    for _ in range(20):\n        torch.nn.functional.interpolate(x, scale_factor=4, mode='bicubic')\n"
     exec(compile(code, "/lib/site-packages/fw/trainer.py", "exec"), names)
-    sampler.go_on()
+    sampler.resume()
     callees: set[str] = set()
     until = time.monotonic() + 20
     while "torch.interpolate" not in callees and time.monotonic() < until:
@@ -285,18 +285,18 @@ def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: Sam
     assert "torch.interpolate" in callees and callees <= {"torch.interpolate", "fw.fit"}
 
 
-def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: Sampler) -> None:
-    sampler.go_on()
+def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: StackSampler) -> None:
+    sampler.resume()
     names = {"__name__": "__main__", "time": time}
     exec(compile("def wait():\n    time.sleep(0.05)\nfor _ in range(4):\n    wait()\n", "<string>", "exec"), names)
     assert [lines for *_, lines in sampler.take() if lines and lines[0] == "<string>:2 wait"]
 
 
-def test_what_the_program_does_after_its_last_step_belongs_to_no_step(sampler: Sampler) -> None:
-    sampler.go_on()
+def test_what_the_program_does_after_its_last_step_belongs_to_no_step(sampler: StackSampler) -> None:
+    sampler.resume()
     until = time.monotonic() + 20
     while not sampler._of_step and time.monotonic() < until:
         sum(range(1000))
-    assert sampler._of_step and Sampler.take(sampler) == []
+    assert sampler._of_step and StackSampler.take(sampler) == []
     recorder.index += 1
-    assert Sampler.take(sampler)
+    assert StackSampler.take(sampler)

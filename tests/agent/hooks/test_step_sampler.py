@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from gpuconsole.agent.account import SAMPLE_SPAN_S
-from gpuconsole.agent.hooks.account import StepSampler
 from gpuconsole.agent.hooks.job import POLL_EVERY_S
+from gpuconsole.agent.hooks.segment_breakdown import StepSampler
+from gpuconsole.agent.step_breakdown import SAMPLE_SPAN_S
 
 
 def sampled(walls: list[float], steps: int) -> tuple[Counter[int], float]:

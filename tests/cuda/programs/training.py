@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from gpuconsole.agent import probes
-from gpuconsole.agent.account import CudaStepAccount
 from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.step_breakdown import CudaStepBreakdown
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.calibration.measures import best_copy_bytes_per_s, dense_flops_per_s
 from gpuconsole.workloads.training import churn, gpt
@@ -44,7 +44,7 @@ def loop_of(module: Any, scenario: str, **changes: object) -> TrainingLoop:
 
 
 def spans(loop: TrainingLoop) -> list[float]:
-    return [step.times[-1] - step.start for step in loop.account.take()]
+    return [step.times[-1] - step.start for step in loop.breakdown.take()]
 
 
 def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
@@ -64,23 +64,23 @@ def account_while_the_host_is_ahead(precision: str) -> dict[str, object]:
 
 
 def two_steps(loop: TrainingLoop) -> dict[str, Any]:
-    loop.account.finish()
+    loop.breakdown.finish()
     spans(loop)
     device.library.sim_launch(0, 0.1)  # the host is ahead from the first kernel on
-    loop.account.restart()
+    loop.breakdown.restart()
     known, before, start = SYNCS.read_text().count("\n"), device.clock()["busy_s"], time.perf_counter()
     for _ in range(2):
         loop.step()
     issued, busy = time.perf_counter() - start, device.clock()["busy_s"] - before
     syncs = SYNCS.read_text().splitlines()[known:]
-    loop.account.finish()
+    loop.breakdown.finish()
     whole = time.perf_counter() - start
     return {"account_s": sum(spans(loop)), "kernels_s": busy, "issued_s": issued, "whole_s": whole, "syncs": syncs}
 
 
 def run_ahead() -> dict[str, float]:
     """The most work that is queued at the end of a step, of 20 steps of 0.1 s that the host issues at once."""
-    account, queued = CudaStepAccount(ThreadTimes()), 0.0
+    account, queued = CudaStepBreakdown(ThreadTimes()), 0.0
     for _ in range(20):
         device.library.sim_launch(0, 0.1)
         account.end(1, 1, None, 0, 0)

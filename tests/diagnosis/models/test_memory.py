@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpuconsole.diagnosis.models.inputs import GptShape, Tensor, gpt_tensors
+from gpuconsole.diagnosis.models.inputs import GptShape, ParameterTensor, gpt_tensors
 from gpuconsole.diagnosis.models.memory import gathered_bytes, greedy_share, optimizer_bytes, states, states_by_count
 from gpuconsole.workloads.training.gpt import GPT
 from gpuconsole.workloads.training.probes import memory
@@ -106,6 +106,6 @@ def test_eight_bits_are_a_quarter_and_a_little() -> None:
 
 
 def test_lora_keeps_states_of_adapters_only() -> None:
-    tensors = [Tensor((100, 100), trained=False), Tensor((4, 100)), Tensor((100, 4))]
+    tensors = [ParameterTensor((100, 100), trained=False), ParameterTensor((4, 100)), ParameterTensor((100, 4))]
     found = states(tensors, "adamw_fused")
     assert (found.parameters, found.gradients, found.optimizer) == (43_200, 3_200, 6_408)

@@ -58,7 +58,7 @@ class SteadyStart:
 @pytest.mark.parametrize(("clock", "rate"), [("wall", SAMPLES / STEP_S), ("contention_free", SAMPLES / (STEP_S - DELAY_S))])
 def test_the_delay_is_left_out_of_each_step_of_a_sweep_by_restarts(monkeypatch: pytest.MonkeyPatch, clock: str, rate: float) -> None:
     """The agent reads the delay on a few steps only, unless it is told that the steps are those of an experiment."""
-    monkeypatch.setattr(restart, "Start", SteadyStart)
+    monkeypatch.setattr(restart, "CommandStart", SteadyStart)
     points = [SweepPoint({"batch_size": size}) for size in (4, 8)]
     sweep = Sweep("t.py", "cpu", "samples/s", {"batch_size": 4}, points, 2, "wall" if clock == "wall" else "contention_free")
     commands = [JobCommand(("t.py", str(point.knobs["batch_size"]))) for point in points]

@@ -18,7 +18,7 @@ import psutil
 
 SIMULATED = "simulated "
 """Begins the name of every simulated card, on the screen and in the snapshot."""
-MOST_CARDS = 8
+MAX_CARDS = 8
 HOST_BYTES = float(psutil.virtual_memory().total)
 """The memory of a GPU that is integrated."""
 CONTEXT_BYTES = 450e6
@@ -205,6 +205,6 @@ def machine_of(script: Iterable[str]) -> Machine:
             settings[word] = rest[0]
         elif word:
             raise ValueError(f"not a line of a machine: {line!r}; cards are {', '.join(CARDS)}")
-    if not 1 <= len(cards) <= MOST_CARDS:
-        raise ValueError(f"a machine has 1 to {MOST_CARDS} cards, not {len(cards)}")
+    if not 1 <= len(cards) <= MAX_CARDS:
+        raise ValueError(f"a machine has 1 to {MAX_CARDS} cards, not {len(cards)}")
     return Machine(tuple(cards), settings)

@@ -28,7 +28,7 @@ FULL_SM_SHARE = 0.95
 """Activity of the SMs under kernels that fill the card (device.cpp)."""
 POWER_BY_CLOCK = 2.0
 """The exponent of the clock in the power of a load: the voltage falls with the clock."""
-LEAST_CLOCK = 0.3
+MIN_CLOCK = 0.3
 SW_POWER_CAP, POWER_VIOLATION = 0x4, 74
 """NVML's reason for a low clock, and the number of its field that counts the nanoseconds of it."""
 NOT_SUPPORTED = 3
@@ -188,7 +188,7 @@ class SimulatedMachine:
             return idle + (card.power_w - idle) * busy
         demand = (card.demand_w - idle) * min(1.0, load)
         fits = min(1.0, ((card.power_w - idle) / demand) ** (1 / POWER_BY_CLOCK)) if demand else 1.0
-        self._clock[index] = max(LEAST_CLOCK, fits)
+        self._clock[index] = max(MIN_CLOCK, fits)
         self._capped_s[index] += span if fits < 1 else 0.0
         with open(self._shared, "r+b") as file:  # device.cpp reads it for each kernel
             file.seek(8 * index)

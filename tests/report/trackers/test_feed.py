@@ -13,8 +13,8 @@ import pytest
 
 from gpuconsole.report.trackers import feed as feed_of
 from gpuconsole.report.trackers.choice import BY_NAME, choice, why_not
-from gpuconsole.report.trackers.feed import Feed
-from gpuconsole.report.trackers.readings import Event, Facts, Final, Point
+from gpuconsole.report.trackers.feed import TrackerFeed
+from gpuconsole.report.trackers.readings import Final, Point, SessionFacts, TrackerEvent
 from tests.tui.fake_session import FakeSession, gpu_view
 
 
@@ -24,13 +24,13 @@ class Kept:
     def __init__(self) -> None:
         self.got: list[Any] = []
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: SessionFacts) -> None:
         self.got.append(facts)
 
     def log(self, point: Point) -> None:
         self.got.append(point)
 
-    def note(self, event: Event) -> None:
+    def note(self, event: TrackerEvent) -> None:
         self.got.append(event)
 
     def end(self, final: Final) -> None:
@@ -65,7 +65,7 @@ def fed(trackers: dict[str, Kept], points: int, seconds: float = 10.0) -> list[s
         return lambda: msgspec.structs.replace(view, now=float(number), latest=latest, sampled=dict.fromkeys(latest, float(number)))
 
     makers = [(name, lambda tracker=tracker: tracker) for name, tracker in trackers.items()]
-    feed = Feed(makers, at(1), session.environment, session.snapshot, lambda line: None)  # type: ignore[arg-type]
+    feed = TrackerFeed(makers, at(1), session.environment, session.snapshot, lambda line: None)  # type: ignore[arg-type]
 
     async def play() -> None:
         for number in range(1, points + 1):
@@ -88,14 +88,14 @@ def test_facts_come_first_then_what_is_new_and_the_summary_last() -> None:
     tracker = Kept()
     problems = fed({"one": tracker}, 3)
     facts, *_ = tracker.got
-    assert isinstance(facts, Facts) and facts.values["setting.batch_size"]
+    assert isinstance(facts, SessionFacts) and facts.values["setting.batch_size"]
     assert isinstance(tracker.got[-1], Final)
     values = [{reading.name: reading.value for reading in point.readings} for point in points(tracker)]
     assert [one["workload.loss"] for one in values] == [1.0, 2.0, 3.0]
     assert [one["gpu.power_w/gpu:0"] for one in values] == [2.0, 4.0, 6.0]
     assert not any("link" in name for one in values for name in one)
     assert sum(share for name, share in values[0].items() if name.startswith("phase.")) == pytest.approx(1.0, abs=0.02)
-    findings = [item.name for item in tracker.got if isinstance(item, Event)]
+    findings = [item.name for item in tracker.got if isinstance(item, TrackerEvent)]
     assert findings and len(set(findings)) == len(findings), "each finding once"
     assert problems == []
 
@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_is_named_and_the_other_one_gets_everything() -> No
 
 
 def test_a_tracker_that_hangs_loses_points_beyond_its_queue_and_the_end_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_of, "MOST_WAITING", 5)
+    monkeypatch.setattr(feed_of, "MAX_WAITING", 5)
     stuck = Stuck()
     begun = time.monotonic()
     problems = fed({"stuck": stuck}, 20, seconds=0.5)

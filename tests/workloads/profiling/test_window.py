@@ -102,14 +102,14 @@ def test_where_another_profiler_runs_there_is_no_window_and_training_goes_on(loo
     assert answer.report is None
     assert answer.error == "torch.profiler cannot profile here: another profiler is running in this process"
     loop.step()
-    assert loop.account.take()[-1].kind in (0, 1)
+    assert loop.breakdown.take()[-1].kind in (0, 1)
 
 
 def test_of_several_processes_one_answers_and_all_take_the_steps(loop: TrainingLoop, tmp_path: Path) -> None:
     answers: list[Profiled] = []
     Profiling(loop, answers.append, leads=False).take(Profile(1, 2, str(tmp_path / "t.json.gz")))
     assert answers == []
-    assert [step.kind for step in loop.account.take()].count(2) == 3
+    assert [step.kind for step in loop.breakdown.take()].count(2) == 3
 
 
 @pytest.mark.slow

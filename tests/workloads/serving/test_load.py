@@ -101,7 +101,7 @@ async def break_off_silent(client: Client) -> None:
     """As the load generator does it at every tick."""
     while True:
         await asyncio.sleep(0.02)
-        client.break_off_silent()
+        client.cancel_silent()
 
 
 @contextlib.asynccontextmanager
@@ -328,9 +328,9 @@ def test_a_closed_loop_keeps_so_many_on_their_way_and_follows_a_change() -> None
         for one in list(gate):
             one.set()
         await reach(2)
-        traffic.hold()
+        traffic.pause()
         await reach(0)
-        traffic.go_on()
+        traffic.resume()
         await reach(2)
 
     run_traffic({"concurrency": 3}, answer, then)

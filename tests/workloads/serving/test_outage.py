@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.workloads.serving.load.client import BROKE_OFF, CANNOT_CONNECT, REMEMBERED_S, Outage
+from gpuconsole.workloads.serving.load.client import BROKE_OFF, CANNOT_CONNECT, REMEMBERED_S, OutageTracker
 
 TICK_S = 0.25
 
@@ -11,7 +11,7 @@ class Clock:
     """An outage detector with a tick every TICK_S."""
 
     def __init__(self) -> None:
-        self.t, self.it = 100.0, Outage(100.0)
+        self.t, self.it = 100.0, OutageTracker(100.0)
         self.it.opened(100.0)
 
     def wait(self, seconds: float, *, waiting: int = 8, streams: int = 8, patient: bool = False) -> str:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuconsole.workloads.serving.scraping import LONGEST_S, QUICK, SHARE, SHORTEST_S, Scraper, read_families, server_state
+from gpuconsole.workloads.serving.scraping import MAX_INTERVAL_S, MIN_INTERVAL_S, QUICK, SHARE, Scraper, read_families, server_state
 
 VLLM = (Path(__file__).parents[2] / "fakes" / "server_answers" / "vllm-0.32" / "metrics.txt").read_text()
 T = TypeVar("T")
@@ -82,10 +82,10 @@ def test_a_costly_page_is_read_seldom_and_a_cheap_page_often() -> None:
         await read(scraper)
         return first, scraper.interval_s
 
-    assert scraping(cheap, interval) == (SHORTEST_S, pytest.approx(SHORTEST_S, rel=0.5))
+    assert scraping(cheap, interval) == (MIN_INTERVAL_S, pytest.approx(MIN_INTERVAL_S, rel=0.5))
     first, later = scraping(costly, interval)
-    assert first == SHORTEST_S and 0.02 / SHARE <= later <= LONGEST_S
-    assert scraping(very_costly, interval)[1] == LONGEST_S
+    assert first == MIN_INTERVAL_S and 0.02 / SHARE <= later <= MAX_INTERVAL_S
+    assert scraping(very_costly, interval)[1] == MAX_INTERVAL_S
 
 
 def test_the_values_of_the_known_metrics_equal_those_of_the_whole_page() -> None:

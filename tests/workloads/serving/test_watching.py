@@ -47,7 +47,7 @@ class Channel:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scraping, "SHORTEST_S", 0.02)
+    monkeypatch.setattr(scraping, "MIN_INTERVAL_S", 0.02)
     monkeypatch.setattr(watching, "JSON_EVERY_S", 0.02)
     monkeypatch.setattr(watching.JsonReader, "interval_s", 0.02)
     monkeypatch.setattr(servers, "PATIENCE_S", 0.2)
@@ -349,5 +349,5 @@ def test_a_change_is_refused() -> None:
 
 def test_the_list_of_names_fits_into_the_address_of_a_request() -> None:
     """aiohttp, and so the embedded server, takes lines of 8190 bytes."""
-    assert sum(len(f"name%5B%5D={name}&") for name in scraping._asked(True)) < 8000
-    assert json.dumps(scraping._asked(False)) != json.dumps(scraping._asked(True))
+    assert sum(len(f"name%5B%5D={name}&") for name in scraping._requested_metrics(True)) < 8000
+    assert json.dumps(scraping._requested_metrics(False)) != json.dumps(scraping._requested_metrics(True))

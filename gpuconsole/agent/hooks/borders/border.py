@@ -37,7 +37,7 @@ class Border(NamedTuple):
     """Called as the function begins on another thread than the training's."""
 
 
-class Note(NamedTuple):
+class NotedCall(NamedTuple):
     """A function after whose call something is noted, on whatever thread."""
 
     module: str

@@ -19,21 +19,21 @@ from typing import Any
 from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
 from ..optimizer import STEP, end_seen
-from ..passes import FORWARD_PASS, MOST_TRAINED, begin_pass, may_begin_pass
+from ..passes import FORWARD_PASS, MAX_TRAINED, begin_pass, may_begin_pass
 from ..recorder import MAY_HOLD_FORWARD, UNMARKED, get_ident
 from ..threads import TICK
 from ..watch import recorder
-from .border import Border, Note, code_of, opened
+from .border import Border, NotedCall, code_of, opened
 
 TOOLS = (4, 3, 5)
 """Ids of tools. 0 to 2 belong to debuggers, coverage and profilers; small tools of others take 3 to 5 too."""
 TOOL_NAME = "gpuconsole"
-MOST_CALLS = 256
+MAX_CALLS = 256
 """Calls of modules in one step that are looked at: a program may call thousands of small modules by itself. Later ones are not seen in this step."""
-MOST_FORWARDS = 256
+MAX_FORWARDS = 256
 """Codes of `forward` functions whose returns are seen. A program may make classes with new code again and again. Of the classes after these, the agent sees
 the return of the call of the module."""
-MOST_RETURNS = 64
+MAX_RETURNS = 64
 """Returns in one pass of a `forward` that a root and modules within it share. With more, its returns are not seen, and a pass ends at the next border."""
 LEVELS = 5
 """Frames from the `forward` of a module to the call of the module: torch's own functions, and those of its hooks."""
@@ -49,7 +49,7 @@ class Monitor:
         self._imported = imported
         self._tool: int | None = None
         self._borders: dict[int, Border] = {}
-        self._notes: dict[int, Note] = {}
+        self._notes: dict[int, NotedCall] = {}
         self._codes: list[CodeType] = []
         """All codes with events: an identity is valid as long as its object exists."""
         self._hot: list[tuple[CodeType, int, int]] = []
@@ -81,7 +81,7 @@ class Monitor:
         recorder.marks = self._mark
         return True
 
-    def see(self, module: Any, borders: Iterable[Border | Note]) -> None:
+    def see(self, module: Any, borders: Iterable[Border | NotedCall]) -> None:
         """See the functions `borders` of a module that the program has imported."""
         name = module.__name__
         if name == AUTOGRAD_PROFILER and (code := code_of(module, "record_function.__exit__")) is not None:
@@ -95,7 +95,7 @@ class Monitor:
             code = code_of(module, border.path, inner)
             if code is None or id(code) in self._borders or id(code) in self._notes:
                 continue
-            if isinstance(border, Note):
+            if isinstance(border, NotedCall):
                 self._notes[id(code)] = border
                 self._see(code, RETURN)
                 continue
@@ -170,7 +170,7 @@ class Monitor:
         """A function returns."""
         if self._tool is None:
             return
-        note: Note | None = None
+        note: NotedCall | None = None
         opened.present = None
         try:
             key = id(code)
@@ -233,7 +233,7 @@ class Monitor:
         if recorder.thread and not recorder.counted and recorder.stack[-1] in MAY_HOLD_FORWARD:
             if self._step != recorder.index:
                 self._step, self._called = recorder.index, 0
-            if self._called < MOST_CALLS:
+            if self._called < MAX_CALLS:
                 self._arm(START)
 
     def _call(self, frame: FrameType) -> None:
@@ -253,14 +253,14 @@ class Monitor:
 
     def _see_forward(self, module: Any) -> None:
         """See where the pass of a module ends: where its `forward` returns; where that is no Python function, where the call of the module returns."""
-        if opened.lost or len(self._forward_of) >= MOST_TRAINED:
+        if opened.lost or len(self._forward_of) >= MAX_TRAINED:
             self._forward_of.clear()
             opened.lost = False
         known = self._forward_of.get(id(module))
         if known is None or known[0] != id(type(module)):
             known = self._forward_of[id(module)] = id(type(module)), _forward_code(module)
         code = known[1]
-        if code is None or (id(code) not in self._forwards and len(self._forwards) >= MOST_FORWARDS):
+        if code is None or (id(code) not in self._forwards and len(self._forwards) >= MAX_FORWARDS):
             self._arm(RETURN)
         elif id(code) not in self._forwards:
             self._forwards[id(code)] = 0
@@ -291,7 +291,7 @@ class Monitor:
         count = self._forwards.get(id(code), 0)
         if count >= 0:
             self._forwards[id(code)] = count + 1
-            if count >= MOST_RETURNS and id(code) not in self._borders:
+            if count >= MAX_RETURNS and id(code) not in self._borders:
                 self._forwards[id(code)] = -1
                 self._hot.remove((code, RETURN, 0))
                 sys.monitoring.set_local_events(self._tool, code, 0)  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ class Monitor:
             self._arm(0)
 
 
-def _off(at: Border | Note | None, problem: BaseException) -> bool:
+def _off(at: Border | NotedCall | None, problem: BaseException) -> bool:
     """Switch off the part of the agent whose border has failed, or the agent. Returns whether `problem` is not the agent's."""
     if at is None:
         return switch.off("borders", problem)

@@ -13,17 +13,17 @@ import sys
 from types import FrameType
 from typing import Any
 
-from ..changes.servers import Spec
+from ..changes.batch_sources import Spec
 from ..data import NEXT, iterators
 from ..guard import put, switch
-from ..optimizer import begin_step, end, optimizer_seen
+from ..optimizer import begin_step, end_optimizer_step, optimizer_seen
 from ..passes import begin_backward, end_backward
 from ..recorder import get_ident
 from ..watch import batch_taken, count_batch, recorder, watch
 from .border import Border, opened
 
 COARSER = "on Python 3.11 gpuconsole does not see forward passes, logging and checkpoints: phases are coarser, and the model is not known. Python 3.12 shows them"
-OPTIMIZER = Border("torch.optim.optimizer", "Optimizer.step", lambda frame: begin_step(_stepping[-1]), end)
+OPTIMIZER = Border("torch.optim.optimizer", "Optimizer.step", lambda frame: begin_step(_stepping[-1]), end_optimizer_step)
 _stepping: list[Any] = []
 """The optimizer that is about to step."""
 

@@ -7,12 +7,12 @@ from functools import partial
 from ...protocol import Value
 from ..guard import from_outside, switch, unseen
 from ..memory import first_steps
-from .change import CHANGES_NUMERICS, Change, Refused, site, why
+from .change import CHANGES_NUMERICS, Change, ChangeRefused, site, why
 from .loader import LoaderChange, NumWorkers, PinMemory, PrefetchFactor
 from .model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile, device_of
 from .optimizer import Optimizer
 
-__all__ = ["CHANGES", "Change", "Refused", "begin", "effects", "observed", "why_fixed"]
+__all__ = ["CHANGES", "Change", "ChangeRefused", "begin_change", "effects", "observed", "why_fixed"]
 
 _ALL = (NumWorkers, PrefetchFactor, PinMemory, Optimizer, Precision, TorchCompile, ChannelsLast, CudnnBenchmark)
 CHANGES: dict[str, Change] = {change.knob: change() for change in _ALL}
@@ -67,15 +67,15 @@ def effects() -> dict[str, str]:
     return {knob: change.effect_here(watch) for knob, change in CHANGES.items() if knob not in unreadable}
 
 
-def begin(knob: str, value: Value, prepare: bool = False) -> None:
-    """Begin to set `knob`, or only to prepare that. Raises Refused."""
+def begin_change(knob: str, value: Value, prepare: bool = False) -> None:
+    """Begin to set `knob`, or only to prepare that. Raises ChangeRefused."""
     from ..watch import watch
 
     change = CHANGES.get(knob)
     if change is None or (reason := why_fixed(knob)):
-        raise Refused(f"{knob}: {why_fixed(knob) if change is None else reason}")
+        raise ChangeRefused(f"{knob}: {why_fixed(knob) if change is None else reason}")
     if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
-        raise Refused(f"{knob} changes numerics: it needs your permission: N, or --allow-numerics")
+        raise ChangeRefused(f"{knob} changes numerics: it needs your permission: N, or --allow-numerics")
     if prepare:
         change.prepare(watch, value)
         return

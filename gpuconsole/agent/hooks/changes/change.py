@@ -23,7 +23,7 @@ NEEDS_PERMISSION = (
 """Why a change of the loader is refused without the permission."""
 
 
-class Refused(PlainError):
+class ChangeRefused(PlainError):
     """The change is not possible in this program. The message is the reason, in one line."""
 
 
@@ -42,7 +42,7 @@ def on_this_device(weight: Any) -> Any:
 
 
 def require_room(needed: float, device: Any, what: str) -> None:
-    """Raises Refused where `what`, of so many bytes, does not fit into the GPU: the allocation would fail within a pass of the program, and end it."""
+    """Raises ChangeRefused where `what`, of so many bytes, does not fit into the GPU: the allocation would fail within a pass of the program, and end it."""
     if device.type != "cuda":
         return
     import torch
@@ -51,7 +51,7 @@ def require_room(needed: float, device: Any, what: str) -> None:
     never_used = figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
     free = free_and_total(device)[0] + max(0, never_used)
     if needed > free:
-        raise Refused(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
+        raise ChangeRefused(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
 
 
 class Change:
@@ -74,18 +74,18 @@ class Change:
         return ""
 
     def set(self, watch: Watch, value: Value) -> None:
-        """Put `value` in force from the next step on. Raises Refused; everything is then as before."""
+        """Put `value` in force from the next step on. Raises ChangeRefused; everything is then as before."""
         raise NotImplementedError
 
     def prepare(self, watch: Watch, value: Value) -> None:
-        """Begin what a change to `value` needs beforehand, and change nothing. `set` makes the change later. Raises Refused."""
+        """Begin what a change to `value` needs beforehand, and change nothing. `set` makes the change later. Raises ChangeRefused."""
 
     def prepared(self, watch: Watch, value: Value) -> bool:
-        """Whether `set` can put `value` in force before the next step. Called between two steps. Raises Refused where it cannot at all."""
+        """Whether `set` can put `value` in force before the next step. Called between two steps. Raises ChangeRefused where it cannot at all."""
         return True
 
     def pending(self, watch: Watch) -> bool:
-        """Whether a change that `set` began is still under way. Called between two steps. Raises Refused where the change failed."""
+        """Whether a change that `set` began is still under way. Called between two steps. Raises ChangeRefused where the change failed."""
         return False
 
 
@@ -93,9 +93,9 @@ class TriedChange(Change):
     """A change of the model or the optimizer: its first steps show whether there is room for it."""
 
     def pending(self, watch: Watch) -> bool:
-        """Whether the first steps are under way. Raises Refused where an allocation has failed in them."""
+        """Whether the first steps are under way. Raises ChangeRefused where an allocation has failed in them."""
         if why := first_steps.why_failed():
-            raise Refused(why)
+            raise ChangeRefused(why)
         return first_steps.under_way
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...forks import in_forked_children
 from ...protocol import Value
 from ..guard import from_outside
-from .change import MAY_DIFFER, NEEDS_PERMISSION, SAME_BITS, SAME_SAMPLES, Change, Refused
-from .control import Control, _broken
-from .control import lost as lost
-from .servers import Settings, loader_of, missing_names, settings_of, start_method
+from .batch_sources import LoaderSettings, loader_of, missing_names, settings_of, start_method
+from .change import MAY_DIFFER, NEEDS_PERMISSION, SAME_BITS, SAME_SAMPLES, Change, ChangeRefused
+from .loader_switch import LoaderSwitch, _broken
+from .loader_switch import lost as lost
 from .state import cannot_share, shared_by
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # --- loaders that the training loop cannot reach -------------------------------------------------------------
 
 
-class Known(NamedTuple):
+class KnownType(NamedTuple):
     """`name`: of the class or the function, with its module. `holds`: whether this object of the class is one that the loop cannot reach."""
 
     name: str
@@ -60,25 +60,25 @@ def _has_known_sampler(batches: Any) -> bool:
 
 
 DATASETS = (
-    Known("builtins.range", "the numbers of a range never change"),
-    Known(
+    KnownType("builtins.range", "the numbers of a range never change"),
+    KnownType(
         "datasets.arrow_dataset.Dataset", "a table of Arrow cannot be written: map, filter and select give another dataset", _is_plain_arrow
     ),
 )
 SAMPLERS = (
-    Known("torch.utils.data.sampler.SequentialSampler", "its order is that of the dataset"),
-    Known("torch.utils.data.sampler.RandomSampler", "it draws from a generator of its own, which nobody else has", _has_no_generator),
-    Known("torch.utils.data.distributed.DistributedSampler", "its order is fixed when the epoch begins"),
-    Known("torch.utils.data.sampler.BatchSampler", "it groups what its sampler gives", _has_known_sampler),
+    KnownType("torch.utils.data.sampler.SequentialSampler", "its order is that of the dataset"),
+    KnownType("torch.utils.data.sampler.RandomSampler", "it draws from a generator of its own, which nobody else has", _has_no_generator),
+    KnownType("torch.utils.data.distributed.DistributedSampler", "its order is fixed when the epoch begins"),
+    KnownType("torch.utils.data.sampler.BatchSampler", "it groups what its sampler gives", _has_known_sampler),
 )
 COLLATES = (
-    Known("torch.utils.data._utils.collate.default_collate", "it uses the samples only"),
-    Known("torch.utils.data._utils.collate.default_convert", "it uses the samples only"),
-    Known("transformers.data.data_collator.default_data_collator", "it uses the samples only"),
+    KnownType("torch.utils.data._utils.collate.default_collate", "it uses the samples only"),
+    KnownType("torch.utils.data._utils.collate.default_convert", "it uses the samples only"),
+    KnownType("transformers.data.data_collator.default_data_collator", "it uses the samples only"),
 )
 
 
-def is_in(table: tuple[Known, ...], given: Any) -> bool:
+def is_in(table: tuple[KnownType, ...], given: Any) -> bool:
     """Whether an object, or a function, is of a row of `table`. A subclass is not: it may read what it wants."""
     named = given if hasattr(given, "__qualname__") else type(given)
     row = next((row for row in table if row.name == f"{named.__module__}.{named.__qualname__}"), None)
@@ -110,10 +110,10 @@ NO_EPOCH = "no epoch of the DataLoader is under way; where next(iter(loader)) ta
 ONE_BATCH = "the program has no DataLoader at its steps: it drops each one before, as next(iter(DataLoader(...))) does"
 ITERABLE = "an IterableDataset divides its samples among the workers itself: another number of workers would lose or repeat samples"
 SEVERAL = "the steps take their batches from several DataLoaders in turn"
-FEWER = "the program's workers have the dataset, and its own process would load with other random numbers and files: num_workers=0 needs a new start"
+WORKERS_NEEDED = "the program's workers have the dataset, and its own process would load with other random numbers and files: num_workers=0 needs a new start"
 NEW_LOADER = "the program made a new DataLoader, and the program's own settings are back: make it once, before the epochs"
 
-_controls: dict[int, Control] = {}
+_controls: dict[int, LoaderSwitch] = {}
 """By the id of the DataLoader."""
 _plain_get: Any = None
 """`DataLoader._get_iterator`, while another function is in its place."""
@@ -125,7 +125,7 @@ def module() -> Any:
     return sys.modules.get(DATALOADER)
 
 
-def control_of(loader: Any, iterator: Any = None) -> Control | None:
+def control_of(loader: Any, iterator: Any = None) -> LoaderSwitch | None:
     """The control of a DataLoader, or of an epoch of one that the program has dropped."""
     epoch = vars(iterator).get("_gpuconsole_epoch") if iterator is not None else None
     return _controls.get(id(loader)) or (epoch.control if epoch is not None else None)
@@ -200,11 +200,11 @@ def _main_is_guarded() -> bool:
 # --- the loaders that are under control ----------------------------------------------------------------------
 
 
-def under_control(loader: Any, iterator: Any) -> Control:
+def under_control(loader: Any, iterator: Any) -> LoaderSwitch:
     """The control of `loader`; made when a change begins."""
     control = control_of(loader, iterator)
     if control is None:
-        control = _controls[id(loader)] = Control(module(), loader, iterator, functools.partial(_end, id(loader)))
+        control = _controls[id(loader)] = LoaderSwitch(module(), loader, iterator, functools.partial(_end, id(loader)))
         weakref.finalize(loader, _dropped, id(loader), weakref.ref(control)).atexit = False
         _put()
     return control
@@ -235,7 +235,7 @@ def _end(key: int) -> None:
         _plain_get = None
 
 
-def _dropped(key: int, ref: weakref.ref[Control]) -> None:
+def _dropped(key: int, ref: weakref.ref[LoaderSwitch]) -> None:
     """The program has dropped a loader. The epoch that is under way goes on; the loader that the program makes next has the program's own settings."""
     control = ref()
     if control is None or _controls.get(key) is not control:
@@ -261,7 +261,7 @@ def leave() -> bool:
 def _forked() -> None:
     """In a forked child: its DataLoaders load with the program's own settings, and the workers of the parent stay as they are."""
     for key, control in list(_controls.items()):
-        control.go_on_in_child()
+        control.resume_in_child()
         _end(key)
 
 
@@ -309,7 +309,7 @@ class LoaderChange(Change):
     def _ask(self, watch: Watch, value: Value, held: bool) -> None:
         loader, iterator = training_loader(watch)
         if loader is None:
-            raise Refused(LoaderChange.why_fixed(self, watch))
+            raise ChangeRefused(LoaderChange.why_fixed(self, watch))
         control = control_of(loader, iterator)
         wanted = self.changed((control.wanted or control.in_force) if control is not None else settings_of(loader), value)
         own = control.program if control is not None else settings_of(loader)
@@ -319,18 +319,18 @@ class LoaderChange(Change):
             self._may(watch, loader, iterator, wanted, own)
         under_control(loader, iterator).ask(wanted, iterator, held)
 
-    def _may(self, watch: Watch, loader: Any, iterator: Any, wanted: Settings, own: Settings) -> None:
-        """Raises Refused where the change is not possible, or not allowed."""
+    def _may(self, watch: Watch, loader: Any, iterator: Any, wanted: LoaderSettings, own: LoaderSettings) -> None:
+        """Raises ChangeRefused where the change is not possible, or not allowed."""
         if reason := LoaderChange.why_fixed(self, watch):
-            raise Refused(reason)
+            raise ChangeRefused(reason)
         if wanted.num_workers and (reason := why_no_workers(loader)):
-            raise Refused(reason)
+            raise ChangeRefused(reason)
         if own.num_workers and not wanted.num_workers:
-            raise Refused(FEWER)
+            raise ChangeRefused(WORKERS_NEEDED)
         if any(other is not control_of(loader, iterator) and other.present is not None for other in _controls.values()):
-            raise Refused(SEVERAL)
+            raise ChangeRefused(SEVERAL)
         if wanted.num_workers and not watch.allows_loader and not is_out_of_reach(loader):
-            raise Refused(f"{self.knob}: {NEEDS_PERMISSION}")
+            raise ChangeRefused(f"{self.knob}: {NEEDS_PERMISSION}")
 
     def prepared(self, watch: Watch, value: Value) -> bool:
         control = control_of(*training_loader(watch))
@@ -349,10 +349,10 @@ class LoaderChange(Change):
         control = control_of(*training_loader(watch))
         return control is not None and control.under_way()
 
-    def value(self, settings: Settings) -> Value | None:
+    def value(self, settings: LoaderSettings) -> Value | None:
         raise NotImplementedError
 
-    def changed(self, settings: Settings, value: Value) -> Settings:
+    def changed(self, settings: LoaderSettings, value: Value) -> LoaderSettings:
         raise NotImplementedError
 
 
@@ -365,20 +365,20 @@ class NumWorkers(LoaderChange):
         loader, _ = training_loader(watch)
         return super().why_fixed(watch) or why_no_workers(loader)
 
-    def value(self, settings: Settings) -> Value:
+    def value(self, settings: LoaderSettings) -> Value:
         return settings.num_workers
 
-    def changed(self, settings: Settings, value: Value) -> Settings:
+    def changed(self, settings: LoaderSettings, value: Value) -> LoaderSettings:
         return settings.with_(num_workers=int(value))
 
 
 class PrefetchFactor(LoaderChange):
     knob = "prefetch_factor"
 
-    def value(self, settings: Settings) -> Value | None:
+    def value(self, settings: LoaderSettings) -> Value | None:
         return settings.prefetch_factor or None
 
-    def changed(self, settings: Settings, value: Value) -> Settings:
+    def changed(self, settings: LoaderSettings, value: Value) -> LoaderSettings:
         """Without workers there is nothing to change; the value in force stays the default."""
         return settings.with_(prefetch_factor=int(value)) if settings.num_workers else settings
 
@@ -394,7 +394,7 @@ class PinMemory(LoaderChange):
         workers = control.in_force.num_workers if control is not None else getattr(loader, "num_workers", 0)
         return super().effect_here(watch) if workers else SAME_BITS
 
-    def value(self, settings: Settings) -> Value:
+    def value(self, settings: LoaderSettings) -> Value:
         return settings.pin_memory
 
     def why_fixed(self, watch: Watch) -> str:
@@ -403,5 +403,5 @@ class PinMemory(LoaderChange):
             return "no GPU: page-locked memory has no effect"
         return super().why_fixed(watch)
 
-    def changed(self, settings: Settings, value: Value) -> Settings:
+    def changed(self, settings: LoaderSettings, value: Value) -> LoaderSettings:
         return settings.with_(pin_memory=bool(value))

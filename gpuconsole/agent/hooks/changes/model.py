@@ -10,7 +10,7 @@ from ...protocol import Value
 from .. import graphs
 from ..guard import unseen
 from ..structure import parameters_of, structure
-from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, Refused, TriedChange, why_bound
+from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, ChangeRefused, TriedChange, why_bound
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -112,9 +112,9 @@ class Precision(TriedChange):
     @unseen
     def set(self, watch: Watch, value: Value) -> None:
         if reason := self.why_fixed(watch):
-            raise Refused(reason)
+            raise ChangeRefused(reason)
         if value not in ("tf32", "fp32"):
-            raise Refused(f"{BY_RESTART}: {BF16_CODE}")
+            raise ChangeRefused(f"{BY_RESTART}: {BF16_CODE}")
         if value == self.read(watch):
             return
         if self._put_back is not None:
@@ -138,7 +138,7 @@ class TorchCompile(Change):
         return f"{BY_RESTART}: {COMPILE_CODE}"
 
     def set(self, watch: Watch, value: Value) -> None:
-        raise Refused(self.why_fixed(watch))
+        raise ChangeRefused(self.why_fixed(watch))
 
 
 def _is_compiled(root: Any) -> bool:
@@ -160,7 +160,7 @@ class ChannelsLast(Change):
         )
 
     def set(self, watch: Watch, value: Value) -> None:
-        raise Refused(self.why_fixed(watch))
+        raise ChangeRefused(self.why_fixed(watch))
 
 
 def _weights_of_convolutions(watch: Watch) -> list[Any]:
@@ -197,5 +197,5 @@ class CudnnBenchmark(TriedChange):
         import torch
 
         if reason := self.why_fixed(watch):
-            raise Refused(reason)
+            raise ChangeRefused(reason)
         torch.backends.cudnn.benchmark = bool(value)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ...protocol import Value
 from ..guard import from_outside, unseen
 from ..identity import ByIdentity
-from .change import SAME_SAMPLES, Refused, TriedChange, on_this_device, require_room, why_bound
-from .servers import in_one_line
+from .batch_sources import in_one_line
+from .change import SAME_SAMPLES, ChangeRefused, TriedChange, on_this_device, require_room, why_bound
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -53,10 +53,10 @@ class Optimizer(TriedChange):
     def set(self, watch: Watch, value: Value) -> None:
         name = str(value)
         if reason := self.why_fixed(watch):
-            raise Refused(reason)
+            raise ChangeRefused(reason)
         optimizers = _optimizers(watch)
         if name not in FLAGS:
-            raise Refused(f"optim={name}: another algorithm has another state; only the implementation of Adam and AdamW can change")
+            raise ChangeRefused(f"optim={name}: another algorithm has another state; only the implementation of Adam and AdamW can change")
         for optimizer in optimizers:
             if name != present(optimizer):
                 _try_out(optimizer, FLAGS[name])
@@ -191,7 +191,7 @@ def _why_not(optimizer: Any) -> str:
 
 
 def _try_out(optimizer: Any, flags: Flags) -> None:
-    """Run the update once on a copy of the smallest parameter of each kind. Raises Refused where it does not work.
+    """Run the update once on a copy of the smallest parameter of each kind. Raises ChangeRefused where it does not work.
 
     A kernel that fails within a step of the program would end the program. Gradients must lie in memory as their parameters do.
     """
@@ -209,7 +209,7 @@ def _try_out(optimizer: Any, flags: Flags) -> None:
                 for tensor in beside
                 if tensor.shape == parameter.shape
             ):
-                raise Refused("parameters, gradients and moments have different types or layouts: the fused kernel would fail")
+                raise ChangeRefused("parameters, gradients and moments have different types or layouts: the fused kernel would fail")
             kind = (parameter.dtype, parameter.device, parameter.is_contiguous())
             if kind not in kinds or parameter.numel() < kinds[kind][0].numel():
                 kinds[kind] = parameter, group
@@ -220,7 +220,7 @@ def _try_out(optimizer: Any, flags: Flags) -> None:
     except Exception as problem:
         if from_outside(problem):
             raise
-        raise Refused(f"an update of a copy failed: {in_one_line(problem)}") from None
+        raise ChangeRefused(f"an update of a copy failed: {in_one_line(problem)}") from None
 
 
 def _step_of_a_copy(optimizer: Any, parameter: Any, group: dict[str, Any], flags: Flags) -> None:

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 from ..guard import from_outside
 
-MOST, DEPTH, ITEMS = 1000, 5, 64
+MAX_OBJECTS = 1000
+DEPTH = 5
+ITEMS = 64
 """Objects of a loader that are looked at, levels of attributes, and items of a container."""
 HANDLES: dict[str, tuple[str, ...]] = {
     "zipfile": ("ZipFile", "ZipExtFile"),
@@ -44,7 +46,7 @@ def shared_by(*holders: Any) -> str:
     was found. Reads attributes without the program's own `__getattr__`."""
     seen: set[int] = set()
     waiting = [(holder, DEPTH) for holder in holders]
-    while waiting and len(seen) < MOST:
+    while waiting and len(seen) < MAX_OBJECTS:
         value, depth = waiting.pop(0)
         if id(value) in seen or isinstance(value, (type, types.ModuleType, str, bytes, int, float)):
             continue
@@ -179,7 +181,9 @@ def _moved(before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]
     return ""
 
 
-IPPROTO_TCP, TCP_INFO, RECEIVED_AT = 6, 11, 128
+IPPROTO_TCP = 6
+TCP_INFO = 11
+RECEIVED_AT = 128
 """The field tcpi_bytes_received of Linux."""
 
 

@@ -41,7 +41,7 @@ OTHER_NODES, FILLED = ("prodbackward", "cumprodbackward", "linalglstsqbackward")
 """Operators whose backward pass takes another way where any dispatch mode is on, and the nodes of their backward passes: `isTensorSubclassLike` in
 torch/csrc/autograd/FunctionsManual.cpp. Found by running 261 operators with and without such a mode. FILLED is the node of `masked_fill` with a tensor as the
 value, which counts where this value has a gradient."""
-MOST_NODES = 100_000
+MAX_NODES = 100_000
 """Of the graph of a loss, which is searched for such operators."""
 INTERRUPTED = "an exception of the program ended the step whose operators were counted"
 NO_FORMULA = "no operator with a known formula ran in the passes that are seen"
@@ -219,7 +219,7 @@ def has_products(loss: Any) -> bool:
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if len(seen) > MOST_NODES or _rounds_otherwise(node):
+        if len(seen) > MAX_NODES or _rounds_otherwise(node):
             return True
         following = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= following
@@ -315,9 +315,9 @@ def has_compiled() -> bool:
 
 # --- attention that keeps its scores in memory ---------------------------------------------------------------
 
-LEAST = 2**24
+MIN_SCORES = 2**24
 """Elements of a matrix of scores. A smaller one may stay in the L2 cache between two operators (32 MB in bf16, twice for what an operator reads and writes; an H100 has 50 MB)."""
-LEAST_KEYS = 2
+MIN_KEYS_RATIO = 2
 """Keys over the width of a head. The plain formula moves the scores 19 times in a step, and a fused kernel moves q, k, v, the result and their gradients about 12 times: with fewer keys
 (windows of an image) a fused kernel saves less than two thirds of the traffic."""
 BATCHED_PRODUCTS = {"bmm": 0, "baddbmm": 1}
@@ -358,7 +358,7 @@ class Scores:
         """Look at an operator that has run. `frame`: that of its caller."""
         name = operator._overloadpacket.__name__
         outs, tensor_type = out if isinstance(out, (tuple, list)) else (out,), sys.modules["torch"].Tensor
-        tensors = [each for each in (*args, *outs) if isinstance(each, tensor_type) and not each.is_nested and each.numel() >= LEAST]
+        tensors = [each for each in (*args, *outs) if isinstance(each, tensor_type) and not each.is_nested and each.numel() >= MIN_SCORES]
         if not tensors or name in NO_TRAFFIC or is_view(operator):
             return
         for tensor in tensors:
@@ -370,7 +370,7 @@ class Scores:
             self._calls.add(call_at(frame))
 
     def _see_product(self, left: Any, out: Any, frame: FrameType) -> None:
-        if out.shape[-1] >= LEAST_KEYS * left.shape[-1] and out.numel() >= LEAST:
+        if out.shape[-1] >= MIN_KEYS_RATIO * left.shape[-1] and out.numel() >= MIN_SCORES:
             self._product, self._weights, self._calls = kind_of(out), None, {call_at(frame)}
         elif self._weights is not None and kind_of(left) == self._weights:
             elements, keys = self._weights

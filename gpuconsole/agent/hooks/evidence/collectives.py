@@ -40,9 +40,9 @@ BUDGET = 1e-3
 """Share of the time that reads may take."""
 SLOTS = tuple(SLOT_S * 2**power for power in range(8))
 """Seconds from one read to the next. Each divides the next one, so that processes whose reads take longer report what the others report, too."""
-MOST_READ_S = 0.1
+MAX_READ_S = 0.1
 """CPU seconds of a read after which there is no other."""
-MOST_ARRIVALS = 240
+MAX_ARRIVALS = 240
 BOUNDARIES = 512
 EVENTS_CACHED = (2, 9)
 """Torch's variable TORCH_NCCL_CUDA_EVENT_CACHE is on by default in this version and later ones."""
@@ -58,7 +58,7 @@ TOO_MANY = "a step makes more collectives than torch's flight recorder keeps"
 NOT_SAFE = "this torch does not keep the events of its collectives: reading them beside its watchdog could harm the job"
 
 
-class Entry(NamedTuple):
+class CollectiveEntry(NamedTuple):
     """A collective of the record. `bus_bytes`: the bytes that a link must carry, see `bus_factor`. `at_ns`: of the call, on the host's clock."""
 
     number: int
@@ -99,7 +99,7 @@ def _bytes(sizes: Iterable[Iterable[int]], types: Iterable[str]) -> int:
     return sum(prod(shape) * BYTES.get(name, 1) for shape, name in zip(sizes, types, strict=False))
 
 
-def entries_of(dump: Mapping[str, Any], world_size: int) -> list[Entry]:
+def entries_of(dump: Mapping[str, Any], world_size: int) -> list[CollectiveEntry]:
     """The collectives of a record, oldest first. `dump`: the dict that torch's `_dump_fr_trace` and `_dump_nccl_trace` pickle. Raises KeyError, TypeError or
     ValueError where the form is another one."""
     sizes = {}
@@ -113,7 +113,7 @@ def entries_of(dump: Mapping[str, Any], world_size: int) -> list[Entry]:
         data = max(_bytes(entry["input_sizes"], entry["input_dtypes"]), _bytes(entry["output_sizes"], entry["output_dtypes"]))
         apart = bool(entry["is_p2p"])
         entries.append(
-            Entry(
+            CollectiveEntry(
                 entry["record_id"],
                 str(name),
                 size,
@@ -181,7 +181,7 @@ class FlightRecorder:
         self._new = self._counted(entries, until_ns)
         self._slot_s = next((slot_s for slot_s in SLOTS if slot_s * BUDGET >= cost_s), SLOTS[-1])
         self._slot = int(time.time() / self._slot_s)
-        if cost_s > MOST_READ_S:
+        if cost_s > MAX_READ_S:
             self.off = f"a read of torch's flight recorder took {1e3 * cost_s:.0f} ms"
             switch.notes.append(f"collectives are not read any longer: {self.off}")
 
@@ -201,7 +201,7 @@ class FlightRecorder:
             self.off = NOT_SAFE
         return None if self.off else found
 
-    def _counted(self, entries: list[Entry], until_ns: int) -> Collectives:
+    def _counted(self, entries: list[CollectiveEntry], until_ns: int) -> Collectives:
         """What whole steps have called since the last read, and the last calls before `until_ns` in which all processes of a group take part."""
         if not entries:
             return Collectives(0, [], [], NOT_RECORDED)
@@ -209,7 +209,7 @@ class FlightRecorder:
         begins = next((boundary for boundary in self._boundaries if boundary[1] >= from_ns), self._boundaries[-1])
         ends = self._boundaries[-1]
         steps, self._since_ns = ends[0] - begins[0], ends[1]
-        kinds: dict[str, list[Entry]] = {}
+        kinds: dict[str, list[CollectiveEntry]] = {}
         for entry in entries:
             if steps and begins[1] <= entry.at_ns < ends[1]:
                 kinds.setdefault(entry.kind, []).append(entry)
@@ -225,16 +225,16 @@ class FlightRecorder:
             )
             for entry in entries
             if entry.together and entry.at_ns < until_ns
-        ][-MOST_ARRIVALS:]
+        ][-MAX_ARRIVALS:]
         return Collectives(steps, [_sum(kind, calls) for kind, calls in kinds.items()], arrivals, "" if steps else TOO_MANY)
 
 
-def _sum(kind: str, calls: list[Entry]) -> CollectiveKind:
+def _sum(kind: str, calls: list[CollectiveEntry]) -> CollectiveKind:
     timed = [entry.lasts_s for entry in calls if entry.lasts_s]
     return CollectiveKind(kind, len(calls), sum(entry.bytes for entry in calls), sum(timed), len(timed))
 
 
-def _loaded(dump: Any, world_size: int) -> list[Entry]:
+def _loaded(dump: Any, world_size: int) -> list[CollectiveEntry]:
     """Copy and read the record. All its containers are freed at the end."""
     return entries_of(_Plain(io.BytesIO(dump(includeStackTraces=False))).load(), world_size)
 

@@ -18,7 +18,7 @@ from typing import Any
 from ...clock import now
 from ...forks import in_forked_children
 from ...protocol import Exchange, Knobs
-from ..borders.border import Border, Note
+from ..borders.border import Border, NotedCall
 from ..calls import segment
 from ..guard import switch
 from ..recorder import COMM
@@ -31,7 +31,7 @@ RATES = tuple(3**power for power in range(8))
 """Iterations from one that is timed to the next. Each divides the next one, so that processes with other rates have timed iterations in common. None
 shares a factor with 10 or 100, the usual distances of logging and saving."""
 TIMED_EVERY_S = 0.05
-MOST_KEPT = 200
+MAX_KEPT_EXCHANGES = 200
 NS = 1e-9
 HOOKS_OF_TORCH = {
     "": "none", "allreduce_hook": "none", "BuiltinCommHookType.ALLREDUCE": "none", "bf16_compress_hook": "bf16", "fp16_compress_hook": "fp16",
@@ -123,7 +123,7 @@ def _pieces(sizes: str) -> int:
     return len([size for size in sizes.split(",") if size.strip()])
 
 
-class Exchanges:
+class DdpExchanges:
     """The exchanges of this process."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Exchanges:
     def _look(self) -> None:
         for replica in self.replicas:
             exchange = replica.newest()
-            if exchange is not None and len(self._new) < MOST_KEPT:
+            if exchange is not None and len(self._new) < MAX_KEPT_EXCHANGES:
                 self._new.append(exchange)
 
     def take(self) -> list[Exchange]:
@@ -194,7 +194,7 @@ class Exchanges:
         return knobs
 
 
-exchanges = Exchanges()
+exchanges = DdpExchanges()
 in_forked_children(exchanges.reset)
 
 
@@ -228,7 +228,7 @@ def end_gather(failed: bool) -> None:
 
 _DDP = "torch.nn.parallel.distributed"
 BORDERS = (
-    Note(_DDP, "DistributedDataParallel.__init__", ddp_made, "communication"),
+    NotedCall(_DDP, "DistributedDataParallel.__init__", ddp_made, "communication"),
     # before a forward pass, process 0 sends its buffers, such as those of batch normalization, to the others
     segment(_DDP, "DistributedDataParallel._sync_buffers", COMM),
     Border(

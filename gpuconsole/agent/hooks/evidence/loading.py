@@ -24,9 +24,10 @@ SAMPLE_EVERY_S = 0.04
 """Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
 WORKERS_EVERY_S = 0.25
 """Seconds between two readings of the loader's processes at least, apart from those of each message: 5 µs for each process."""
-MOST_PLACES = 512
+MAX_PLACES = 512
 """Places that are told apart. The oldest is forgotten then: it may be one of a class of datasets that the program no longer has."""
-FEW, EPOCHS_SEEN = 1.2, 4
+MAX_BATCHES_PER_EPOCH = 1.2
+EPOCHS_SEEN = 4
 """Calls of `next` in an epoch, on average over so many epochs at least, below which the program makes an iterator for each batch. A loop over a loader calls
 it once more than there are batches, so an epoch of one batch has two."""
 FRAMES = 2
@@ -34,7 +35,7 @@ FRAMES = 2
 of the training and the one of the evaluation."""
 
 
-class Place:
+class LoaderPlace:
     """A place in the program that makes DataLoaders. `code`: the segment of its batches."""
 
     def __init__(self, code: int) -> None:
@@ -59,8 +60,8 @@ class Loading:
 
     def reset(self) -> None:
         """As in a process that has loaded nothing yet."""
-        self.place: Place | None = None
-        self._places: dict[Any, Place] = {}
+        self.place: LoaderPlace | None = None
+        self._places: dict[Any, LoaderPlace] = {}
         self._place_of = ByIdentity()
         self._count = 0
         self._restarts, self._restart_s, self._sampler_s = 0, 0.0, 0.0
@@ -69,7 +70,7 @@ class Loading:
         """When the next batch is sampled, and when the loader's processes are read."""
         self._of_steps = (0, 0)
         """The batches of the last two marked steps. The smaller number is that of a step: the last step of an epoch asks once more."""
-        self._counted_at: tuple[Place | None, int] = None, 0
+        self._counted_at: tuple[LoaderPlace | None, int] = None, 0
         """The place whose batches they are, and its batches then."""
         self.began: tuple[float, float, float] | None = None
         self._here = [0.0, 0.0, 0.0]
@@ -95,18 +96,18 @@ class Loading:
         kind = (type(loader.dataset), type(getattr(loader, "sampler", None)), loader.batch_size)
         self._keep(loader, (*calls, *kind))
 
-    def place_of(self, loader: Any) -> Place:
+    def place_of(self, loader: Any) -> LoaderPlace:
         """The place that has made `loader`. A loader that was not seen while it was made has a place of its own."""
         place = self._place_of.get(loader)
         return place if place is not None else self._keep(loader, None)
 
-    def _keep(self, loader: Any, key: Any) -> Place:
+    def _keep(self, loader: Any, key: Any) -> LoaderPlace:
         place = self._places.get(key) if key is not None else None
         if place is None:
-            place = Place(LOADER + self._count % LOADERS)
+            place = LoaderPlace(LOADER + self._count % LOADERS)
             self._count += 1
             if key is not None:
-                if len(self._places) >= MOST_PLACES:
+                if len(self._places) >= MAX_PLACES:
                     del self._places[next(iter(self._places))]
                 self._places[key] = place
         if loader is not None:
@@ -123,7 +124,7 @@ class Loading:
         place = self.place_of(loader)
         place.epochs = max(place.epochs, int(place.batches > 0)) + 1
         place.opened = seconds
-        if not place.renews and place.epochs > EPOCHS_SEEN and place.batches <= FEW * (place.epochs - 1):
+        if not place.renews and place.epochs > EPOCHS_SEEN and place.batches <= MAX_BATCHES_PER_EPOCH * (place.epochs - 1):
             place.renews = True
             watch.note_made("iterator", loader)
         if place is self.place:
@@ -135,7 +136,7 @@ class Loading:
             self._times = ThreadTimes()
         self.began = (t, self._times.cpu_s(), self._times.runq_s())
 
-    def batch_ends(self, place: Place | None, begun: float) -> None:
+    def batch_ends(self, place: LoaderPlace | None, begun: float) -> None:
         """The training thread has its batch, or the epoch is over. `place`: None where the loader is not known. `begun`: when it asked."""
         if place is None:
             return
@@ -173,7 +174,7 @@ class Loading:
             place.batches += min(self._of_steps)
         self._counted_at = place, place.batches
 
-    def drawn(self, place: Place, seconds: float) -> None:
+    def drawn(self, place: LoaderPlace, seconds: float) -> None:
         """The sampler has taken so long for the first indices of an epoch. It runs in the training process, whoever loads."""
         if place is self.place:
             self._sampler_s += seconds
@@ -218,7 +219,8 @@ class Loading:
         self._last = present
 
 
-MOST_PARTS, DEPTH = 4096, 3
+MAX_PARTS = 4096
+DEPTH = 3
 """Of a batch: parts that are looked at, which takes 2 ms, and containers within containers."""
 
 
@@ -234,8 +236,8 @@ def size_of(batch: Any) -> tuple[int, int]:
         if type(part) is torch.Tensor:
             tensors, size = tensors + 1, size + part.numel() * part.element_size()
         elif depth:
-            parts += [(inner, depth - 1) for inner in itertools.islice(within(part), MOST_PARTS)]
-        if seen + len(parts) > MOST_PARTS:
+            parts += [(inner, depth - 1) for inner in itertools.islice(within(part), MAX_PARTS)]
+        if seen + len(parts) > MAX_PARTS:
             return 0, 0
     return tensors, size
 

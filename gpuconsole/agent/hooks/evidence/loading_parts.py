@@ -33,14 +33,16 @@ from ..sampler import sampler
 from ..threads import ShortSwitches, Ticker
 from ..watch import is_program, place_name
 
-LENGTH_S, MORE_S, AGAIN_S = 3.0, 12.0, 4.0
+LENGTH_S = 3.0
+MORE_S = 12.0
+AGAIN_S = 4.0
 """Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
 LOOK_EVERY_S = 0.25
 EVERY_S = 0.02
 """Mean seconds between two samples of a worker. A sample takes 100 to 200 µs."""
 WRITE_EVERY_S = 0.3
 """A worker writes so often within the window: it may end with its epoch."""
-LEAST_SAMPLES = 20
+MIN_SAMPLES = 20
 SHOWN, LOCKED = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio"), "loading.lock_ratio"
 """Signals of the parts with most of the time, and of the time in which loading waits for a lock. The source of each signal names the part: see `signals_of`."""
 FETCH, QUEUES = os.path.join("data", "_utils", "fetch.py"), os.path.join("multiprocessing", "queues.py")
@@ -55,7 +57,7 @@ TAKES_LOCK = re.compile(r"\.acquire\(|\b(flock|lockf)\(")
 Python frame there, and workers do not share a lock of `threading`."""
 
 
-class Part(NamedTuple):
+class LoadingPart(NamedTuple):
     """A part of loading. `name`: a transform, a function, or what a line calls; empty where a line calls nothing. `file`: empty where no line is known.
     `by_line`: each line is a part, as in the dataset's own `__getitem__`. `locked`: the thread waits for a lock."""
 
@@ -70,10 +72,10 @@ class Part(NamedTuple):
         return f"{self.name} at {place}" if self.file and self.name else self.name or place
 
 
-SENDING = Part("sending of batches to the training process", "", 0)
+SENDING = LoadingPart("sending of batches to the training process", "", 0)
 
 
-class Seconds(defaultdict[Part, float]):
+class Seconds(defaultdict[LoadingPart, float]):
     """The time of loading in seconds, by part."""
 
     def __init__(self) -> None:
@@ -97,17 +99,17 @@ class Code:
 
 
 _codes: dict[CodeType, Code] = {}
-MOST_CODES = 4096
+MAX_CODES = 4096
 """Entries of `_codes`: a program may make code all the time, and an entry keeps its code alive."""
 
 
-def part_of(frame: FrameType | None) -> Part | None:
+def part_of(frame: FrameType | None) -> LoadingPart | None:
     """The part of loading in which a thread is whose innermost frame is `frame`; None where it does not load."""
     stack: list[tuple[FrameType, Code]] = []
     while frame is not None:
         code = _codes.get(frame.f_code)
         if code is None:
-            if len(_codes) >= MOST_CODES:
+            if len(_codes) >= MAX_CODES:
                 _codes.clear()
             code = _codes[frame.f_code] = Code(frame.f_code)
         if code.fetches:
@@ -117,21 +119,21 @@ def part_of(frame: FrameType | None) -> Part | None:
     if frame is None:
         return SENDING if _sends(stack) else None
     if not stack:
-        return Part("the DataLoader itself", "", 0)
+        return LoadingPart("the DataLoader itself", "", 0)
     if (taken := _takes_lock(stack)) is not None:
-        return Part(LOCK, *_line(taken), by_line=True, locked=True)
+        return LoadingPart(LOCK, *_line(taken), by_line=True, locked=True)
     for inner, (around, code) in enumerate(stack):
         if code.holds is not False and (member := _member(around, code)):
             own = next((frame for frame, code in stack[:inner] if code.of_program), None)
-            return Part(member, *_line(own)) if own is not None else Part(member, "", 0)
+            return LoadingPart(member, *_line(own)) if own is not None else LoadingPart(member, "", 0)
     outermost = stack[-1][0]
     place = next((place for place, (_, code) in enumerate(stack) if code.of_program), None)
     if place is None:
-        return Part(_name(outermost.f_code), *_line(outermost))
+        return LoadingPart(_name(outermost.f_code), *_line(outermost))
     own = stack[place][0]
     if own.f_code.co_name not in ENTRIES:
-        return Part(_name(own.f_code), *_line(own))
-    return Part(_name(stack[place - 1][0].f_code) if place else "", *_line(own), by_line=True)
+        return LoadingPart(_name(own.f_code), *_line(own))
+    return LoadingPart(_name(stack[place - 1][0].f_code) if place else "", *_line(own), by_line=True)
 
 
 def _sends(stack: list[tuple[FrameType, Code]]) -> bool:
@@ -300,7 +302,7 @@ _sampling: list[tuple[Ticker, WorkerSampler]] = []
 """The thread that samples this process, if this process is a worker; else empty."""
 
 
-def begin(folder: str) -> None:
+def begin_in_worker(folder: str) -> None:
     """`folder`: that of the job."""
     _folder[:] = [folder]
 
@@ -349,7 +351,7 @@ class OfWorkers:
                 of_worker, parts = json.load(file)
             count += of_worker
             for *part, of_part in parts:
-                seconds[Part(*part)] += of_part
+                seconds[LoadingPart(*part)] += of_part
         return seconds, count
 
     def stop(self) -> None:
@@ -365,7 +367,7 @@ class OfWorkers:
         return []
 
 
-class Here:
+class LocalSampler:
     """Samples of the training thread, which loads itself, from now on for `seconds`."""
 
     whose = "of the training thread while it loads"
@@ -375,7 +377,7 @@ class Here:
         sampler.see = self._samples.see
         sampler.faster(seconds)
 
-    def gathered(self) -> tuple[Mapping[Part, float], int]:
+    def gathered(self) -> tuple[Mapping[LoadingPart, float], int]:
         return dict(self._samples.seconds), self._samples.count
 
     def stop(self) -> None:
@@ -383,7 +385,7 @@ class Here:
         sampler.faster(0.0)
 
 
-class Window:
+class LoadingWindow:
     """The samples under way, if any: P16. The first answer comes after LENGTH_S; the window goes on beside the ordinary steps, and answers again.
 
     `request`: the command that waits for the first answer; 0: none does.
@@ -391,14 +393,14 @@ class Window:
 
     def __init__(self) -> None:
         self.request = 0
-        self._samples: OfWorkers | Here | None = None
+        self._samples: OfWorkers | LocalSampler | None = None
         self._due = self._until = 0.0
 
     def begin(self, workers: int, request: int) -> None:
         """`workers`: those of the loader."""
         self.end()
         self.request = request
-        self._samples = OfWorkers(LENGTH_S + MORE_S) if workers else Here(LENGTH_S + MORE_S)
+        self._samples = OfWorkers(LENGTH_S + MORE_S) if workers else LocalSampler(LENGTH_S + MORE_S)
         self._due = now() + (LOOK_EVERY_S + WRITE_EVERY_S if workers else 0.0) + LENGTH_S
         self._until = self._due + MORE_S
 
@@ -413,7 +415,7 @@ class Window:
             raise ProbeError("a change, or a new process, has ended the samples")
         self._due += AGAIN_S
         seconds, count = samples.gathered()
-        if self._due > self._until or count < LEAST_SAMPLES:
+        if self._due > self._until or count < MIN_SAMPLES:
             self.end()
         return signals_of(seconds, count, samples.whose)
 
@@ -428,13 +430,13 @@ class Window:
         self._samples, self.request = None, 0
 
 
-window = Window()
+window = LoadingWindow()
 in_forked_children(window.forget)
 
 
-def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals:
+def signals_of(seconds: Mapping[LoadingPart, float], count: int, whose: str) -> Signals:
     """Return the signals SHOWN and LOCKED of these samples. Raises ProbeError for too few samples."""
-    if count < LEAST_SAMPLES:
+    if count < MIN_SAMPLES:
         raise ProbeError(f"only {count} stack samples {whose} were possible")
     source, total = f"{count} stack samples {whose}", sum(seconds.values())
     rows = joined(_with_locks(seconds))
@@ -446,16 +448,16 @@ def signals_of(seconds: Mapping[Part, float], count: int, whose: str) -> Signals
     return shown | {LOCKED: Signal(sum(of_part for _, of_part in locked) / total, "ratio", f"{source}{most}")}
 
 
-def _with_locks(seconds: Mapping[Part, float]) -> Seconds:
+def _with_locks(seconds: Mapping[LoadingPart, float]) -> Seconds:
     """Return `seconds`, with each line that takes a lock by a C function as a part that waits for a lock."""
     lines, marked = functools.cache(_lines_of), Seconds()
     for part, of_part in seconds.items():
         takes = part.file and not part.locked and TAKES_LOCK.search("".join(lines(part.file)[part.line - 1 : part.line]))
-        marked[Part(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part] += of_part
+        marked[LoadingPart(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part] += of_part
     return marked
 
 
-def joined(seconds: Mapping[Part, float]) -> list[tuple[Part, float]]:
+def joined(seconds: Mapping[LoadingPart, float]) -> list[tuple[LoadingPart, float]]:
     """A row for each part, the largest first, with the line that has most of its time."""
     rows: dict[object, Seconds] = {}
     for part, of_line in seconds.items():
@@ -463,7 +465,7 @@ def joined(seconds: Mapping[Part, float]) -> list[tuple[Part, float]]:
     return sorted(((max(lines, key=lines.__getitem__), sum(lines.values())) for lines in rows.values()), key=lambda row: -row[1])
 
 
-def _placed(part: Part) -> Part:
+def _placed(part: LoadingPart) -> LoadingPart:
     """A transform of a library is made at a line of the program: this line, where only one line of the program names it."""
     if part.file:
         return part
@@ -474,7 +476,7 @@ def _placed(part: Part) -> Part:
         for number, text in enumerate(_lines_of(file), 1)
         if call.search(text) and not text.lstrip().startswith(("#", "class ", "def "))
     ]
-    return Part(part.name, *lines[0]) if len(lines) == 1 else part
+    return LoadingPart(part.name, *lines[0]) if len(lines) == 1 else part
 
 
 def _lines_of(file: str) -> list[str]:

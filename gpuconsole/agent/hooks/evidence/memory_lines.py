@@ -123,7 +123,7 @@ def _line(frames: Sequence[Mapping[str, Any]] | None, is_program: Callable[[str]
     return (place["filename"], place["line"], place["name"]) if place is not None else ("", 0, NO_LINE)
 
 
-class History:
+class AllocationHistory:
     """torch's history of allocations in this process. `wanted`: the user has agreed. `reason`: why there is none; empty: there is."""
 
     def __init__(self) -> None:
@@ -178,4 +178,4 @@ class History:
             return fields | {"reason": f"torch's history could not be read: {type(problem).__name__}: {problem}".splitlines()[0]}
 
 
-history = History()
+history = AllocationHistory()

@@ -14,7 +14,7 @@ from ...loop import Signals
 from ...protocol import Signal
 from .. import tracing
 from ..guard import entry, switch, unseen, wrappers_without_level
-from ..memory import Counted, counted, emptied, tensors_of_program
+from ..memory import OwnerCounts, counted, emptied, tensors_of_program
 from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of
 from ..watch import place_name, program_frame, recorder, watch
@@ -39,7 +39,7 @@ def memory_parts() -> Signals:
     return signals if device is None or device.type != "cuda" else signals | peaks(counted(device.index), sum(parts.values()))
 
 
-def peaks(figures: Counted, states: float) -> Signals:
+def peaks(figures: OwnerCounts, states: float) -> Signals:
     """Return the peaks of torch's allocator since the start of the program, and the size of the GPU's memory, as signals in bytes. `states`: the bytes of
     parameters, gradients and optimizer states. The rest of the peak counts as activations."""
     values = {

@@ -40,7 +40,7 @@ Probing = Generator[None, None, Signals]
 
 WAIT_STEPS = 50
 """Steps within which the inputs of a pass must come."""
-LONGEST_HOLD_S = 1.8
+MAX_HOLD_S = 1.8
 STATE_STEPS = 2
 """Steps between the two looks at the attributes of the modules."""
 HELD = ("_parameters", "_buffers", "_modules", "training")
@@ -48,7 +48,8 @@ SIMPLE = (int, float, complex, bool, str, bytes, type(None))
 CONSTANT = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, re.Pattern, Enum, PurePath, range, slice, ReferenceType)
 """Kinds of objects that a call leaves as they are."""
 CONTAINERS = (tuple, list, set, frozenset, deque, dict)
-MOST_ITEMS, MOST_BYTES = 64, 2**20
+MAX_ITEMS = 64
+MAX_BYTES = 2**20
 
 
 ROOM_MARGIN = 1.25
@@ -59,7 +60,7 @@ class JobTimed:
     """The program, for timed work on `device`."""
 
     def __init__(self, account: Any, device: Any) -> None:
-        self.account, self.device, self.world = account, device, World()
+        self.breakdown, self.device, self.world = account, device, World()
 
     def release_cached_memory(self) -> None:
         """The cache belongs to the program. What a probe adds to it is freed after the probe: `JobLoop.beside_the_peak`."""
@@ -71,7 +72,7 @@ class LastPass(JobTimed):
     Raises ProbeError where there is no room for gradients beside those of the program.
     """
 
-    longest_hold_s = LONGEST_HOLD_S
+    longest_hold_s = MAX_HOLD_S
     pass_note = "; without the loss function of the script"
 
     def __init__(self, module: Any, arguments: tuple[Any, Any], account: Any, knobs: Knobs) -> None:
@@ -230,7 +231,7 @@ def last_pass(loop: Any) -> Generator[None, None, LastPass]:
         changed = [name for name, value in python_state(module).items() if before.get(name) != value]
         if changed:
             raise ProbeError(f"the model keeps Python state that a pass changes ({changed[0]}); it could not be put back")
-        return LastPass(module, kept[1:], loop.account, loop.knobs)
+        return LastPass(module, kept[1:], loop.breakdown, loop.knobs)
     finally:
         watch.keep_inputs, watch.last_inputs = False, None
 
@@ -339,7 +340,7 @@ def _owner(value: Any) -> Any:
 def _content(value: Any) -> Any:
     """The numbers of a small array of numpy; None for another object."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject or value.nbytes > MOST_BYTES:
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject or value.nbytes > MAX_BYTES:
         return None
     return value.tobytes()
 
@@ -351,11 +352,11 @@ def _is_known(value: Any, depth: int) -> bool:
         return True
     if isinstance(value, CONTAINERS):
         items = list(value.values() if isinstance(value, dict) else value)
-        return not depth or all(_is_known(item, depth - 1) for item in items[:MOST_ITEMS])
+        return not depth or all(_is_known(item, depth - 1) for item in items[:MAX_ITEMS])
     if type(value).__module__.partition(".")[0] == "torch" or state_of_generator(value) is not None or _content(value) is not None:
         return True
     held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and (not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MOST_ITEMS]))
+    return isinstance(held, dict) and (not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MAX_ITEMS]))
 
 
 class SmallTensor:
@@ -384,7 +385,7 @@ def _is_small(tensor: Any) -> bool:
     """Return whether the values of a tensor can be compared: only those of a small, plain tensor on the host. A comparison of values on a GPU would wait for
     the GPU."""
     plain = type(tensor) is sys.modules["torch"].Tensor and tensor.layout is sys.modules["torch"].strided
-    return plain and tensor.device.type == "cpu" and not tensor.is_quantized and tensor.numel() * tensor.element_size() <= MOST_BYTES
+    return plain and tensor.device.type == "cpu" and not tensor.is_quantized and tensor.numel() * tensor.element_size() <= MAX_BYTES
 
 
 def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -> Any:
@@ -404,12 +405,12 @@ def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -
         return SmallTensor(value) if is_put_back and _is_small(value) else (id(value), _version_of(value))
     if isinstance(value, CONTAINERS):
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
-        inner = tuple(_print_of(item, depth - 1, own, is_put_back) for item in items[:MOST_ITEMS]) if depth else ()
-        whole = is_put_back and depth and len(items) <= MOST_ITEMS
+        inner = tuple(_print_of(item, depth - 1, own, is_put_back) for item in items[:MAX_ITEMS]) if depth else ()
+        whole = is_put_back and depth and len(items) <= MAX_ITEMS
         return type(value) if whole else id(value), len(items), inner
     held = getattr(value, "__dict__", None)
     if depth and isinstance(held, dict) and not hasattr(value, "named_modules"):
-        return id(value), tuple((name, _print_of(item, depth - 1, own, False)) for name, item in list(held.items())[:MOST_ITEMS])
+        return id(value), tuple((name, _print_of(item, depth - 1, own, False)) for name, item in list(held.items())[:MAX_ITEMS])
     return id(value)
 
 
@@ -435,16 +436,16 @@ def free_bytes(device: Any) -> float | None:
 # --- the lines of the script --------------------------------------------------------------------------------
 
 LENGTH_S = 1.0
-LEAST_STEPS = 4
-MOST_S = 10.0
+MIN_STEPS = 4
+MAX_S = 10.0
 
 
 def script_lines() -> Probing:
     """P15: more samples of the stack for a second or more, while ordinary steps go on. The console finds the lines in them."""
-    sampler.faster(MOST_S)
+    sampler.faster(MAX_S)
     start, first = now(), recorder.index
     try:
-        while now() - start < LENGTH_S or (recorder.index - first < LEAST_STEPS and now() - start < MOST_S):
+        while now() - start < LENGTH_S or (recorder.index - first < MIN_STEPS and now() - start < MAX_S):
             yield
     finally:
         sampler.faster(0.0)
@@ -516,7 +517,7 @@ WINDOW_S = 0.1
 """Seconds after which a window of a probe has enough steps: in a few short steps one pause of the thread would be a large part of the time."""
 
 
-class Window:
+class ProfilerWindow:
     """A warm-up step, then some steps under torch.profiler: as many as the user asks for; for a probe WINDOW_STEPS. Raises ProbeError where the profiler
     does not start."""
 

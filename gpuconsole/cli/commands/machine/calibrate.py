@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     environment = fingerprint(state.devices, state.driver, state.cuda)
     chosen = chosen_device(state, args)
     if problem:
-        output.note(f"{problem}; continuing without the driver")
+        output.print_note(f"{problem}; continuing without the driver")
     record = load(environment, chosen.id) if args.show else measured(environment, chosen, state.processes, args)
     if record is None and args.show:
         raise CommandFailed(f"there is no calibration of {chosen.id} with the current driver and torch: run `gpuconsole calibrate`")
@@ -80,7 +80,7 @@ def measured(environment: Environment, chosen: Device, processes: list[Process],
     """A new record; None after Ctrl-C. Raises CommandFailed."""
     users = sum(1 for process in processes if process.device == chosen.id)
     if users:
-        output.note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the numbers may be too low")
+        output.print_note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the numbers may be too low")
     return asyncio.run(_measure(environment, chosen, args.budget or DEFAULT_BUDGET_S))
 
 

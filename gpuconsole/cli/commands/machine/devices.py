@@ -10,7 +10,7 @@ from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options import DCGM, JSON, TIMEOUT
 from gpuconsole.cli.values import dcgm
-from gpuconsole.engine.children.once import Reading, read_devices
+from gpuconsole.engine.children.once import DevicesReading, read_devices
 from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.machine.devices import devices_report
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(reading.error)
 
 
-def as_json(reading: Reading) -> dict[str, object]:
+def as_json(reading: DevicesReading) -> dict[str, object]:
     """The JSON of `--json`: SI units, by metric name."""
     state, readings = reading.state, reading.state.readings
     states = gpu_states(seen_now(state, state.session_time(state.now)), [device for device in state.devices if device.is_gpu])

@@ -15,7 +15,7 @@ from gpuconsole import __version__
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options import JSON, TIMEOUT
-from gpuconsole.engine.children.once import Reading, read_devices
+from gpuconsole.engine.children.once import DevicesReading, read_devices
 from gpuconsole.host.environment import fingerprint, installed_torch, of_this_machine, unusable_gpus
 from gpuconsole.host.installation import install_command
 from gpuconsole.host.settings import SETTINGS, config_path, misspelt, settings
@@ -50,10 +50,10 @@ AMD = "0x1002"
 """AMD's number as a vendor of PCI devices."""
 NVIDIA_ONLY = "is there; gpuconsole measures NVIDIA GPUs only"
 SHARED_MEMORY = Path("/dev/shm")
-ENOUGH_SHARED_BYTES = 2 * 2**30
+MIN_SHARED_BYTES = 2 * 2**30
 """Twelve workers with two batches of 64 images each need 1 GB. Docker's default is 64 MB."""
 
-LONGEST_LABEL = 32
+MAX_LABEL_LENGTH = 32
 """Cells. A longer label has a row of its own."""
 
 Row = tuple[str, str]
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(reading.error)
 
 
-def sections(reading: Reading) -> dict[str, list[Row]]:
+def sections(reading: DevicesReading) -> dict[str, list[Row]]:
     """All rows, by the title of their section."""
     return {
         "program": program_rows(reading.state),
@@ -86,7 +86,7 @@ def sections(reading: Reading) -> dict[str, list[Row]]:
 
 def report(sections: dict[str, list[Row]]) -> Report:
     """The sections that have rows, with a heading for each."""
-    column = min(LONGEST_LABEL, max(len(name) for rows in sections.values() for name, _ in rows)) + 2
+    column = min(MAX_LABEL_LENGTH, max(len(name) for rows in sections.values() for name, _ in rows)) + 2
     parts: Report = []
     for title, rows in sections.items():
         if rows:
@@ -144,7 +144,7 @@ def torch_rows(state: SessionState) -> list[Row]:
     return [(f"{folded(ids)} torch", why) for why, ids in gpus.items()]
 
 
-def gpu_rows(reading: Reading) -> list[Row]:
+def gpu_rows(reading: DevicesReading) -> list[Row]:
     state, error = reading
     rows: list[Row] = [("driver", f"{state.driver or 'unknown'}{f', runs CUDA {state.cuda}' if state.cuda else ''}")]
     if error:
@@ -234,7 +234,7 @@ def shared_memory_text(folder: Path) -> str:
     except OSError as error:
         return f"{error.strerror}; DataLoader workers cannot pass batches"
     text = units.quantity(total, "bytes")
-    if total >= ENOUGH_SHARED_BYTES:
+    if total >= MIN_SHARED_BYTES:
         return text
     return f"{text}: DataLoader workers with large batches die with a bus error (docker run --shm-size=8g, or --ipc=host)"
 
@@ -258,7 +258,7 @@ def terminal_rows() -> list[Row]:
     ]
 
 
-def missing_rows(reading: Reading) -> list[Row]:
+def missing_rows(reading: DevicesReading) -> list[Row]:
     """Every metric without a value, grouped by the reason."""
     state, error = reading
     by_gap: dict[tuple[str, str], list[str]] = {}

@@ -67,7 +67,7 @@ async def keep_reading(state: SessionState, server: MetricsServer, dcgm_url: str
         if isinstance(event, SamplerEnded):
             output.problem(event.text)
 
-    output.note(f"serving http://{server.address}/metrics")
+    output.print_note(f"serving http://{server.address}/metrics")
     sampler = SamplerSupervisor(state.interval_s, dcgm_url, on_event)
     serving = asyncio.create_task(server.serve())
     serving.add_done_callback(lambda task: over.set())

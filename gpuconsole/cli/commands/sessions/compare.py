@@ -13,7 +13,7 @@ from gpuconsole.cli.files import STDOUT, check_sharing, read_measured, share, wr
 from gpuconsole.cli.options import JSON, SHARING, Option, UsageError
 from gpuconsole.experiments.clients import unlike
 from gpuconsole.experiments.compare import compare
-from gpuconsole.experiments.gate import LEAST_LIMIT, MOST_LIMIT, GateError, judge
+from gpuconsole.experiments.gate import MAX_LIMIT, MIN_LIMIT, GateError, judge
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.text import visible
 from gpuconsole.report.comparison import comparison_report, gate_report
@@ -55,8 +55,8 @@ def _limit(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not LEAST_LIMIT <= value <= MOST_LIMIT:
-        raise ValueError(f"{text}: must be {LEAST_LIMIT} to {MOST_LIMIT}: a difference below 2 % counts as none")
+    if not MIN_LIMIT <= value <= MAX_LIMIT:
+        raise ValueError(f"{text}: must be {MIN_LIMIT} to {MAX_LIMIT}: a difference below 2 % counts as none")
     return value
 
 

@@ -28,7 +28,7 @@ TAIL_BYTES = 1 << 16
 LAST_S = 1.0
 """Seconds for the last bytes to reach the console."""
 JOB_ENDED = b"e"
-MOST_NAMES = 100
+MAX_NAMES = 100
 MODE = 0o600
 """Only the user may read the output, as with nohup."""
 
@@ -151,7 +151,7 @@ def _create(path: str) -> int:
     The name can be guessed, and the folder may be open to others: an existing file or link, which may lead anywhere, is never written.
     """
     stem, suffix = os.path.splitext(path)
-    for name in (path, *(f"{stem}-{number}{suffix}" for number in range(2, MOST_NAMES))):
+    for name in (path, *(f"{stem}-{number}{suffix}" for number in range(2, MAX_NAMES))):
         try:
             return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, MODE)
         except FileExistsError:

@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
 
 
 def main(words: list[str]) -> int:

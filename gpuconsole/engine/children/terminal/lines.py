@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from gpuconsole.model.text import cut, plain, without_credentials
 
 KEPT = 10_000
-LONGEST = 10_000
+MAX_COLUMNS = 10_000
 """Characters of a line that are kept."""
 HIGH = 200
 """Lines above the last line that the cursor can reach. A terminal is not higher."""
@@ -29,7 +29,7 @@ _SEQUENCE = re.compile(
 )
 _BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?\Z")
 """The beginning of a sequence at the end of a piece of output."""
-LONGEST_SEQUENCE = 4096
+MAX_SEQUENCE_LENGTH = 4096
 
 
 class OutputLines:
@@ -65,7 +65,7 @@ class OutputLines:
         """Add a piece of output. A character or a sequence may be split between two pieces."""
         text = self._rest + self._decode(data)
         self._rest = ""
-        if (begun := _BEGUN.search(text, max(0, len(text) - LONGEST_SEQUENCE))) is not None:
+        if (begun := _BEGUN.search(text, max(0, len(text) - MAX_SEQUENCE_LENGTH))) is not None:
             text, self._rest = text[: begun.start()], begun[0]
         self.version += 1
         at = 0
@@ -108,11 +108,11 @@ class OutputLines:
             case "B" | "E":
                 self._up = max(0, self._up - max(1, count))
             case "C":
-                self._x = min(LONGEST, self._x + max(1, count))
+                self._x = min(MAX_COLUMNS, self._x + max(1, count))
             case "D":
                 self._x = max(0, self._x - max(1, count))
             case "G":
-                self._x = min(LONGEST, max(1, count) - 1)
+                self._x = min(MAX_COLUMNS, max(1, count) - 1)
             case "K":
                 line = self._line
                 self._line = (
@@ -140,13 +140,13 @@ class OutputLines:
 
     def _put(self, text: str) -> None:
         """Write `text` at the cursor. What is beyond the longest line is left out, and takes no time: output may have no line ends."""
-        if self._x >= LONGEST:
+        if self._x >= MAX_COLUMNS:
             return
         line = self._line
         if len(line) < self._x:
-            line += " " * (min(self._x, LONGEST) - len(line))
-        self._line = (line[: self._x] + text + line[self._x + len(text) :])[:LONGEST]
-        self._x = min(LONGEST, self._x + len(text))
+            line += " " * (min(self._x, MAX_COLUMNS) - len(line))
+        self._line = (line[: self._x] + text + line[self._x + len(text) :])[:MAX_COLUMNS]
+        self._x = min(MAX_COLUMNS, self._x + len(text))
 
     def _new_line(self) -> None:
         self._x = 0
@@ -164,7 +164,7 @@ UNCAUGHT = 1
 """The exit code of Python after an exception that nothing catches."""
 SEARCHED = 200
 """Lines at the end of the output. A traceback above them is not the end of the job; a launcher prints up to 60 lines below it."""
-LONGEST_ANSWER = 300
+MAX_ANSWER = 300
 """Cells of the answer: more does not fit on the screen."""
 HEADER = "Traceback (most recent call last):"
 LAUNCHER = re.compile(r"(\S+\.)?(ChildFailedError|CalledProcessError)\b")
@@ -183,9 +183,9 @@ def failure_words(code: int, lines: Sequence[str]) -> str:
     """
     end = lines[-SEARCHED:]
     if code == UNCAUGHT and (raised := _exceptions(end)):
-        return _shown(next((exception for exception in raised if not LAUNCHER.match(exception)), raised[0]))
+        return _printable_line(next((exception for exception in raised if not LAUNCHER.match(exception)), raised[0]))
     last = next((line for line in reversed(end) if line.strip()), "")
-    return f"last output: {_shown(last)}" if last else ""
+    return f"last output: {_printable_line(last)}" if last else ""
 
 
 def _exceptions(lines: Sequence[str]) -> list[str]:
@@ -210,5 +210,5 @@ def _exceptions(lines: Sequence[str]) -> list[str]:
     return list(by_rank.values())
 
 
-def _shown(line: str) -> str:
-    return cut(without_credentials(plain(line.strip())), LONGEST_ANSWER)
+def _printable_line(line: str) -> str:
+    return cut(without_credentials(plain(line.strip())), MAX_ANSWER)

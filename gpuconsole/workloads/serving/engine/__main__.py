@@ -27,13 +27,13 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     try:
-        asyncio.run(serve(args))
+        asyncio.run(run_engine_server(args))
     except (OSError, RuntimeError, ValueError) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         sys.exit(1)
 
 
-async def serve(args: argparse.Namespace) -> None:
+async def run_engine_server(args: argparse.Namespace) -> None:
     with without_collections():
         from aiohttp import web
 

@@ -16,13 +16,13 @@ from gpuconsole.workloads.device import set_threads, without_cuda
 from gpuconsole.workloads.serving.engine.core import Core, PrefixCache, Scheduler
 from gpuconsole.workloads.serving.engine.model import POSITIONS, Decoder, in_int8, quantize, trained_model, warm_up
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack, reference_rates
-from gpuconsole.workloads.serving.engine.server import Server
+from gpuconsole.workloads.serving.engine.server import EngineServer
 from gpuconsole.workloads.training.gpt import GPT
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]) -> Server:
+def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]) -> EngineServer:
     """Build the server. `progress` receives messages during long work. Raises ValueError for settings that this device does not support."""
     torch.manual_seed(seed)
     set_threads(int(knobs["omp_num_threads"]))
@@ -71,7 +71,7 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         "cache_dtype": str(dtype).removeprefix("torch."),
     }
     core = Core(decoder, scheduler, prefixes, max_model_len, seed)
-    return Server(core, {name: float(value) for name, value in facts.items()}, cache)
+    return EngineServer(core, {name: float(value) for name, value in facts.items()}, cache)
 
 
 def _free_bytes(device: torch.device) -> int:

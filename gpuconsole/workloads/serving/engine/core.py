@@ -251,7 +251,7 @@ class TooLong(ValueError):
     """The request exceeds a fixed limit; the message is one line."""
 
 
-class Busy(RuntimeError):
+class NoFreeSlot(RuntimeError):
     """No sequence slot is free at the moment."""
 
 
@@ -306,12 +306,12 @@ class Core:
         self._on_iteration(plan)
 
     def score(self, tokens: list[int]) -> list[float | None]:
-        """Log probability of each token given the previous tokens; None for the first token. Raises TooLong, Busy."""
+        """Log probability of each token given the previous tokens; None for the first token. Raises TooLong, NoFreeSlot."""
         if len(tokens) > self._max_model_len:
             raise TooLong(f"{len(tokens)} tokens are more than max_model_len {self._max_model_len}")
         seat = self.scheduler.borrow()
         if seat is None:
-            raise Busy("all sequence slots are in use: try again")
+            raise NoFreeSlot("all sequence slots are in use: try again")
         logits = self.decoder.prefill(seat, tokens, 0).float().log_softmax(-1)
         self.scheduler.give_back(seat)
         return [None, *logits[:-1].gather(1, torch.tensor(tokens[1:], device=logits.device)[:, None])[:, 0].tolist()]

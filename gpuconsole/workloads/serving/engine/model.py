@@ -20,7 +20,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.workloads import process
 from gpuconsole.workloads.process import cache_folder
 from gpuconsole.workloads.training import gpt
-from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, Block
+from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, TransformerBlock
 from gpuconsole.workloads.training.loop import TrainingLoop
 
 # --- A GPT with a KV cache -----------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ class Decoder:
     def __init__(self, model: GPT, slots: int, max_model_len: int, device: torch.device, dtype: torch.dtype) -> None:
         self._model = model.to(device=device, dtype=dtype).eval()
         self._device = device
-        self._blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self._blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
         width = model.tokens.embedding_dim
         self.heads = max(1, width // HEAD_SIZE)
         shape = (len(model.blocks), slots, self.heads, max_model_len, width // self.heads)
@@ -100,20 +100,20 @@ class Decoder:
         self._keys[:, slot, :, start:end] = held[0]
         self._values[:, slot, :, start:end] = held[1]
 
-    def _project(self, block: Block, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _project(self, block: TransformerBlock, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         b, t, d = x.shape
         q, k, v = block.qkv(block.norm1(x)).view(b, t, self.heads, 3, d // self.heads).permute(3, 0, 2, 1, 4)
         return q, k, v
 
-    def _finish(self, block: Block, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def _finish(self, block: TransformerBlock, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = x + block.proj(attended.transpose(1, 2).flatten(2))
         return x + block.down(F.gelu(block.up(block.norm2(x))))
 
 
 # --- linear layers with int8 weights for GPUs ----------------------------------------------------------------
 
-LARGEST = 127
-LEAST_SCALE = 1e-8
+MAX_INT8 = 127
+MIN_SCALE = 1e-8
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -123,7 +123,7 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach()
-        scale = (weight.abs().amax(1, keepdim=True).float() / LARGEST).clamp(min=LEAST_SCALE)
+        scale = (weight.abs().amax(1, keepdim=True).float() / MAX_INT8).clamp(min=MIN_SCALE)
         self.register_buffer("weight", (weight / scale).round().to(torch.int8))
         self.register_buffer("scale", scale[:, 0].to(weight.dtype))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())

@@ -23,7 +23,7 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gpuconsole.model.knobs.serving import embedded_limits
-from gpuconsole.workloads.serving.engine.core import Busy, Core, Iteration, Sequence, TooLong
+from gpuconsole.workloads.serving.engine.core import Core, Iteration, NoFreeSlot, Sequence, TooLong
 from gpuconsole.workloads.serving.http import SERVER_KEY
 from gpuconsole.workloads.serving.in_vllm.gpuconsole_caps import OwnLimits
 
@@ -129,7 +129,7 @@ MODEL = "gpuconsole-gpt"
 PASSES = 6
 """Turns of the event loop between two iterations. A new request needs several turns: accept, read, parse, queue."""
 DEFAULT_MAX_TOKENS = 16
-MOST_BODY_BYTES = 64 * 1024 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 class BadRequest(ValueError):
@@ -137,7 +137,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(eq=False)
-class Answer:
+class ResponseStream:
     """The sequence of a request and the bytes that are not sent yet."""
 
     sequence: Sequence
@@ -168,18 +168,18 @@ def only_with_key(key: str) -> Middleware:
     return check
 
 
-class Server:
+class EngineServer:
     """One engine with its HTTP server. `facts` are plain numbers that the server reports at /facts."""
 
     def __init__(self, core: Core, facts: dict[str, float], cache_facts: dict[str, str]) -> None:
         self._core, self._facts = core, facts
         core.set_callbacks(self._token, self._iteration)
         self._metrics = Metrics(MODEL, core, cache_facts, facts)
-        self._answers: dict[Sequence, Answer] = {}
+        self._answers: dict[Sequence, ResponseStream] = {}
         self._wake = asyncio.Event()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[only_with_key(os.environ.get(SERVER_KEY, ""))])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_with_key(os.environ.get(SERVER_KEY, ""))])
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -240,7 +240,7 @@ class Server:
             self._core.add(answer.sequence)
         except (json.JSONDecodeError, UnicodeDecodeError, BadRequest, TooLong) as problem:
             return _error(400, str(problem))
-        except Busy as problem:
+        except NoFreeSlot as problem:
             return _error(503, str(problem))
         self._answers[answer.sequence] = answer
         self._wake.set()
@@ -251,7 +251,7 @@ class Server:
             self._metrics.finished(answer.sequence, answer.sequence.finished or "abort")
             del self._answers[answer.sequence]
 
-    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: ResponseStream) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         if answer.chat:
@@ -263,7 +263,7 @@ class Server:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _whole(self, answer: Answer) -> web.Response:
+    async def _whole(self, answer: ResponseStream) -> web.Response:
         text = "".join([piece async for piece, _ in _pieces(answer)])
         choice: dict[str, Any] = {"index": 0, "finish_reason": answer.sequence.finished}
         choice |= {"message": {"role": "assistant", "content": text}} if answer.chat else {"text": text}
@@ -300,7 +300,7 @@ class Server:
         return web.Response()
 
 
-async def _pieces(answer: Answer) -> AsyncIterator[tuple[str, str]]:
+async def _pieces(answer: ResponseStream) -> AsyncIterator[tuple[str, str]]:
     """Stream the text. A slow reader receives several tokens at once. The last piece carries the finish reason."""
     while True:
         await answer.news.wait()
@@ -312,7 +312,7 @@ async def _pieces(answer: Answer) -> AsyncIterator[tuple[str, str]]:
             return
 
 
-def read_request(body: dict[str, Any], chat: bool) -> Answer:
+def read_request(body: dict[str, Any], chat: bool) -> ResponseStream:
     """The sequence that `body` asks for. Raises BadRequest."""
     tokens = prompt_tokens(chat_text(body.get("messages")) if chat else body.get("prompt"))
     asked = body.get("max_completion_tokens") or body.get("max_tokens")
@@ -326,7 +326,7 @@ def read_request(body: dict[str, Any], chat: bool) -> Answer:
         raise BadRequest("n: only 1 is supported")
     options = body.get("stream_options") or {}
     sequence = Sequence(tokens, max_tokens, time.monotonic(), float(temperature), ignore_eos=bool(body.get("ignore_eos")))
-    return Answer(
+    return ResponseStream(
         sequence,
         chat,
         bool(body.get("stream")),
@@ -356,12 +356,12 @@ def chat_text(messages: object) -> str:
     return "\n".join([*lines, "assistant: "])
 
 
-def _head(answer: Answer) -> dict[str, Any]:
+def _head(answer: ResponseStream) -> dict[str, Any]:
     kind = ("chat.completion.chunk" if answer.stream else "chat.completion") if answer.chat else "text_completion"
     return {"id": answer.id, "object": kind, "created": int(time.time()), "model": MODEL}
 
 
-def _chunk(answer: Answer, piece: str | dict[str, str], reason: str) -> dict[str, Any]:
+def _chunk(answer: ResponseStream, piece: str | dict[str, str], reason: str) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason or None}
     if answer.chat:
         choice["delta"] = {"content": piece} if isinstance(piece, str) else piece

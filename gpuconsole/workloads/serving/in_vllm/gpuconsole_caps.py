@@ -21,7 +21,8 @@ VARIABLE = "GPUCONSOLE_CAPS"
 LAYOUT = struct.Struct("=qq")
 """Two limits: sequences, tokens."""
 NUMBER = struct.Struct("=q")
-UNTIL_AT, BEGAN_AT = 2 * LAYOUT.size, 2 * LAYOUT.size + NUMBER.size
+UNTIL_AT = 2 * LAYOUT.size
+BEGAN_AT = 2 * LAYOUT.size + NUMBER.size
 """Only in a file of the server's own, after the limits and the values of the start: when the limits end, in nanoseconds on CLOCK_MONOTONIC; and when the
 process of the server began, in ticks since the start of the machine."""
 SIZE = BEGAN_AT + NUMBER.size

@@ -18,10 +18,10 @@ from gpuconsole.workloads.serving.http import explain, pieces, redirection
 
 # --- requests ------------------------------------------------------------------------------------------------
 
-MOST_EXTRA_TOKENS = 64
+MAX_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
-MOST_LINE_BYTES = 4 * 1024 * 1024
-MOST_ERROR_BYTES = 4096
+MAX_LINE_BYTES = 4 * 1024 * 1024
+MAX_ERROR_BYTES = 4096
 CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
 CLOSED_S = 0.5
 """A kept connection that the server has closed fails within this time. A later failure is a failure of the server."""
@@ -136,7 +136,7 @@ class Client:
         """Number of requests whose answer has begun."""
         return len(self._received)
 
-    def break_off_silent(self) -> None:
+    def cancel_silent(self) -> None:
         """End the requests without data for `timeout_s`. Called at intervals.
 
         aiohttp's `sock_read` restarts a timer for every chunk, which takes a tenth of the CPU time of a token.
@@ -231,8 +231,8 @@ class Client:
                 continue
             self._received[response] = self.last_data_t = t = now()
             *lines, pending = (pending + block).split(b"\n")
-            if len(pending) > MOST_LINE_BYTES:
-                raise RequestFailed(f"a line of more than {MOST_LINE_BYTES // 2**20} MB")
+            if len(pending) > MAX_LINE_BYTES:
+                raise RequestFailed(f"a line of more than {MAX_LINE_BYTES // 2**20} MB")
             for line in lines:
                 if not line.startswith(b"data:"):
                     continue  # comments, event names, empty lines
@@ -241,7 +241,7 @@ class Client:
                     done = True
                     continue
                 on_tokens(arrivals.add(_parse(payload), t))
-            if arrivals.tokens > max_tokens + MOST_EXTRA_TOKENS:
+            if arrivals.tokens > max_tokens + MAX_EXTRA_TOKENS:
                 raise RequestFailed(f"{arrivals.tokens} tokens and no end, asked for {max_tokens}")
         if not arrivals.times:
             raise RequestFailed("the answer ended without a token")
@@ -260,8 +260,8 @@ def _parse(payload: bytes) -> _Chunk:
 
 
 async def refusal_text(response: aiohttp.ClientResponse) -> str:
-    """The body of a refusal, up to MOST_ERROR_BYTES."""
-    return (await response.content.read(MOST_ERROR_BYTES)).decode(errors="replace")
+    """The body of a refusal, up to MAX_ERROR_BYTES."""
+    return (await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace")
 
 
 def in_one_line(text: str) -> str:
@@ -350,7 +350,7 @@ STALLED_S = 1.0
 """A tick that is later than this time means that the generator itself stood still."""
 
 
-class Outage:
+class OutageTracker:
     """The state of a server from the times of tokens and failures: `since` is None while the server answers, otherwise `why` is one line.
     `failure`: the last failure since the last token.
 

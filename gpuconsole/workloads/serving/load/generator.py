@@ -45,7 +45,7 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.serving.http import api_key, connect
-from gpuconsole.workloads.serving.load.client import Client, Outage, RequestFailed
+from gpuconsole.workloads.serving.load.client import Client, OutageTracker, RequestFailed
 from gpuconsole.workloads.serving.load.quality import perplexity
 from gpuconsole.workloads.serving.load.traffic import FIRST_GUESS, Prompts, Traffic, Variant, ask_tokenizer
 
@@ -53,7 +53,8 @@ TICK_S = 0.25
 LAG_EVERY_S = 0.02
 WARM_UP_S = 15.0
 """Maximum warm-up in seconds. Warm-up ends when every user has an answer (open loop: after the requests of two seconds)."""
-HOPELESS, HOPELESS_S = 20, 4.0
+HOPELESS = 20
+HOPELESS_S = 4.0
 """Failures, and seconds of nothing but failures, without any answer after which the server, not the load, is the cause."""
 FRESH_S = 2.0
 """A request that is open for a shorter time can still be one of those that fail at once."""
@@ -92,7 +93,7 @@ class Generator:
         self._arm, self._kind = 0, 1
         self._settled_at: float | None = None
         self._begun = now()
-        self._outage = Outage(self._begun)
+        self._outage = OutageTracker(self._begun)
         self._open: dict[object, float] = {}
         self._ended: list[Request] = []
         self._tokens = self._all_tokens = self._finished = self._index = 0
@@ -171,13 +172,13 @@ class Generator:
         elif isinstance(command, Pause):
             self._tick()
             self._paused = True
-            self._traffic.hold()
+            self._traffic.pause()
             self._channel.send(Paused(now(), command.request))
         elif isinstance(command, Resume):
             self._paused = False
             self._ticked = now()
             self._watch_anew()
-            self._traffic.go_on()
+            self._traffic.resume()
             self._settle(command.arm)
 
     async def _run_probe(self, command: RunProbe) -> None:
@@ -352,7 +353,7 @@ class Generator:
         t = now()
         wall, self._ticked = t - self._ticked, t
         for client in self._clients:
-            client.break_off_silent()
+            client.cancel_silent()
         self._watch_server(t)
         self._warm()
         if wall > 0 and not self._paused:
@@ -398,7 +399,7 @@ class Generator:
             self._lags.append(max(0.0, now() - asked))
 
 
-async def serve(channel: ChildChannel) -> int:
+async def run_load_generator(channel: ChildChannel) -> int:
     """From Start to Stop. Returns the exit code."""
     loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
     channel.listen(lambda command: _put(loop, commands, command), lambda: os._exit(1))
@@ -441,7 +442,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "load generator", os.getpid(), __version__, time.time()))
-    code = asyncio.run(serve(channel))
+    code = asyncio.run(run_load_generator(channel))
     channel.end(code)
 
 

@@ -13,7 +13,8 @@ from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.http import read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 
-WINDOWS, WINDOW_CHARACTERS = 8, 256
+WINDOWS = 8
+WINDOW_CHARACTERS = 256
 HELD_OUT_FROM = 0.9
 """The start of the held-out text (`HELD_OUT` of train-gpt). The embedded model was trained on the text before it."""
 TIMEOUT = aiohttp.ClientTimeout(total=120)

@@ -201,7 +201,7 @@ def _length(source: random.Random, middle: int, knobs: Knobs) -> int:
 # --- arrivals ------------------------------------------------------------------------------------------------
 
 FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 1.0
 TRIES_PER_S = 5.0
 """Mean number of requests per second of all users together while the server is down: few failures, and the return of the server shows within 1 s."""
 
@@ -234,24 +234,24 @@ class Traffic:
                 if float(self.knobs["request_rate"]) > 0:
                     await self._arrivals()
                 else:
-                    self._seat_users()
+                    self._start_users()
                     self._changed.clear()
                     await self._changed.wait()
         finally:
-            self.break_off()
+            self.cancel_open()
 
     def change(self, knobs: Knobs) -> None:
         """Use new knobs from the next request on."""
         self.knobs = knobs
         self._changed.set()
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Stop sending, and cancel the open requests."""
         self._open.clear()
         self._changed.set()
-        self.break_off()
+        self.cancel_open()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._open.set()
         self._changed.set()
 
@@ -263,28 +263,28 @@ class Traffic:
         """All users go on at once."""
         self._up.set()
 
-    def break_off(self) -> None:
+    def cancel_open(self) -> None:
         for task in (*self._users.values(), *self.under_way):
             task.cancel()
         self._users.clear()
 
-    def _seat_users(self) -> None:
-        self._users = {seat: user for seat, user in self._users.items() if not user.done()}
-        for seat in range(int(self.knobs["concurrency"])):
-            if seat not in self._users:
-                self._users[seat] = asyncio.create_task(self._user(seat))
+    def _start_users(self) -> None:
+        self._users = {slot: user for slot, user in self._users.items() if not user.done()}
+        for slot in range(int(self.knobs["concurrency"])):
+            if slot not in self._users:
+                self._users[slot] = asyncio.create_task(self._user(slot))
 
-    def _has_seat(self, seat: int) -> bool:
-        return self._open.is_set() and not float(self.knobs["request_rate"]) and seat < int(self.knobs["concurrency"])
+    def _has_slot(self, slot: int) -> bool:
+        return self._open.is_set() and not float(self.knobs["request_rate"]) and slot < int(self.knobs["concurrency"])
 
-    async def _user(self, seat: int) -> None:
+    async def _user(self, slot: int) -> None:
         backoff = FIRST_BACKOFF_S
-        while self._has_seat(seat):
+        while self._has_slot(slot):
             if await self._launch(now()):
                 backoff = FIRST_BACKOFF_S
             else:
                 await self._wait_after_failure(backoff)
-                backoff = min(LONGEST_BACKOFF_S, 2 * backoff)
+                backoff = min(MAX_BACKOFF_S, 2 * backoff)
 
     async def _wait_after_failure(self, backoff: float) -> None:
         pause_s = backoff * self._random.uniform(0.5, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training.parallel.plan import Plan
+from gpuconsole.workloads.training.parallel.plan import ParallelPlan
 
 
 def check_precision(knobs: Knobs) -> None:
@@ -15,7 +15,7 @@ def check_precision(knobs: Knobs) -> None:
         )
 
 
-def plan_for(knobs: Knobs, world: World) -> Plan:
+def plan_for(knobs: Knobs, world: World) -> ParallelPlan:
     """The plan for `knobs`.
 
     Raises ValueError, one line, where knobs contradict each other. Imports torch.distributed only where necessary.
@@ -40,4 +40,4 @@ def plan_for(knobs: Knobs, world: World) -> Plan:
         from gpuconsole.workloads.training.parallel.sharded import Sharded
 
         return Sharded(world, sharding, matrices)
-    return Plan(world)
+    return ParallelPlan(world)

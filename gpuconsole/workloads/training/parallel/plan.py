@@ -17,7 +17,7 @@ MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 Context = contextlib.AbstractContextManager[Any]
 
 
-class Plan:
+class ParallelPlan:
     """One process, or several independent processes.
 
     `on_last_bucket` is called when the last gradients of a backward pass are ready to be sent.

@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, Plan, trained
+from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, ParallelPlan, trained
 
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 
-class Replicated(Plan):
+class Replicated(ParallelPlan):
     """`zero1`: the optimizer states are distributed over the processes, by whole parameters."""
 
     exchanges = True

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, Plan, trained
+from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, ParallelPlan, trained
 
 TENSOR_PLAN: dict[str, Callable[[], ParallelStyle]] = {
     "qkv": ColwiseParallel,
@@ -30,7 +30,7 @@ RENAMED = hasattr(dist, "all_gather_single")
 """torch 2.13 renamed the two collectives of FSDP2."""
 
 
-class Sharded(Plan):
+class Sharded(ParallelPlan):
     """Parameters, gradients and optimizer states in shards over the replicas; matrices split over `tensor_parallel` processes.
 
     `sharding`: `zero3` gathers a block's parameters for its forward and again for its backward pass; `zero2` keeps them between the two
@@ -96,18 +96,18 @@ def silent_collectives() -> Iterator[None]:
     def in_place(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor
 
-    stand_ins: list[tuple[Any, str, Any]] = [
+    placeholders: list[tuple[Any, str, Any]] = [
         (dist, "all_gather_single" if RENAMED else "all_gather_into_tensor", all_gather),
         (dist, "reduce_scatter_single" if RENAMED else "reduce_scatter_tensor", reduce_scatter),
         (functional, "all_reduce", in_place),
     ]
-    real = [getattr(module, name) for module, name, _ in stand_ins]
+    real = [getattr(module, name) for module, name, _ in placeholders]
     try:
-        for module, name, stand_in in stand_ins:
-            setattr(module, name, stand_in)
+        for module, name, placeholder in placeholders:
+            setattr(module, name, placeholder)
         yield
     finally:
-        for (module, name, _), original in zip(stand_ins, real, strict=True):
+        for (module, name, _), original in zip(placeholders, real, strict=True):
             setattr(module, name, original)
 
 

@@ -40,7 +40,7 @@ PROFILED_PASSES = 2
 
 def side_work_off(loop: TrainingLoop) -> Signals:
     """P3: ordinary steps without logging, checkpoints and evaluation. The difference from other steps is the cost of these three."""
-    loop.account.restart()
+    loop.breakdown.restart()
     times: list[float] = []
 
     def steps() -> None:

@@ -18,9 +18,10 @@ from gpuconsole.workloads.training.parallel.plan import trained
 from gpuconsole.workloads.training.task import Batch
 
 BUDGET_S = 2.5
-LEAST, MOST = 6, 60
+MIN_ROUNDS = 6
+MAX_ROUNDS = 60
 LARGE_MB = 25.0
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -41,7 +42,7 @@ def exposed_communication(loop: TrainingLoop) -> Signals:
         _pass(loop, batch, mine, silent=False)
         _pass(loop, batch, mine, silent=True)
         mine = Times()
-        for index in rounds(loop, BUDGET_S, LEAST, MOST):
+        for index in rounds(loop, BUDGET_S, MIN_ROUNDS, MAX_ROUNDS):
             for silent in (False, True) if index % 2 else (True, False):
                 world.gather(None)  # all processes begin together
                 _pass(loop, batch, mine, silent)
@@ -59,12 +60,12 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
         raise ProbeError("one process: nothing travels")
     parameters = trained(loop.task.model)
     whole = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    total = min(MOST_BYTES, whole)
+    total = min(MAX_BYTES, whole)
     buffer = parameters[0].new_zeros(max(1, total // parameters[0].element_size()))
     sizes = {"now": float(loop.knobs["bucket_cap_mb"]), "large": LARGE_MB}
     pieces = {name: buffer.split(max(1, int(size * 2**20) // buffer.element_size())) for name, size in sizes.items()}
     times: dict[str, list[float]] = {name: [] for name in sizes}
-    for index in rounds(loop, BUDGET_S / 2, LEAST, MOST):
+    for index in rounds(loop, BUDGET_S / 2, MIN_ROUNDS, MAX_ROUNDS):
         for name in sizes:
             loop.plan.world.gather(None)
             with stopwatch(loop) as measured:

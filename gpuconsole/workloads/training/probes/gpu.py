@@ -12,7 +12,7 @@ from gpuconsole.agent.probes import ProbeError, launch, needs_gpu, rounds, stopw
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.model.profile import stall_signals
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace, stalls
-from gpuconsole.workloads.profiling.window import Recorder, as_probe
+from gpuconsole.workloads.profiling.window import ProfileRecorder, as_probe
 from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.0
@@ -26,7 +26,7 @@ def sync_gaps(loop: TrainingLoop) -> Signals:
     _ = loop.batch  # raises ProbeError before the first step
     path = loop.scratch / "steps.json"
     synchronize(loop)
-    recorder = Recorder(loop.device, path)
+    recorder = ProfileRecorder(loop.device, path)
     try:
         loop.without_side_work(lambda: _steps(loop))
         synchronize(loop)

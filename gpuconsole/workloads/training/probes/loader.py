@@ -24,7 +24,7 @@ from gpuconsole.workloads.training.loop import TrainingLoop
 
 SLEEPS = 0.5
 """Loading processes that use a core for a smaller share of their time wait for storage (as in rule input.slow_storage)."""
-LONGEST = 4
+MAX_BUDGETS = 4
 """A drain may take this many times its budget, and as much before, where batches come slowly and in bursts."""
 
 
@@ -88,13 +88,13 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
             batch = stream.next()
             start = now()
             for _ in range(workers * int(knobs["prefetch_factor"])):
-                if now() - start < LONGEST * budget_s:
+                if now() - start < MAX_BUDGETS * budget_s:
                     stream.next()
-            usage = LoaderUsage(stream, workers, loop.account.times)
+            usage = LoaderUsage(stream, workers, loop.breakdown.times)
             start, batches = now(), 0
             waits.clear()
             least = 3 * max(1, workers)  # several workers deliver their batches in bursts
-            while batches < 2 or now() - start < budget_s or (batches < least and now() - start < LONGEST * budget_s):
+            while batches < 2 or now() - start < budget_s or (batches < least and now() - start < MAX_BUDGETS * budget_s):
                 stream.next()
                 batches += 1
                 usage.read()
@@ -142,7 +142,8 @@ STEP = TrainingLoop.step.__code__
 BETWEEN_PHASES = TrainingLoop.script_work.__code__
 
 
-SWITCH_S, SWITCH_OF_SEVERAL_S = 1e-5, 2e-4
+SWITCH_S = 1e-5
+SWITCH_OF_SEVERAL_S = 2e-4
 
 
 def short_switch_s(threads: int = 2) -> float:
@@ -206,7 +207,7 @@ class StackSamples:
 
 def script_lines(loop: TrainingLoop) -> Signals:
     """Ordinary steps with a hundred stack samples a second: the share of time in the script's own work, and the line with most of it."""
-    loop.account.restart()
+    loop.breakdown.restart()
     samples = StackSamples()
     kind, loop.kind = loop.kind, PROBE
     try:

@@ -15,7 +15,8 @@ from gpuconsole.workloads.device_memory import MB, allocator_name, allocator_sta
 from gpuconsole.workloads.training.loop import TrainingLoop
 
 BUDGET_S = 1.5
-LEAST, MOST = 3, 12
+MIN_ROUNDS = 3
+MAX_ROUNDS = 12
 """Passes: batches differ in length, and memory is fullest in the longest."""
 
 
@@ -26,7 +27,7 @@ def heap_peaks(loop: TrainingLoop) -> Signals:
     stream = loop.task.open_stream(loop.knobs)
     try:
         with untouched(loop), watched_heap_peaks() as peaks:
-            for _ in rounds(loop, BUDGET_S, LEAST, MOST):
+            for _ in rounds(loop, BUDGET_S, MIN_ROUNDS, MAX_ROUNDS):
                 loop.forward(stream.next()).backward()
                 loop.drop_gradients()
     finally:

@@ -17,7 +17,8 @@ from gpuconsole.workloads.training.loop import TrainingLoop
 # Both sides run in turn, so that other load on the machine affects both. Nothing of the job changes.
 
 SWAP_BUDGET_S = 1.0
-LEAST_SWAPS, MOST_SWAPS = 2, 30
+MIN_SWAPS = 2
+MAX_SWAPS = 30
 
 
 def swap_precision(subject: TrainingLoop) -> Signals:
@@ -55,7 +56,7 @@ def speedup(subject: TrainingLoop, changes: Knobs, label: str, contention_free: 
         for side in (nullcontext(), subject.under(changes)):
             with side:
                 timed_pass(subject, batch)
-        for _ in rounds(subject, SWAP_BUDGET_S, LEAST_SWAPS, MOST_SWAPS):
+        for _ in rounds(subject, SWAP_BUDGET_S, MIN_SWAPS, MAX_SWAPS):
             present = timed_pass(subject, batch, contention_free)
             with subject.under(changes):
                 ratios.append(present / timed_pass(subject, batch, contention_free))
@@ -86,7 +87,8 @@ def has_tf32(device: torch.device) -> bool:
 # --- another implementation of the optimizer (P5) -----------------------------------------------------------
 
 UPDATES_BUDGET_S = 1.0
-LEAST_UPDATES, MOST_UPDATES = 2, 30
+MIN_UPDATES = 2
+MAX_UPDATES = 30
 
 
 def swap_optim(subject: Timed, present: Callable[[], object], fused: Callable[[], object]) -> Signals:
@@ -95,7 +97,7 @@ def swap_optim(subject: Timed, present: Callable[[], object], fused: Callable[[]
     times: tuple[list[float], list[float]] = ([], [])
     for update in updates:
         update()
-    for _ in rounds(subject, UPDATES_BUDGET_S, LEAST_UPDATES, MOST_UPDATES):
+    for _ in rounds(subject, UPDATES_BUDGET_S, MIN_UPDATES, MAX_UPDATES):
         for update, seconds in zip(updates, times, strict=True):
             with stopwatch(subject) as measured:
                 update()

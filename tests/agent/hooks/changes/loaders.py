@@ -16,11 +16,11 @@ import torch
 import torch.utils.data.dataloader as dataloader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from gpuconsole.agent.hooks.changes import control
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes import loader_switch
+from gpuconsole.agent.hooks.changes.batch_sources import belongs_to
+from gpuconsole.agent.hooks.changes.change import ChangeRefused
 from gpuconsole.agent.hooks.changes.loader import NumWorkers, PrefetchFactor
-from gpuconsole.agent.hooks.changes.servers import belongs_to
 from gpuconsole.agent.hooks.watch import Watch
 
 KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distributed")
@@ -47,7 +47,7 @@ def hooked(*, allowed: bool = True) -> Iterator[Watch]:
     finally:
         base.__init__ = init
         loaders_of.leave()  # a loader in a reference cycle may outlive its test
-        control.lost.clear()
+        loader_switch.lost.clear()
         assert DataLoader._get_iterator is plain
 
 
@@ -67,7 +67,7 @@ def refusal(watch: Watch) -> str:
     """Why the change of the number of workers that is under way was refused; empty while it is under way."""
     try:
         assert NumWorkers().pending(watch)
-    except Refused as refused:
+    except ChangeRefused as refused:
         return str(refused)
     return ""
 
@@ -182,7 +182,7 @@ class Changer:
                 if workers and self._choose.random() < 0.5:
                     self._prefetch.set(self._watch, self._choose.choice([1, 2, 4]))
                 self._under_way = True
-        except Refused as refused:
+        except ChangeRefused as refused:
             self.refused.append(str(refused))
             self._under_way = False
 

@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpuconsole.agent.hooks.changes import control
 from gpuconsole.agent.hooks.changes import loader as loaders_of
+from gpuconsole.agent.hooks.changes import loader_switch
+from gpuconsole.agent.hooks.changes.batch_sources import begin_worker
 from gpuconsole.agent.hooks.changes.loader import NumWorkers
-from gpuconsole.agent.hooks.changes.servers import begin_worker
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import hooked, workers_alive
 from tests.waiting import wait_until
@@ -87,7 +87,7 @@ def test_a_dataset_that_prints_seldom_prints_what_it_prints_alone(watch: Watch, 
     seen, output = alone(), capfd.readouterr().out
     assert "loads 299\n" in output
     assert (changed(watch, loader), capfd.readouterr().out) == (seen, output)
-    assert loaders_of.lost == [f"{control.FALLEN}: {control.WRITES}"]
+    assert loaders_of.lost == [f"{loader_switch.FALLEN}: {loader_switch.WRITES}"]
     assert not workers_alive()
 
 

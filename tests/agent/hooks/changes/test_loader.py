@@ -37,9 +37,9 @@ from torch.utils.data import (
 )
 
 from gpuconsole.agent.hooks import job as hooks_of_job
-from gpuconsole.agent.hooks.changes import control, servers
+from gpuconsole.agent.hooks.changes import batch_sources, loader_switch
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.change import MAY_DIFFER, NEEDS_PERMISSION, SAME_SAMPLES, Refused, site
+from gpuconsole.agent.hooks.changes.change import MAY_DIFFER, NEEDS_PERMISSION, SAME_SAMPLES, ChangeRefused, site
 from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, is_out_of_reach, lost
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, refusal, workers_alive
@@ -76,7 +76,7 @@ def train(watch: Watch, loader: Any, num_workers: int, *, at: int = 2, step_s: f
                 if under_way and step < len(loader) - 20:
                     break
                 time.sleep(0.01 if under_way else 0.0)
-        except Refused as refused:
+        except ChangeRefused as refused:
             answer, under_way = str(refused), False
         if not answered and not under_way and step >= at:
             answered = time.monotonic()
@@ -132,7 +132,7 @@ def test_a_change_that_the_user_has_not_allowed_starts_nothing_and_replaces_noth
         assert WORKERS.effect_here(watch) == MAY_DIFFER
         before, plain = dict(vars(iterator)), DataLoader._get_iterator
         for act in (WORKERS.set, WORKERS.prepare):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(ChangeRefused) as refused:
                 act(watch, 2)
             assert NEEDS_PERMISSION in str(refused.value)
         assert vars(iterator) == before and DataLoader._get_iterator is plain and not WORKERS.pending(watch)
@@ -186,7 +186,7 @@ def test_the_list_of_loaders_that_the_loop_cannot_reach(made: Any, known: bool) 
 
 
 def test_names_are_replaced_only_while_a_change_serves(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.IDLE_S", 0.0)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.loader_switch.IDLE_S", 0.0)
     plain = DataLoader._get_iterator
     iterator = iter(loader := DataLoader(Faultless(4000), 4))
     seen = next(iterator)[1].tolist()
@@ -213,12 +213,12 @@ def test_random_changes_over_epochs(watch: Watch) -> None:
         assert same, seed
         changers.append(changer)
     assert sum(changer.done for changer in changers) >= 20
-    assert {reason for changer in changers for reason in changer.refused} <= {loaders_of.FEWER}
+    assert {reason for changer in changers for reason in changer.refused} <= {loaders_of.WORKERS_NEEDED}
 
 
 @pytest.mark.parametrize(("fault", "first"), [("raises", 0), ("dies", 0), ("raises", 200), ("dies", 200), ("hangs", 200)])
 def test_workers_that_fail_are_replaced(watch: Watch, monkeypatch: pytest.MonkeyPatch, fault: str, first: int) -> None:
-    monkeypatch.setattr("gpuconsole.agent.hooks.changes.servers.HANG_S", 0.5)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.batch_sources.HANG_S", 0.5)
     loader = DataLoader(Faulty(fault, first=first), 4)
     seen, _, _ = train(watch, loader, 2)
     assert seen == list(range(400)) and WORKERS.read(watch) == 0
@@ -252,7 +252,7 @@ def test_a_script_that_workers_would_run_again_is_no_subject_of_a_trial(
     monkeypatch.setattr(loaders_of, "_main_is_guarded", lambda: False)
     assert "by forkserver here, and the script has no `if __name__ == '__main__'`" in WORKERS.why_fixed(watch)
     assert not PrefetchFactor().why_fixed(watch)
-    with pytest.raises(Refused, match="forkserver"):
+    with pytest.raises(ChangeRefused, match="forkserver"):
         WORKERS.set(watch, 2)
 
 
@@ -266,7 +266,7 @@ def test_an_error_of_the_dataset_is_raised_as_without_us(watch: Watch) -> None:
     loader = DataLoader(Broken(400), 4)
     with pytest.raises(ValueError, match=r"^sample 300 is broken$"):
         train(watch, loader, 2)
-    assert lost == [f"{control.FALLEN}: ValueError: sample 300 is broken"]
+    assert lost == [f"{loader_switch.FALLEN}: ValueError: sample 300 is broken"]
 
 
 def test_an_error_of_the_sampler_is_raised_when_it_is_due(watch: Watch) -> None:
@@ -323,7 +323,7 @@ def test_an_iterable_dataset_is_refused(watch: Watch) -> None:
     iterator = iter(loader)
     next(iterator)
     assert "divides its samples" in WORKERS.why_fixed(watch)
-    with pytest.raises(Refused, match="divides its samples"):
+    with pytest.raises(ChangeRefused, match="divides its samples"):
         WORKERS.set(watch, 2)
 
 
@@ -341,7 +341,7 @@ def test_prefetch_factor_and_the_reasons_of_pin_memory(watch: Watch) -> None:
 def test_workers_of_the_program_stay(watch: Watch) -> None:
     iterator = iter(loader := DataLoader(Faultless(400), 4, num_workers=1))
     next(iterator)
-    with pytest.raises(Refused, match="num_workers=0 needs a new start"):
+    with pytest.raises(ChangeRefused, match="num_workers=0 needs a new start"):
         WORKERS.set(watch, 0)
     del loader
 
@@ -366,7 +366,7 @@ def test_page_locked_memory_without_workers_needs_neither_workers_nor_the_permis
 def test_no_loader(watch: Watch) -> None:
     assert WORKERS.read(watch) is None
     assert "no DataLoader" in WORKERS.why_fixed(watch)
-    with pytest.raises(Refused):
+    with pytest.raises(ChangeRefused):
         WORKERS.set(watch, 2)
 
 
@@ -375,7 +375,7 @@ def test_missing_private_names_refuse(watch: Watch, monkeypatch: pytest.MonkeyPa
     iterator = iter(loader)
     next(iterator)
     del iterator._base_seed
-    with pytest.raises(Refused, match="lacks _base_seed"):
+    with pytest.raises(ChangeRefused, match="lacks _base_seed"):
         WORKERS.set(watch, 2)
 
 
@@ -402,7 +402,7 @@ def test_two_loaders_in_turn_are_refused(watch: Watch) -> None:
     watch.loader = weakref.ref(first)
     change_to(watch, one, 2)
     watch.loader = weakref.ref(second)
-    with pytest.raises(Refused, match="several DataLoaders"):
+    with pytest.raises(ChangeRefused, match="several DataLoaders"):
         WORKERS.set(watch, 2)
     del first, second
 
@@ -456,7 +456,7 @@ def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Wa
     loader = DataLoader(Faulty("none"), 4)
     watch.note_made("loader", loader)
     iterator = iter(loader)
-    noted = servers._origins.get(iterator)
+    noted = batch_sources._origins.get(iterator)
     assert noted is not None
     watch.loader = noted[0]
     del noted
@@ -549,7 +549,7 @@ def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, 
                 assert [index for _, indices in loader for index in indices.tolist()] == everything
             else:
                 assert next(iter(loader))[1].tolist() == [0, 1, 2, 3]
-        with suppress(Refused):
+        with suppress(ChangeRefused):
             while WORKERS.pending(watch):
                 seen += next(iterator)[1].tolist()
                 time.sleep(0.005)
@@ -562,7 +562,7 @@ def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, 
 
 @pytest.mark.parametrize("next_epoch", [False, True])
 def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: pytest.MonkeyPatch, next_epoch: bool) -> None:
-    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.IDLE_S", 0.2)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.loader_switch.IDLE_S", 0.2)
     loader = DataLoader(Faultless(4000), 4)
     iterator = iter(loader)
     next(iterator)
@@ -581,12 +581,12 @@ def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: 
 
 
 def test_a_program_that_asks_for_no_batch_refuses_the_change(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuconsole.agent.hooks.changes.control.UNUSED_S", 0.1)
+    monkeypatch.setattr("gpuconsole.agent.hooks.changes.loader_switch.UNUSED_S", 0.1)
     iterator = iter(loader := DataLoader(Faultless(400), 4))
     next(iterator)
     WORKERS.set(watch, 2)
     next(iterator)
-    with pytest.raises(Refused, match="asked for no batch"):
+    with pytest.raises(ChangeRefused, match="asked for no batch"):
         wait_until(lambda: not WORKERS.pending(watch), PATIENCE_S)
     del loader
 
@@ -597,9 +597,9 @@ def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch
     seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
     while WORKERS.read(watch) == 2:
         seen += next(iterator)[1].tolist()
-    assert control.FALLEN in lost.pop() and not lost
+    assert loader_switch.FALLEN in lost.pop() and not lost
     seen += change_to(watch, iterator, 0)
-    with pytest.raises(Refused, match=r"the last change to these settings ended: .*died"):
+    with pytest.raises(ChangeRefused, match=r"the last change to these settings ended: .*died"):
         WORKERS.set(watch, 2)
     assert WORKERS.read(watch) == 0
     assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
@@ -634,9 +634,9 @@ def test_a_program_that_takes_one_batch_of_each_epoch_refuses_the_change(watch: 
         iterator = iter(loader)
         assert next(iterator)[1].tolist() == [0, 1, 2, 3] and WORKERS.pending(watch)
     iterator = iter(loader)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ChangeRefused) as refused:
         WORKERS.pending(watch)
-    assert str(refused.value) == control.SHORT and not workers_alive()
+    assert str(refused.value) == loader_switch.SHORT and not workers_alive()
 
 
 class Leveled(Faultless):
@@ -692,7 +692,7 @@ def test_a_dataset_that_writes_gets_no_other_workers(watch: Watch, tmp_path: Pat
     WORKERS.set(watch, 2)
     while not (answer := refusal(watch)):
         seen += next(iterator)[1].tolist()
-    assert answer == control.WRITES
+    assert answer == loader_switch.WRITES
     seen += [index for _, indices in iterator for index in indices.tolist()]
     assert seen == list(range(400)) == [int(line) for line in path.read_text().split()]
     del loader
@@ -710,7 +710,7 @@ def test_a_dataset_that_prints_gets_no_workers(watch: Watch, monkeypatch: pytest
         for _ in iterator:
             pass
         monkeypatch.undo()
-    assert answer == control.WRITES
+    assert answer == loader_switch.WRITES
     assert (tmp_path / "output").read_text().split("\n") == [f"loads {index}" for index in range(400)] + [""]
     del loader
 
@@ -726,7 +726,7 @@ def test_what_the_first_batches_do_not_print_is_printed_by_the_programs_own_load
     iterator = iter(loader := DataLoader(Late(400), 4, num_workers=num_workers))
     seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
     seen += [index for _, indices in iterator for index in indices.tolist()]
-    assert seen == list(range(400)) and WORKERS.read(watch) == num_workers and lost == [f"{control.FALLEN}: {control.WRITES}"]
+    assert seen == list(range(400)) and WORKERS.read(watch) == num_workers and lost == [f"{loader_switch.FALLEN}: {loader_switch.WRITES}"]
     assert capfd.readouterr().out.split() == [str(index) for index in range(200, 400)]
     del loader
 
@@ -787,7 +787,7 @@ def test_a_dataset_that_keeps_a_file_open_has_no_new_workers(watch: Watch, tmp_p
             assert not workers_alive()
             if not answer:
                 WORKERS.pending(watch)
-    except Refused as refused:
+    except ChangeRefused as refused:
         answer = str(refused)
     assert answer == f"the dataset holds the open file {name}, which processes cannot share: open it in each worker"
     assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
@@ -832,7 +832,7 @@ class Interrupting:
         self.waits = self.raised = 0
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
-        return self._line if os.path.dirname(frame.f_code.co_filename) == os.path.dirname(control.__file__) else None
+        return self._line if os.path.dirname(frame.f_code.co_filename) == os.path.dirname(loader_switch.__file__) else None
 
     def _line(self, frame: Any, event: str, _: Any) -> Any:
         if self.waits and event == "line":
@@ -867,7 +867,7 @@ def test_an_exception_from_outside_ends_the_wait_for_a_batch_and_loses_at_most_t
                     interrupting.waits, asked = at if len(values) > 1 else 0, False
                     values.pop(0)
                 time.sleep(0.003 if asked else 0.0)
-            except Refused:
+            except ChangeRefused:
                 interrupting.waits, asked = 0, False
                 values.pop(0)
             except Preempted:
@@ -909,7 +909,7 @@ def test_each_exception_of_a_signal_handler_or_another_thread_arrives(watch: Wat
         while raised < 20:
             expected = raised + 1
             seen += next(iterator)[1].tolist()
-            with suppress(Refused):  # once, where an exception has ended the wait for a batch of the workers
+            with suppress(ChangeRefused):  # once, where an exception has ended the wait for a batch of the workers
                 WORKERS.set(watch, 2)
             seen += change_to(watch, iterator, 2)
             timer = threading.Timer(seconds := delays.uniform(0.002, 0.03), end_main)

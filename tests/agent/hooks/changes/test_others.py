@@ -20,7 +20,7 @@ from gpuconsole.agent.hooks import modes as modes_of_agent
 from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.changes import model as model_changes
 from gpuconsole.agent.hooks.changes import optimizer as optimizer_changes
-from gpuconsole.agent.hooks.changes.change import Refused
+from gpuconsole.agent.hooks.changes.change import ChangeRefused
 from gpuconsole.agent.hooks.changes.model import ChannelsLast, CudnnBenchmark, Precision, TorchCompile
 from gpuconsole.agent.hooks.changes.optimizer import Optimizer
 from gpuconsole.agent.hooks.evidence import arithmetic
@@ -193,7 +193,7 @@ def test_optimizers_that_cannot_change(job: Any, value: str, words: str) -> None
         made.step()
     else:
         made.optimizer.state[made.model[0].weight]["step"] = torch.tensor(1.0)
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ChangeRefused, match=words):
         Optimizer().set(made.watch, value)
 
 
@@ -201,7 +201,7 @@ def test_gradients_in_another_layout_are_refused() -> None:
     job = Job()
     job.step()
     job.model[0].weight.grad = job.model[0].weight.grad.to(memory_format=torch.channels_last)
-    with pytest.raises(Refused, match="layouts"):
+    with pytest.raises(ChangeRefused, match="layouts"):
         Optimizer().set(job.watch, "adamw_fused")
 
 
@@ -221,7 +221,7 @@ def test_other_precisions_are_a_matter_of_a_restart(monkeypatch: pytest.MonkeyPa
     for device, values in (("cpu", ("fp16", "bf16", "tf32")), ("cuda", ("fp16", "bf16"))):
         monkeypatch.setattr(model_changes, "device_of", lambda watch, device=device: device)
         for value in values:
-            with pytest.raises(Refused, match="--restart-knob"):
+            with pytest.raises(ChangeRefused, match="--restart-knob"):
                 precision.set(job.watch, value)
     job.watch.autocast = "bf16"
     assert precision.read(job.watch) == "bf16"
@@ -238,7 +238,7 @@ def test_the_precision_of_weights_that_are_not_in_fp32_is_theirs_and_stays(dtype
 def test_torch_compile_is_observed_and_never_changed() -> None:
     job, compiled = Job(), TorchCompile()
     assert compiled.read(job.watch) == "off" and "--restart-knob" in compiled.why_fixed(job.watch)
-    with pytest.raises(Refused, match=r"torch\.compile"):
+    with pytest.raises(ChangeRefused, match=r"torch\.compile"):
         compiled.set(job.watch, "default")
     assert job.model._compiled_call_impl is None
 
@@ -254,7 +254,7 @@ def test_channels_last_is_observed_and_never_changed() -> None:
     """The strides of a weight belong to the program: `weight.view(-1)` fails in the other layout."""
     job, layout = Job(), ChannelsLast()
     assert layout.read(job.watch) is False and "channels_last" in layout.why_fixed(job.watch)
-    with pytest.raises(Refused, match="strides"):
+    with pytest.raises(ChangeRefused, match="strides"):
         layout.set(job.watch, True)
     job.model.to(memory_format=torch.channels_last)
     assert layout.read(job.watch) is True
@@ -275,11 +275,11 @@ def test_what_changes_numerics_needs_the_users_consent(monkeypatch: pytest.Monke
     monkeypatch.setattr(watch, "watch", job.watch)
     monkeypatch.setattr(model_changes, "device_of", lambda watch: "cuda")
     monkeypatch.setattr(changes, "device_of", lambda watch: "cpu")
-    with pytest.raises(Refused, match="changes numerics"):
-        changes.begin("precision", "tf32")
+    with pytest.raises(ChangeRefused, match="changes numerics"):
+        changes.begin_change("precision", "tf32")
     job.watch.allows_numerics = True
-    changes.begin("precision", "tf32")
-    changes.begin("precision", "fp32")
+    changes.begin_change("precision", "tf32")
+    changes.begin_change("precision", "fp32")
     assert changes.effects()["precision"] == change.CHANGES_NUMERICS
 
 
@@ -343,7 +343,7 @@ def test_nothing_of_the_model_changes_while_the_program_replays_a_graph(monkeypa
     assert not any(change.why_fixed(job.watch) for change in changes_of_model)
     captured(graph)
     for refused, value in zip(changes_of_model, ("tf32", "adamw_fused"), strict=True):
-        with pytest.raises(Refused, match="replays a CUDA graph"):
+        with pytest.raises(ChangeRefused, match="replays a CUDA graph"):
             refused.set(job.watch, value)
     del graph
     assert not any(change.why_fixed(job.watch) for change in changes_of_model)
@@ -409,7 +409,7 @@ def test_a_mode_of_the_program_sees_no_call_of_a_change(monkeypatch: pytest.Monk
         changes.effects()
         assert changes.why_fixed("optim")
         for change, value in ((Precision(), "bf16"), (TorchCompile(), "default"), (Optimizer(), "adamw_fused")):
-            with pytest.raises(Refused):
+            with pytest.raises(ChangeRefused):
                 change.set(job.watch, value)
     assert calls.seen == 0
 
@@ -428,18 +428,18 @@ def test_a_change_for_which_there_is_no_room_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     change.require_room(400, torch.device("cuda"), "copies")
     change.require_room(401, torch.device("cpu"), "copies")
-    with pytest.raises(Refused, match="no room for copies"):
+    with pytest.raises(ChangeRefused, match="no room for copies"):
         change.require_room(401, torch.device("cuda"), "copies")
 
     def no_room(needed: float, device: torch.device, what: str) -> None:
         asked.append((needed, what.split()[0]))
-        raise Refused("no room")
+        raise ChangeRefused("no room")
 
     asked, job = list[Any](), Job()
     job.step()
     sizes = [weight.numel() for weight in job.model.parameters()]
     monkeypatch.setattr(optimizer_changes, "require_room", no_room)
-    with pytest.raises(Refused, match="no room"):
+    with pytest.raises(ChangeRefused, match="no room"):
         Optimizer().set(job.watch, "adamw_foreach")
     assert asked == [(4 * sum(sizes), "the")]
 

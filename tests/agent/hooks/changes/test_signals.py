@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuconsole.agent.hooks.changes.servers import signals_wait
+from gpuconsole.agent.hooks.changes.batch_sources import signals_wait
 
 
 @pytest.fixture(autouse=True)

@@ -16,17 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 from gpuconsole.agent.hooks.borders.border import code_of
 from gpuconsole.agent.hooks.calls import BORDERS
 from gpuconsole.agent.hooks.evidence import communication as module
-from gpuconsole.agent.hooks.evidence.communication import RATES, Exchanges
+from gpuconsole.agent.hooks.evidence.communication import RATES, DdpExchanges
 from gpuconsole.agent.hooks.guard import switch
 from gpuconsole.agent.hooks.recorder import COMM
 from gpuconsole.agent.hooks.watch import recorder, watch
 
 
 @pytest.fixture
-def exchanges() -> Iterator[Exchanges]:
+def exchanges() -> Iterator[DdpExchanges]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     undo = list(switch.undo)
-    yield Exchanges()
+    yield DdpExchanges()
     dist.destroy_process_group()
     switch.undo[:] = undo
     switch.parts_off.clear()
@@ -44,7 +44,7 @@ def step(model: Any) -> None:
     recorder.index += 1
 
 
-def test_each_timed_exchange_is_read_once_with_its_wait(exchanges: Exchanges) -> None:
+def test_each_timed_exchange_is_read_once_with_its_wait(exchanges: DdpExchanges) -> None:
     model = replica()
     exchanges.made(model)
     for _ in range(6):
@@ -62,7 +62,7 @@ def test_each_timed_exchange_is_read_once_with_its_wait(exchanges: Exchanges) ->
     assert exchanges.facts() == {"exchange.bytes": gradients, "exchange.buckets": 1.0, "exchange.first_buckets": 1.0}
 
 
-def test_a_pass_without_a_backward_pass_has_no_exchange(exchanges: Exchanges) -> None:
+def test_a_pass_without_a_backward_pass_has_no_exchange(exchanges: DdpExchanges) -> None:
     model = replica()
     exchanges.made(model)
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_a_pass_without_a_backward_pass_has_no_exchange(exchanges: Exchanges) ->
     assert exchanges.take() == []
 
 
-def test_on_a_cpu_ddp_times_about_one_exchange_in_a_twentieth_of_a_second(exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_ddp_times_about_one_exchange_in_a_twentieth_of_a_second(exchanges: DdpExchanges, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 10 ms by a clock of the test's own: each fifth would be enough, each ninth is timed."""
     t = 0.0
     monkeypatch.setattr(module, "now", lambda: t)
@@ -120,7 +120,7 @@ def test_what_computation_hides_is_no_wait_and_on_a_gpu_ddp_times_as_seldom_as_e
 ) -> None:
     times = itertools.count(0.0, 0.01)
     monkeypatch.setattr(module, "now", lambda: next(times))
-    timed, exchanges = Timed(device_type), Exchanges()
+    timed, exchanges = Timed(device_type), DdpExchanges()
     exchanges.replicas = [module.Replica(0, timed)]
     for _ in range(20):
         exchanges.look()
@@ -129,7 +129,7 @@ def test_what_computation_hides_is_no_wait_and_on_a_gpu_ddp_times_as_seldom_as_e
     assert timed.asked == ([9] if device_type == "cpu" else [])
 
 
-def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges) -> None:
+def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: DdpExchanges) -> None:
     model = replica()
     exchanges.made(model)
     watch.micro_batches = 3
@@ -142,7 +142,7 @@ def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges)
                 step(model)
         exchanges.look()
     assert exchanges.knobs()["sync_each_batch"] is False
-    each = Exchanges()
+    each = DdpExchanges()
     each.made(other := replica())
     for _ in range(3):
         for _ in range(3):
@@ -152,7 +152,7 @@ def test_with_no_sync_the_passes_that_exchange_are_counted(exchanges: Exchanges)
     assert each.knobs()["sync_each_batch"] is True
 
 
-def test_collectives_that_the_program_calls_are_segments(exchanges: Exchanges) -> None:
+def test_collectives_that_the_program_calls_are_segments(exchanges: DdpExchanges) -> None:
     for name in ("all_reduce", "broadcast", "reduce", "all_gather", "barrier", "all_gather_object", "broadcast_object_list"):
         border = next(border for border in BORDERS if border.path == name)
         code = code_of(sys.modules[border.module], name)
@@ -163,7 +163,7 @@ def test_collectives_that_the_program_calls_are_segments(exchanges: Exchanges) -
         assert recorder.codes.count(COMM) == 1, name
 
 
-def test_buffers_that_process_0_sends_do_not_count_as_forward_pass(exchanges: Exchanges) -> None:
+def test_buffers_that_process_0_sends_do_not_count_as_forward_pass(exchanges: DdpExchanges) -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)))
     exchanges.made(model)
     for _ in range(4):
@@ -173,7 +173,7 @@ def test_buffers_that_process_0_sends_do_not_count_as_forward_pass(exchanges: Ex
 
 
 @pytest.mark.parametrize("level", ["DETAIL", "OFF"])
-def test_ddp_that_prints_its_times_prints_no_more_of_them(level: str, exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ddp_that_prints_its_times_prints_no_more_of_them(level: str, exchanges: DdpExchanges, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
     model, rates = replica(), list[int]()
     exchanges.made(model)
@@ -184,7 +184,7 @@ def test_ddp_that_prints_its_times_prints_no_more_of_them(level: str, exchanges:
     assert bool(rates) == (level == "OFF")
 
 
-def test_modules_that_the_program_has_dropped_are_not_kept(exchanges: Exchanges) -> None:
+def test_modules_that_the_program_has_dropped_are_not_kept(exchanges: DdpExchanges) -> None:
     undone = len(switch.undo)
     for _ in range(5):
         model = replica()
@@ -195,7 +195,7 @@ def test_modules_that_the_program_has_dropped_are_not_kept(exchanges: Exchanges)
     assert [held.number for held in exchanges.replicas] == [5] and len(switch.undo) == undone + 1
 
 
-def test_a_torch_without_these_names_ends_the_readings_only(exchanges: Exchanges) -> None:
+def test_a_torch_without_these_names_ends_the_readings_only(exchanges: DdpExchanges) -> None:
     model = replica()
     exchanges.made(model)
     step(model)

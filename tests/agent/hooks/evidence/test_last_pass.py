@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpuconsole.agent.hooks.account import SegmentAccount
 from gpuconsole.agent.hooks.evidence import probes
 from gpuconsole.agent.hooks.evidence.probes import LastPass, check
+from gpuconsole.agent.hooks.segment_breakdown import SegmentBreakdown
 from gpuconsole.agent.probes import ProbeError, untouched
 
 
@@ -43,7 +43,7 @@ def test_what_a_model_refers_to_and_all_random_states_are_as_before() -> None:
     model = Caching()
     model(torch.ones(2, 4))
     model.linear.weight.grad = torch.ones(4, 4)
-    subject = LastPass(model, ((torch.ones(2, 4),), {}), SegmentAccount.__new__(SegmentAccount), {})
+    subject = LastPass(model, ((torch.ones(2, 4),), {}), SegmentBreakdown.__new__(SegmentBreakdown), {})
     before = dict(model.__dict__), dict(model._buffers), dict(model.masks)
     states = random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(), torch.get_rng_state().tolist()
     with untouched(subject):
@@ -139,7 +139,7 @@ def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come
     assert not probes.unknown_state(model)
     flat, weights = model.cell._flat_weights, model.weights
     held = [*flat, *model.cell._flat_weight_refs, *weights, model.mask, *model.named.values()]
-    subject = LastPass(model, ((torch.ones(2, 3, 4),), {}), SegmentAccount.__new__(SegmentAccount), {})
+    subject = LastPass(model, ((torch.ones(2, 3, 4),), {}), SegmentBreakdown.__new__(SegmentBreakdown), {})
     with untouched(subject):
         subject.run_pass(subject.repeated(subject.batch, 2))
         assert model.weights is not weights

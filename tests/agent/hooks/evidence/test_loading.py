@@ -178,7 +178,7 @@ def test_one_batch_of_the_trainings_loader_is_looked_at(loading: Loading) -> Non
 
 def test_the_batch_is_one_of_the_training_where_a_validation_has_come_first() -> None:
     loading = module.Loading()
-    validation, training = module.Place(0), module.Place(1)
+    validation, training = module.LoaderPlace(0), module.LoaderPlace(1)
     loading.batch_ends(validation, 0.0)
     loading.batch = (1, 8)
     for _ in range(2):

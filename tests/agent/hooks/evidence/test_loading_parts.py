@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker as worker_module
 
 from gpuconsole.agent.hooks.evidence import loading_parts as module
-from gpuconsole.agent.hooks.evidence.loading_parts import Part, part_of, signals_of
+from gpuconsole.agent.hooks.evidence.loading_parts import LoadingPart, part_of, signals_of
 from gpuconsole.agent.hooks.sampler import sampler
 from gpuconsole.agent.hooks.watch import recorder
 from gpuconsole.agent.probes import ProbeError
@@ -47,7 +47,7 @@ class Image:
     def filter(self):
         return look(0.0)
 """
-seen: list[Part | None] = []
+seen: list[LoadingPart | None] = []
 
 
 def look(value: Any) -> Any:
@@ -81,7 +81,7 @@ def decoded(value: Any) -> Any:
     return look(value)
 
 
-def sampled(dataset: Dataset, **options: Any) -> Part:
+def sampled(dataset: Dataset, **options: Any) -> LoadingPart:
     seen.clear()
     next(iter(DataLoader(dataset, **options)))
     (part,) = seen
@@ -89,7 +89,7 @@ def sampled(dataset: Dataset, **options: Any) -> Part:
     return part
 
 
-def named(part: Part) -> tuple[str, str]:
+def named(part: LoadingPart) -> tuple[str, str]:
     return part.name, os.path.basename(part.file)
 
 
@@ -128,7 +128,7 @@ def test_what_a_line_of_the_dataset_calls_is_named_with_the_line() -> None:
     assert (os.path.basename(part.file), part.line) == (HERE, Photos.__getitem__.__code__.co_firstlineno + 1)
 
 
-def in_a_thread(held: Any, work: Callable[[], Any]) -> Part | None:
+def in_a_thread(held: Any, work: Callable[[], Any]) -> LoadingPart | None:
     """The part in which a thread is that loads, while another one has `held`."""
 
     class Waiting(Dataset):
@@ -150,7 +150,7 @@ def in_a_thread(held: Any, work: Callable[[], Any]) -> Part | None:
         thread.join()
 
 
-def waits_at(thread: threading.Thread, work: Callable[[], Any]) -> Part | None:
+def waits_at(thread: threading.Thread, work: Callable[[], Any]) -> LoadingPart | None:
     part = part_of(sys._current_frames().get(thread.ident or 0))
     return part if part is not None and part.line > work.__code__.co_firstlineno else None
 
@@ -176,7 +176,7 @@ def test_a_lock_that_the_workers_share_is_a_part_with_the_line_that_waits_for_it
 def test_a_line_that_takes_a_lock_without_a_frame_is_a_part_of_its_own(tmp_path: Path) -> None:
     program = tmp_path / "read.py"
     program.write_text("def read(path):\n    fcntl.flock(file, fcntl.LOCK_EX)\n    return file.read()\n")
-    parts = Counter({Part("read", str(program), 2): 60, Part("read", str(program), 3): 40})
+    parts = Counter({LoadingPart("read", str(program), 2): 60, LoadingPart("read", str(program), 3): 40})
     signals = signals_of(parts, 100, "of the loading processes")
     assert signals[module.LOCKED].value == 0.6
     assert signals[module.LOCKED].source.endswith(": waiting for a lock at read.py:2")
@@ -223,11 +223,11 @@ def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
     own = "/home/u/train.py"
     parts = Counter(
         {
-            Part("blur", own, 10): 30,
-            Part("blur", own, 11): 31,
-            Part("Image.open", own, 50, by_line=True): 20,
-            Part("Image.open", own, 51, by_line=True): 10,
-            Part("Flip", "", 0): 9,
+            LoadingPart("blur", own, 10): 30,
+            LoadingPart("blur", own, 11): 31,
+            LoadingPart("Image.open", own, 50, by_line=True): 20,
+            LoadingPart("Image.open", own, 51, by_line=True): 10,
+            LoadingPart("Flip", "", 0): 9,
         }
     )
     signals = signals_of(parts, 100, "of the loading processes")
@@ -243,14 +243,14 @@ def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
 
 def test_too_few_samples_are_a_refusal() -> None:
     with pytest.raises(ProbeError, match="only 3 stack samples of the loading processes were possible"):
-        signals_of(Counter({Part("blur", "", 0): 3}), 3, "of the loading processes")
+        signals_of(Counter({LoadingPart("blur", "", 0): 3}), 3, "of the loading processes")
 
 
 def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "augment.py"
     program.write_text("import v2\n\nflip = v2.Flip()\nchain = [v2.Blur(3), v2.Flip()]\n")
     monkeypatch.setattr(module, "_program_files", lambda: [str(program)])
-    signals = signals_of(Counter({Part("Blur", "", 0): 80, Part("Flip", "", 0): 20}), 100, "of the loading processes")
+    signals = signals_of(Counter({LoadingPart("Blur", "", 0): 80, LoadingPart("Flip", "", 0): 20}), 100, "of the loading processes")
     assert [signal.source.partition(": ")[2] for signal in signals.values()] == ["Blur at augment.py:4", "Flip", ""]
 
 
@@ -300,7 +300,7 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
         module.window.begin(workers, 7)
         while not module.window.due():
             next(batches)
-            sampler.go_on()
+            sampler.resume()
         assert module.window.request == 7
         signal = module.window.answer()[module.SHOWN[0]]
         assert not module.window.request and not module.window.due()  # it goes on

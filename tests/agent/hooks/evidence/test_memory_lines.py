@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.hooks.evidence.memory_lines import BEFORE, NO_LINE, History, owners_by_line
+from gpuconsole.agent.hooks.evidence.memory_lines import BEFORE, NO_LINE, AllocationHistory, owners_by_line
 
 MIB = 2**20
 
@@ -97,7 +97,7 @@ def test_ten_lines_are_listed_and_all_are_counted() -> None:
 def test_an_agent_that_is_off_leaves_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = list[object]()
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: recorded.append(enabled))
-    history, waiting = History(), list(torch.cuda._queued_calls)
+    history, waiting = AllocationHistory(), list(torch.cuda._queued_calls)
     history.wanted = True
     history.begin_with_cuda(torch.cuda)
     assert len(torch.cuda._queued_calls) == len(waiting) + 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.agent.hooks.evidence.probes import LONGEST_HOLD_S, WINDOW_STEPS, why_refused
+from gpuconsole.agent.hooks.evidence.probes import MAX_HOLD_S, WINDOW_STEPS, why_refused
 from gpuconsole.agent.probes import factors_in_time
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.places import signals_of
@@ -69,7 +69,7 @@ def test_passes_on_the_last_batch_are_timed(outputs: Outputs) -> None:
 
 @pytest.mark.parametrize(("pass_s", "factors"), [(0.01, (1, 2, 4)), (0.08, (1, 2, 4)), (0.3, (1, 2))])
 def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_batch(pass_s: float, factors: tuple[int, ...]) -> None:
-    assert factors_in_time(pass_s, LONGEST_HOLD_S) == factors
+    assert factors_in_time(pass_s, MAX_HOLD_S) == factors
 
 
 def test_the_agents_own_work_is_told_without_that_of_probes(outputs: Outputs) -> None:

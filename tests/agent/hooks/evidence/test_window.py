@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpuconsole.agent.hooks import graphs
-from gpuconsole.agent.hooks.evidence.probes import Window
+from gpuconsole.agent.hooks.evidence.probes import ProfilerWindow
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.agent.protocol import Profile
 
@@ -23,7 +23,7 @@ def test_no_profiler_starts_beside_a_captured_graph_and_one_starts_once_it_is_go
     graphs._present.graph = weakref.ref(graph)
     graphs.capture_ended(False)
     with pytest.raises(ProbeError, match="replays CUDA graphs"):
-        Window(Profile(1, 1, ""), str(tmp_path), torch.device("cpu"))
+        ProfilerWindow(Profile(1, 1, ""), str(tmp_path), torch.device("cpu"))
     assert not torch._C._autograd._profiler_enabled()
     del graph
-    Window(Profile(1, 1, ""), str(tmp_path), torch.device("cpu")).stop()
+    ProfilerWindow(Profile(1, 1, ""), str(tmp_path), torch.device("cpu")).stop()

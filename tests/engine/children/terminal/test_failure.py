@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuconsole.engine.children.terminal.lines import LONGEST, failure_words
+from gpuconsole.engine.children.terminal.lines import MAX_COLUMNS, failure_words
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    train()", "ValueError: a bad shape"]
 LAUNCHER = [
@@ -49,7 +49,7 @@ def test_the_line_of_the_output_that_names_the_cause(code: int, lines: list[str]
 
 def test_the_words_are_safe_and_short() -> None:
     assert failure_words(1, [*TRACEBACK[:3], "ValueError: \x1b[31m \u202e hidden"]) == "ValueError: \\x1b[31m \\u202e hidden"
-    assert len(failure_words(1, [*TRACEBACK[:3], "ValueError: " + "x" * 9000])) == LONGEST
+    assert len(failure_words(1, [*TRACEBACK[:3], "ValueError: " + "x" * 9000])) == MAX_COLUMNS
 
 
 @pytest.mark.parametrize(

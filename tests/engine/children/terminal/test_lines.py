@@ -7,7 +7,7 @@ import random
 import pyte
 import pytest
 
-from gpuconsole.engine.children.terminal.lines import LONGEST, OutputLines
+from gpuconsole.engine.children.terminal.lines import MAX_COLUMNS, OutputLines
 
 
 def lines_of(*pieces: bytes, kept: int = 100) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_line_without_an_end_stays_bounded() -> None:
     lines = OutputLines()
     for _ in range(50):
         lines.feed(b"y" * 10_000)
-    assert len(lines.text()[0]) == LONGEST
+    assert len(lines.text()[0]) == MAX_COLUMNS
 
 
 def test_any_bytes_are_taken_in_any_pieces() -> None:

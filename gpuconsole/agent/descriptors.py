@@ -9,7 +9,7 @@ import ctypes
 import os
 from typing import Any
 
-LEAST_NUMBERS = 3
+MIN_NUMBERS = 3
 """In each file of /proc that is read here. A file with fewer is one of the program's, under the number of a descriptor of ours."""
 
 
@@ -27,7 +27,7 @@ def is_same(fd: int, before: tuple[int, int]) -> bool:
         return False
 
 
-def keep_forever(*objects: Any) -> None:
+def make_immortal(*objects: Any) -> None:
     """Never free these objects, at the end of the process neither."""
     kept = ctypes.py_object(objects)
     ctypes.pythonapi.Py_IncRef(kept)
@@ -53,7 +53,7 @@ class ProcFile:
             numbers = [int(word) for word in os.pread(self.fd, 128, 0).split()]
         except (OSError, ValueError):  # ValueError: the descriptor belongs to a file of the program now
             numbers = []
-        if len(numbers) < LEAST_NUMBERS:
+        if len(numbers) < MIN_NUMBERS:
             self.close()
             return []
         return numbers

@@ -17,15 +17,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ..guard import from_outside
-from .change import Refused
-from .servers import Feed, Indices, Recipe, Server, Settings, handles_children, in_one_line, settings_of
+from .batch_sources import BatchSource, IndexFeed, Indices, LoaderSettings, SourceFactory, handles_children, in_one_line, settings_of
+from .change import ChangeRefused
 from .state import WRITES, Use, cannot_share, shared_by, use
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
 WATCHED = 3
 """Batches that the program's own process loads before workers start: what they read and write is looked at."""
-UNUSED_S, UNUSED_LOOKS = 18.0, 16
+UNUSED_S = 18.0
+UNUSED_LOOKS = 16
 """A change is refused where the program asks for no batch in so many seconds and so many steps."""
 EPOCHS = 5
 """Epochs in which a change must take effect."""
@@ -38,21 +39,21 @@ FALLEN = "the DataLoader has the program's own settings again"
 
 lost: list[str] = []
 """Why settings that were in force are not any longer, without a change that was asked for, in one line each; the service reports them."""
-_broken: dict[Settings, str] = {}
+_broken: dict[LoaderSettings, str] = {}
 """Settings whose workers failed when they were in force. The next change to them is refused, once: a block of a trial had other settings."""
 
 
 class Epoch:
     """One iterator of the program that is served here. `line`: the servers in the order in which they deliver; only the last one draws indices."""
 
-    def __init__(self, control: Control, outer: Any) -> None:
+    def __init__(self, control: LoaderSwitch, outer: Any) -> None:
         """`outer`: the iterator that the program holds. It owns this object."""
         self.control, self.outer = control, weakref.ref(outer)
         self.indices = Indices(outer._sampler_iter)
-        self.own = Server(outer, control.program, own=True)
+        self.own = BatchSource(outer, control.program, own=True)
         under_way = outer._send_idx - outer._rcvd_idx if control.program.num_workers else 0
-        self.own.feed = outer._sampler_iter = Feed(self.indices, drawn=under_way)
-        self.line: deque[Server] = deque([self.own])
+        self.own.feed = outer._sampler_iter = IndexFeed(self.indices, drawn=under_way)
+        self.line: deque[BatchSource] = deque([self.own])
         self.over = self.left = False
         """`left`: the program has begun another epoch of the loader, and may come back to this one."""
         self.broken_off = False
@@ -73,7 +74,7 @@ class Epoch:
         if self.left:
             self.left = False
             self.back_to_own()
-            self.control.refuse_in_turn(self)
+            self.control.refuse_interleaved(self)
         elif self.broken_off:
             self.control.recover(self, BROKEN_OFF)
         if self.control.gone:
@@ -90,8 +91,8 @@ class Epoch:
         self.broken_off = False
         return batch
 
-    def _serve(self, control: Control) -> Any:
-        control.go_on(self)
+    def _serve(self, control: LoaderSwitch) -> Any:
+        control.resume(self)
         before = use() if control.watches(self) else None
         while True:
             server = self.line[0]
@@ -122,14 +123,14 @@ class Epoch:
         control.delivered()
         return batch
 
-    def hand_over(self, server: Server) -> None:
+    def hand_over(self, server: BatchSource) -> None:
         """`server` draws from now on, and delivers after those that have something under way."""
         last, outer = self.line[-1], self.outer()
         last.feed.closed = True
         if server.own:
             self._open_own()
             return
-        feed = Feed(
+        feed = IndexFeed(
             self.indices
         )  # noted before `server` draws: what it has drawn is known wherever an exception from outside ends the call
         server.feed = feed
@@ -155,7 +156,7 @@ class Epoch:
         self._give_back()
         anew, self._anew = self._anew, False
         if anew:
-            self.own.begin(Feed(self.indices))
+            self.own.begin(IndexFeed(self.indices))
         else:
             self._open_own()
 
@@ -196,7 +197,7 @@ class Epoch:
         self.own.feed.closed = True
         self._give_back()
 
-    def go_on_in_child(self) -> None:
+    def resume_in_child(self) -> None:
         """In a forked child: the iterator serves without us, from the first batch on that was not delivered. The workers are those of the parent."""
         if not self.over:
             self._give_back()
@@ -204,7 +205,7 @@ class Epoch:
             self.detach()
 
 
-class Control:
+class LoaderSwitch:
     """One DataLoader of the program, from the beginning of a change until nothing of it is left.
 
     `in_force`: the settings that serve or will serve next. `wanted`: the settings that a change asks for; None where no change is under way.
@@ -216,12 +217,12 @@ class Control:
         """`on_done`: called when nothing of a change is left."""
         self._on_done = on_done
         self.program = self.in_force = settings_of(loader)
-        self.wanted: Settings | None = None
+        self.wanted: LoaderSettings | None = None
         self.held = self.gone = self.writes = self.in_turn = False
         self.failure = ""
         """Why the last change did not take effect."""
         self.epoch: weakref.ref[Epoch] | None = None
-        self._recipe = Recipe(module, loader, outer)
+        self._recipe = SourceFactory(module, loader, outer)
         self._outer = weakref.ref(outer)
         """The newest iterator."""
         self._asked = 0.0
@@ -231,7 +232,7 @@ class Control:
         """A file that the loading of a batch has read, and that stays open."""
         self._received: set[tuple[int, int]] | None = None
         """The connections that have received something at each watched batch; None before the first one."""
-        self._servers: dict[Settings, Server] = {}
+        self._servers: dict[LoaderSettings, BatchSource] = {}
         self._persistent = bool(loader.persistent_workers)
 
     @property
@@ -252,12 +253,12 @@ class Control:
 
     # --- asked for by the training thread ----------------------------------------------------------------------
 
-    def ask(self, settings: Settings, outer: Any, held: bool = False) -> None:
-        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader. Raises Refused."""
+    def ask(self, settings: LoaderSettings, outer: Any, held: bool = False) -> None:
+        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader. Raises ChangeRefused."""
         if why := _broken.pop(settings, ""):
-            raise Refused(f"the last change to these settings ended: {why}")
+            raise ChangeRefused(f"the last change to these settings ended: {why}")
         if self.in_turn and settings != self.program:
-            raise Refused(INTERLEAVED)
+            raise ChangeRefused(INTERLEAVED)
         if settings == self.in_force and self.wanted is None:
             return
         self.failure, self._received = "", None
@@ -277,7 +278,7 @@ class Control:
         return Epoch(self, iterator).serve()
 
     def under_way(self) -> bool:
-        """Whether a change is under way. Raises Refused where the last one failed."""
+        """Whether a change is under way. Raises ChangeRefused where the last one failed."""
         epoch = self.present
         if self.wanted is not None:
             self._looks += 1
@@ -287,11 +288,11 @@ class Control:
                 self._give_up(SHORT)
         if self.failure:
             failure, self.failure = self.failure, ""
-            raise Refused(failure)
+            raise ChangeRefused(failure)
         return self.wanted is not None or (epoch is not None and len(epoch.line) > 1)
 
     def is_ready(self) -> bool:
-        """Whether `wanted` can serve the next batch that is drawn. Raises Refused where the preparation failed."""
+        """Whether `wanted` can serve the next batch that is drawn. Raises ChangeRefused where the preparation failed."""
         under_way, epoch = self.under_way(), self.present
         if self.wanted is None:
             return not under_way
@@ -336,7 +337,7 @@ class Control:
         if self.present is not None:
             self.present.abandon()
 
-    def refuse_in_turn(self, epoch: Epoch) -> None:
+    def refuse_interleaved(self, epoch: Epoch) -> None:
         """The program comes back to `epoch` after it has begun another one: the program's own settings serve from now on, in both."""
         self.in_turn = True
         if self.present is not None and self.present is not epoch:
@@ -344,20 +345,20 @@ class Control:
         else:
             self._fall(INTERLEAVED)
 
-    def go_on(self, epoch: Epoch) -> None:
+    def resume(self, epoch: Epoch) -> None:
         """Take the change one step further. Raises nothing of its own: the program gets its batches, whatever goes wrong here."""
         try:
-            self._go_on(epoch)
+            self._resume(epoch)
         except Exception as problem:
             if from_outside(problem):
                 raise
-            why = str(problem) if isinstance(problem, Refused) else in_one_line(problem)
+            why = str(problem) if isinstance(problem, ChangeRefused) else in_one_line(problem)
             if epoch.line[-1].settings != self.in_force:  # at the begin of an epoch: the settings in force have no server
                 self.recover(epoch, why)
             else:
                 self._give_up(why)
 
-    def _go_on(self, epoch: Epoch) -> None:
+    def _resume(self, epoch: Epoch) -> None:
         if len(epoch.line) > 1 or self.in_turn:  # the last change is not complete
             return
         if epoch.line[0].settings != self.in_force:  # a new epoch
@@ -370,11 +371,11 @@ class Control:
             self._serve_by(self.wanted, epoch)
             self.in_force, self.wanted = self.wanted, None
 
-    def _is_own(self, settings: Settings) -> bool:
+    def _is_own(self, settings: LoaderSettings) -> bool:
         """Whether the program's own iterator serves these settings: its own ones, and page-locked memory without workers."""
         return settings == self.program or not settings.num_workers
 
-    def _serve_by(self, settings: Settings, epoch: Epoch) -> None:
+    def _serve_by(self, settings: LoaderSettings, epoch: Epoch) -> None:
         if not self._is_own(settings):
             epoch.hand_over(self._server(settings))
             return
@@ -385,20 +386,20 @@ class Control:
         if epoch.line[-1] is not epoch.own:
             epoch.hand_over(epoch.own)
 
-    def _server(self, settings: Settings) -> Server:
+    def _server(self, settings: LoaderSettings) -> BatchSource:
         if settings not in self._servers:
             self._servers[settings] = self._start(settings)
         return self._servers[settings]
 
-    def _start(self, settings: Settings) -> Server:
-        """New workers. Raises Refused where they would share what processes cannot share, or where the program would notice them."""
+    def _start(self, settings: LoaderSettings) -> BatchSource:
+        """New workers. Raises ChangeRefused where they would share what processes cannot share, or where the program would notice them."""
         shared = f"the open file {self._file}" if self._file else "an open socket" if self._received else ""
         if shared := shared or shared_by(self._recipe.dataset, self._recipe.collate):
-            raise Refused(cannot_share(shared))
+            raise ChangeRefused(cannot_share(shared))
         if self.writes:
-            raise Refused(WRITES)
+            raise ChangeRefused(WRITES)
         if handles_children():
-            raise Refused(CHILDREN)
+            raise ChangeRefused(CHILDREN)
         return self._recipe.server(settings)
 
     def delivered(self) -> None:
@@ -419,12 +420,12 @@ class Control:
         self._received = received if self._received is None else self._received & received
         self.writes = self.writes or before.wrote()
 
-    def go_on_in_child(self) -> None:
+    def resume_in_child(self) -> None:
         """In a forked child: nothing of the parent's changes goes on."""
         self.gone, self._servers = True, {}
         epoch = self.epoch() if self.epoch is not None else None
         if epoch is not None:
-            epoch.go_on_in_child()
+            epoch.resume_in_child()
 
     # --- ends ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.agent.clock import ThreadTimes
-from gpuconsole.agent.held import ProcFile
+from gpuconsole.agent.descriptors import ProcFile
 
 
 @pytest.mark.parametrize("content", ["", "5\n", "1 2\n", "a program's own words\n"])

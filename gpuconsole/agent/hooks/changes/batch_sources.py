@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from ...forks import in_forked_children
 from ..guard import from_outside
 from ..identity import ByIdentity
-from .change import Refused
+from .change import ChangeRefused
 
 # --- the indices of an epoch ---------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Indices:
         return self if self._ahead or self._ended else self._draws
 
 
-class Feed:
+class IndexFeed:
     """The indices that one server may draw. `drawn`: those whose batch it has not delivered yet, in order."""
 
     def __init__(self, indices: Iterator[Any], drawn: int = 0) -> None:
@@ -82,7 +82,7 @@ class Feed:
         self.drawn: deque[Any] = deque([UNKNOWN] * drawn)
         self.closed = False
 
-    def __iter__(self) -> Feed:
+    def __iter__(self) -> IndexFeed:
         return self
 
     def __next__(self) -> Any:
@@ -189,26 +189,26 @@ NAMES_OF_WORKERS = (
 )
 
 
-class ServerFailed(RuntimeError):
+class BatchSourceFailed(RuntimeError):
     """The workers of a server died or hang."""
 
 
-class Settings(NamedTuple):
+class LoaderSettings(NamedTuple):
     """How a DataLoader loads. `prefetch_factor` is 0 without workers."""
 
     num_workers: int
     prefetch_factor: int
     pin_memory: bool
 
-    def with_(self, **changes: Any) -> Settings:
+    def with_(self, **changes: Any) -> LoaderSettings:
         """These settings with `changes`."""
         new = self._replace(**changes)
         return new._replace(prefetch_factor=(new.prefetch_factor or PREFETCH) if new.num_workers else 0)
 
 
-def settings_of(loader: Any) -> Settings:
+def settings_of(loader: Any) -> LoaderSettings:
     """The settings with which the program made `loader`."""
-    return Settings(loader.num_workers, loader.prefetch_factor or PREFETCH if loader.num_workers else 0, bool(loader.pin_memory))
+    return LoaderSettings(loader.num_workers, loader.prefetch_factor or PREFETCH if loader.num_workers else 0, bool(loader.pin_memory))
 
 
 def missing_names(module: Any, iterator: Any) -> list[str]:
@@ -242,12 +242,12 @@ class Origin:
     """The DataLoader of an iterator. Once the program has dropped the loader, as in `for batch in DataLoader(...)`: what `belongs_to` has noted of the
     loader, as long as the iterator lives. None after that. Keeps neither alive."""
 
-    def __init__(self, loader: Any, stand_in: Spec) -> None:
-        self._loader, self._stand_in = weakref.ref(loader), weakref.ref(stand_in)
+    def __init__(self, loader: Any, placeholder: Spec) -> None:
+        self._loader, self._placeholder = weakref.ref(loader), weakref.ref(placeholder)
 
     def __call__(self) -> Any:
         loader = self._loader()
-        return loader if loader is not None else self._stand_in()
+        return loader if loader is not None else self._placeholder()
 
 
 _origins = ByIdentity()
@@ -259,9 +259,9 @@ def belongs_to(iterator: Any, loader: Any) -> Origin:
 
     The iterator does not keep the loader itself: many loaders keep their iterator, and their workers end with the last reference to the loader.
     """
-    stand_in = Spec(**{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)})
-    origin = Origin(loader, stand_in)
-    _origins.put(iterator, (origin, stand_in))
+    placeholder = Spec(**{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)})
+    origin = Origin(loader, placeholder)
+    _origins.put(iterator, (origin, placeholder))
     return origin
 
 
@@ -271,7 +271,7 @@ def loader_of(iterator: Any) -> Any:
     return noted[0]() if noted is not None else None
 
 
-class Recipe:
+class SourceFactory:
     """What is needed to start workers for one loader of the program. Holds neither the loader nor an iterator of it."""
 
     def __init__(self, module: Any, loader: Any, iterator: Any) -> None:
@@ -296,15 +296,15 @@ class Recipe:
         }
         self._worker_init = loader.worker_init_fn
 
-    def server(self, settings: Settings) -> Server:
-        """Workers with an empty feed. Raises Refused where they cannot be started."""
+    def server(self, settings: LoaderSettings) -> BatchSource:
+        """Workers with an empty feed. Raises ChangeRefused where they cannot be started."""
         import torch
 
         self._made += 1
         ready = (self._fields["multiprocessing_context"] or multiprocessing).Semaphore(0)
         spec = Spec(
             **self._fields,
-            _index_sampler=Feed(iter(())),
+            _index_sampler=IndexFeed(iter(())),
             generator=torch.Generator().manual_seed(
                 (self._seed + 7919 * self._made) % 2**62
             ),  # nothing is drawn from the program's generators
@@ -325,8 +325,8 @@ class Recipe:
             discard(iterator)
             if from_outside(problem):
                 raise
-            raise Refused(f"workers could not be started: {in_one_line(problem)}") from None
-        return Server(iterator, settings, ready=ready)
+            raise ChangeRefused(f"workers could not be started: {in_one_line(problem)}") from None
+        return BatchSource(iterator, settings, ready=ready)
 
 
 def _has_accelerator() -> bool:
@@ -341,15 +341,15 @@ START_S = 60.0
 """New workers must be ready within this time. By spawn each one imports the modules of the program first: torch alone takes seconds."""
 
 
-class Server:
+class BatchSource:
     """An iterator that serves batches of the indices that its feed gives: workers of ours, or the iterator that the program holds."""
 
-    def __init__(self, iterator: Any, settings: Settings, *, own: bool = False, ready: Any = None) -> None:
+    def __init__(self, iterator: Any, settings: LoaderSettings, *, own: bool = False, ready: Any = None) -> None:
         """`own`: the iterator that the program holds. It is not kept alive. `ready`: a semaphore that each worker of ours releases."""
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
         self.settings, self.own = settings, own
         _of_parent.put(iterator, True)
-        self.feed = Feed(iter(()))
+        self.feed = IndexFeed(iter(()))
         self.began = self.idle_since = time.monotonic()
         self._ready, self._missing = ready, 0 if own else settings.num_workers
         self._printed: dict[int, int] = {}
@@ -367,17 +367,17 @@ class Server:
         return list(getattr(self.iterator, "_workers", None) or ())
 
     def is_ready(self) -> bool:
-        """Whether all workers have begun. Raises Refused where they do not begin."""
+        """Whether all workers have begun. Raises ChangeRefused where they do not begin."""
         while self._missing and self._ready.acquire(block=False):
             self._missing -= 1
         if self._missing and not all(worker.is_alive() for worker in self.workers):
-            raise Refused("a new worker died before it was ready")
+            raise ChangeRefused("a new worker died before it was ready")
         if self._missing and time.monotonic() - self.began > START_S:
-            raise Refused(f"the new workers were not ready within {START_S:.0f} s")
+            raise ChangeRefused(f"the new workers were not ready within {START_S:.0f} s")
         return not self._missing
 
-    def begin(self, feed: Feed) -> None:
-        """Serve `feed` from its beginning. Batches under way are discarded. Workers begin at once. Raises ServerFailed, RuntimeError."""
+    def begin(self, feed: IndexFeed) -> None:
+        """Serve `feed` from its beginning. Batches under way are discarded. Workers begin at once. Raises BatchSourceFailed, RuntimeError."""
         self.feed = feed
         if not self.settings.num_workers:
             self.iterator._sampler_iter = feed
@@ -385,7 +385,7 @@ class Server:
         with signals_wait():  # the first index of a worker starts a thread
             self._begin(self.iterator, feed)
 
-    def _begin(self, iterator: Any, feed: Feed) -> None:
+    def _begin(self, iterator: Any, feed: IndexFeed) -> None:
         if iterator._tasks_outstanding or iterator._task_info:
             sampler = iterator._index_sampler
             iterator._index_sampler = feed
@@ -406,7 +406,7 @@ class Server:
             iterator._try_put_index()
 
     def next(self) -> tuple[Any, Any]:
-        """The next index, and its batch. Raises StopIteration, what the dataset raises, and ServerFailed."""
+        """The next index, and its batch. Raises StopIteration, what the dataset raises, and BatchSourceFailed."""
         iterator = self.iterator
         try:
             batch = type(iterator)._next_data(iterator)
@@ -451,11 +451,11 @@ def _receive(iterator_ref: Any, server_ref: Any) -> Any:
             return iterator._data_queue.get(timeout=POLL_S)
         except queue.Empty:
             if not all(worker.is_alive() for worker in iterator._workers):
-                raise ServerFailed("a worker died") from None
+                raise BatchSourceFailed("a worker died") from None
             if time.monotonic() > until:
-                raise ServerFailed(f"no batch from the workers within {server.limit_s:.0f} s") from None
+                raise BatchSourceFailed(f"no batch from the workers within {server.limit_s:.0f} s") from None
         except (ConnectionError, EOFError) as problem:  # tensors come by a socket of the worker
-            raise ServerFailed(f"a worker died ({type(problem).__name__})") from None
+            raise BatchSourceFailed(f"a worker died ({type(problem).__name__})") from None
 
 
 def _keep_to_us(iterator: Any) -> None:

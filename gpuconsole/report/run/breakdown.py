@@ -104,7 +104,7 @@ def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
     return [(name, ratios[name]) for name in (*IN_A_STEP, *SERVING_PHASES) if ratios.get(name, 0.0) >= SMALLEST]
 
 
-def account_segments(run: Run) -> list[Segment]:
+def breakdown_segments(run: Run) -> list[Segment]:
     """The parts in one row, the largest first: `data_wait 41 % 180 ms   forward 18 % 79.0 ms`."""
     segments: list[Segment] = []
     step_s = _step_s(run)
@@ -187,7 +187,7 @@ def _nothing(view: View) -> str:
 
 # --- the attainable rate of a run ----------------------------------------------------------------------------
 
-SMALLEST_PART = 0.005
+MIN_PART_SHARE = 0.005
 """Smaller parts of the time are added up in one row."""
 RATE_BAR = 16
 WORK, WAIT = "█", "▒"
@@ -229,11 +229,11 @@ def attainable_report(run: Run) -> Report:
         text(f"from the limit to the reached rate, per {attainable.per}:", "dim"),
         _waterfall(attainable),
     ]
-    notes = (*attainable.notes, *_notes(attainable.parts), *_ends_apart(run, sum(part.time_s for part in attainable.parts)))
+    notes = (*attainable.notes, *_notes(attainable.parts), *_shifted_ends(run, sum(part.time_s for part in attainable.parts)))
     return [*report, *(text(note, "dim") for note in dict.fromkeys(notes))]
 
 
-def _ends_apart(run: Run, reached_s: float) -> list[str]:
+def _shifted_ends(run: Run, reached_s: float) -> list[str]:
     """Why the waterfall of a step, which ends at `reached_s`, does not end at the mean step time; empty where both read the same."""
     times = run.summary.step_time_s
     if run.serves or times is None or not reached_s:
@@ -272,7 +272,7 @@ def _waterfall(attainable: Attainable) -> Table:
     columns = (Column("part", least=24), Column("time", ">"), Column("share", ">"), Column(main.unit, ">"), Column("", least=8, drop=1))
     rows: list[list[Segment]] = []
     begun, largest = 0.0, max((part.time_s for part in attainable.parts[1:]), default=0.0)
-    for part in _shown(attainable.parts, total):
+    for part in _parts_shown(attainable.parts, total):
         first = part is attainable.parts[0]
         rate = units.rate(main.attainable_per_s, 0) if first else _lost(part.lost_per_s)
         style = "title" if first or part.time_s == largest else ""
@@ -288,9 +288,9 @@ def _waterfall(attainable: Attainable) -> Table:
     return Table(columns, [*rows, [("reached", "title"), *end]], indent=2)
 
 
-def _shown(parts: Sequence[TimePart], total: float) -> list[TimePart]:
+def _parts_shown(parts: Sequence[TimePart], total: float) -> list[TimePart]:
     """The parts with the small ones in one row, so that the rows still add up."""
-    large = [part for n, part in enumerate(parts) if n == 0 or abs(part.time_s) >= SMALLEST_PART * total]
+    large = [part for n, part in enumerate(parts) if n == 0 or abs(part.time_s) >= MIN_PART_SHARE * total]
     small = [part for part in parts if part not in large]
     if not small:
         return large

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.account import SAMPLE_SPAN_S, CudaStepAccount, StepAccount
 from gpuconsole.agent.clock import ThreadTimes
+from gpuconsole.agent.step_breakdown import SAMPLE_SPAN_S, CudaStepBreakdown, StepBreakdown
 from gpuconsole.model.run import PHASES
 from gpuconsole.workloads.training import vision
 from gpuconsole.workloads.training.loop import TrainingLoop
@@ -43,12 +43,12 @@ def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: di
     loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
     timed = TimedStream(loop._stream)
     loop._stream = timed
-    loop.account.restart()
+    loop.breakdown.restart()
     start = time.monotonic_ns()
     for _ in range(40):
         loop.step()
     wall = (time.monotonic_ns() - start) * 1e-9
-    steps = added_up(loop.account)
+    steps = added_up(loop.breakdown)
     loop.close()
     ours = sum(step.phases[PHASES.index("data_wait")] for step in steps) / sum(step.wall_s for step in steps)
     assert ours == pytest.approx(timed.seconds / wall, abs=0.03)
@@ -56,7 +56,7 @@ def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: di
 
 
 def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
-    slow, quick = StepAccount(ThreadTimes()), StepAccount(ThreadTimes())
+    slow, quick = StepBreakdown(ThreadTimes()), StepBreakdown(ThreadTimes())
     taken = {slow: [], quick: []}
     for account, seconds, steps in ((slow, 0.11, 5), (quick, 0.008, 100)):
         for index in range(steps):
@@ -71,7 +71,7 @@ def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
 def test_a_run_left_alone_is_sampled_half_as_often() -> None:
     sampled = []
     for low_rate in (False, True):
-        account = StepAccount(ThreadTimes())
+        account = StepBreakdown(ThreadTimes())
         account.low_rate = low_rate
         for index in range(3000):
             account.end(1, 0, None, 0, 0)
@@ -114,7 +114,7 @@ class Timeline:
 def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = Timeline()
     monkeypatch.setattr(torch.cuda, "Event", timeline.event_type())
-    account = CudaStepAccount(ThreadTimes())
+    account = CudaStepBreakdown(ThreadTimes())
     account.restart()
 
     def step() -> None:
@@ -142,7 +142,7 @@ def test_on_a_gpu_the_streams_steps_tell_how_often_to_sample(monkeypatch: pytest
     """The host may be far ahead: it has ended a hundred steps in the time that one takes."""
     timeline = Timeline()
     monkeypatch.setattr(torch.cuda, "Event", timeline.event_type())
-    account = CudaStepAccount(ThreadTimes())
+    account = CudaStepBreakdown(ThreadTimes())
     account.restart()
     told = []
     for index in range(2000):

@@ -36,14 +36,14 @@ DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, O
 """The phases that our own loop marks, as indices of PHASES. Its loss is a part of the forward pass."""
 USUAL_OF = 31
 """Steps whose median duration is the usual one."""
-MOST_SKIPPED = 16
+MAX_SKIPPED = 16
 """Most steps without a run-queue reading at the start of a timeline: after a change of knobs the duration of a step is unknown."""
 SAMPLE_SPAN_S = 0.16
 """Mean time between two steps with run-queue readings. At every mark of every step they took 378 µs a step; a sampled step takes 0.2 ms.
 The gaps are random, so that they cannot coincide with `save_every` or `log_every`."""
 LOW_RATE_SAMPLE_SPAN_S = 0.32
 """The same at the low rate (see `reporter`)."""
-MOST_AHEAD_S = 0.3
+MAX_AHEAD_S = 0.3
 """Seconds of work that may be queued at the end of a step; one step may always be queued. The launch queue of CUDA takes about 1000 kernels,
 which may be seconds of work. A command waits for all of it, and so does each switch between the sides of a trial."""
 
@@ -55,7 +55,7 @@ Moment: TypeAlias = "float | torch.cuda.Event"
 """Seconds on the host clock, or a place in the CUDA stream."""
 
 
-class StepAccount:
+class StepBreakdown:
     """Times steps on the host clock. `take()` returns the steps since the last call as raw marks; the console adds them up.
 
     `sample_all` reads run-queue time on every step: in trials both sides pay the same for it. `low_rate` halves the rate of the readings.
@@ -90,7 +90,7 @@ class StepAccount:
 
         What happened before (a probe, a pause, a change) belongs to no step, and steps may take longer from now on.
         """
-        self._next_sample = min(self._next_sample, self._index + MOST_SKIPPED)
+        self._next_sample = min(self._next_sample, self._index + MAX_SKIPPED)
         self._begin(now())
 
     def moment(self) -> Moment:
@@ -155,7 +155,7 @@ class StepAccount:
         return (now() - start) / 200
 
 
-class CudaStepAccount(StepAccount):
+class CudaStepBreakdown(StepBreakdown):
     """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before."""
 
     def __init__(self, times: ThreadTimes) -> None:
@@ -166,7 +166,7 @@ class CudaStepAccount(StepAccount):
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []
-        self._step_s = MOST_AHEAD_S  # the device's time for the last step that it has done; not known before the first
+        self._step_s = MAX_AHEAD_S  # the device's time for the last step that it has done; not known before the first
         super().__init__(times)
 
     def restart(self) -> None:
@@ -191,7 +191,7 @@ class CudaStepAccount(StepAccount):
             last = events[-1]
             if not last.query():
                 step_s = max(self._step_s, now() - step.times[-1])
-                if len(self._pending) == 1 or len(self._pending) * step_s < MOST_AHEAD_S:
+                if len(self._pending) == 1 or len(self._pending) * step_s < MAX_AHEAD_S:
                     break
                 last.synchronize()  # later steps are queued behind this step, so the device does not become idle
             self._resolve()

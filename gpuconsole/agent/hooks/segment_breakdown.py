@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from ..account import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF, median
 from ..clock import ThreadTimes, now
 from ..protocol import Message
+from ..step_breakdown import LOW_RATE_SAMPLE_SPAN_S, SAMPLE_SPAN_S, USUAL_OF, median
 from . import described, passes
 from .calls import compiled
 from .data import iterators
@@ -19,7 +19,7 @@ from .evidence.collectives import flight_recorder
 from .evidence.communication import exchanges
 from .guard import switch
 from .optimizer import steppers
-from .recorder import GAP, Recorder, pack
+from .recorder import GAP, StepRecorder, pack
 from .sampler import sampler
 from .stream import StreamClock
 from .watch import recorder, watch
@@ -29,15 +29,16 @@ MARKED_EACH_S = 0.04
 because Python calls the agent ten times in a marked step of a plain loop, and once in a counted one."""
 MARKED_OF = 16
 """Of the shortest steps, one in so many is marked."""
-STREAM_BELOW_S, MARKED_OF_STREAM = 0.0025, 4
+STREAM_BELOW_S = 0.0025
+MARKED_OF_STREAM = 4
 """On a GPU all steps that take longer are marked, and one in so many of the shorter ones: the host often has time to spare."""
 MARKED_AT_FIRST = 32
 """Steps in a row that are marked at the start, and after a change: the console divides the counted steps that follow like these."""
-MOST_SPANS = 4
+MAX_SPANS = 4
 """A step that is to be sampled later than so many of the usual distances is chosen anew."""
 
 
-class SegmentAccount:
+class SegmentBreakdown:
     """The step breakdown of a user's job: raw segments. The console decides which phase a segment belongs to."""
 
     tag = "segments"
@@ -109,7 +110,7 @@ class StepSampler:
         self._last = index, start
         usual = self.usual_s or SAMPLE_SPAN_S
         every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
-        if self._next > index + MOST_SPANS * every:  # a step takes longer than before
+        if self._next > index + MAX_SPANS * every:  # a step takes longer than before
             self._next = index
         while self._next < index:
             self._next += self._random.randint(1, 2 * every - 1)
@@ -139,7 +140,7 @@ class CountedSteps:
 
 def _cost_of_a_mark() -> float:
     """Seconds of one mark with the call around it: the mean of 200."""
-    other = Recorder()
+    other = StepRecorder()
     start = now()
     for _ in range(100):
         other.enter(GAP)
