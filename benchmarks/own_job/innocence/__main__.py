@@ -15,6 +15,7 @@ lines of a file may say how it is to be run:
     # exit: 3                             the exit code (0)
     # python: 3.12                        the oldest version of Python
     # design: stdout: the reason          what may differ by design
+    # design on 3.11: stdout: the reason  what may differ by design on this version of Python
 
 With `--changes`, each small program takes more steps and runs twice more (`switched.py`): once with all possible changes, made and taken back one after the
 other, and once with all these changes kept. If such a run differs from the bare run, the program runs again with each change alone, so that the report names
@@ -58,7 +59,7 @@ NOT_COMPARED = (
     (re.compile(r"^([\[\w]*[VIWEF]\d{4} TIME) \d+ ", re.MULTILINE), r"\1 PROCESS "),
 )
 """What differs between any two runs, and what is written in its place."""
-HEADER = re.compile(r"^# (needs|command|exit|python|design): (.*)$", re.MULTILINE)
+HEADER = re.compile(r"^# (needs|command|exit|python|design(?: on [0-9.]+)?): (.*)$", re.MULTILINE)
 
 
 OUTPUT = ("exit code", "stdout", "stderr", "files left")
@@ -158,7 +159,7 @@ def read(path: str, command: str) -> dict[str, Program]:
     file, *arguments = shlex.split(path)
     text = Path(file).read_text()
     said = dict(HEADER.findall(text[:1000]))
-    what, _, why = said.get("design", "").partition(": ")
+    designs = {"design", f"design on {sys.version_info.major}.{sys.version_info.minor}"}
     made = Program(
         text,
         needs=tuple(filter(None, said.get("needs", "").split(", "))),
@@ -166,7 +167,7 @@ def read(path: str, command: str) -> dict[str, Program]:
         command=" ".join([said.get("command", command), *map(shlex.quote, arguments)]),
         exit=None if said.get("exit") == "any" else int(said.get("exit", "0")),
         python=said.get("python", "3.11"),
-        design=((what, why),) if what else (),
+        design=tuple((what, why) for what, _, why in (value.partition(": ") for key, value in said.items() if key in designs)),
     )
     return {" ".join([Path(file).stem, *arguments]): made}
 

@@ -1,3 +1,4 @@
+# design on 3.11: stdout: the agent's calls at the borders of a step are Python, and this profiler sees them
 # cProfile over whole steps of training, printed by number of calls.
 import cProfile
 import pstats

@@ -1,3 +1,4 @@
+# design on 3.11: stdout: the agent registers a function before and after the steps of all optimizers
 # Hooks of all kinds, counted in each step and listed: of modules, globally, of gradients, of the graph, and of saved tensors.
 import collections
 

@@ -1,7 +1,6 @@
 # needs: pytest
 # command: {python} -m pytest -q -p no:cacheprovider {program}
-# Tests of a training, as the job: threads, callbacks of the garbage collector, tracebacks, frames, warnings.
-import gc
+# Tests of a training, as the job: threads, tracebacks, frames, warnings. (The agent's callback of gc: gc_and_weakrefs.)
 import inspect
 import threading
 import traceback
@@ -42,11 +41,6 @@ def model():
 def test_no_thread_is_left(model):
     fit(model)
     assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
-
-
-def test_no_callbacks_of_the_collector(model):
-    fit(model)
-    assert gc.callbacks == []
 
 
 def test_frames_in_forward(model):

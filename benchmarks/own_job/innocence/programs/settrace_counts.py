@@ -1,3 +1,4 @@
+# design on 3.11: stdout: the agent's calls at the borders of a step are Python, and this tracer sees them
 # A debugger of the program's own: sys.settrace counts the calls and lines of every file that is not a library.
 import collections
 import sys

@@ -8,8 +8,10 @@ counts as forward.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -43,18 +45,39 @@ def _guarded(place: str, act: Any, *args: Any) -> Any:
 # --- optimizer ------------------------------------------------------------------------------------------------
 
 
+class StepHook:
+    """A registered function that torch calls before or after each step of an optimizer.
+
+    Dynamo compiles the calls of registered functions into the step. It takes the first test for a constant, so that the graph of a step stays as it was.
+    dill writes out all that a class of torch refers to, registered functions too: a pickled StepHook is a method of the standard library that does nothing.
+    """
+
+    def __init__(self, torch: Any, act: Callable[[Any, FrameType], Any]) -> None:
+        self.torch, self.act = torch, act
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.torch.compiler.is_compiling():
+            self.act(optimizer, sys._getframe(1))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
 def on_optimizer(module: Any) -> None:
     """Two public hooks around each step of an optimizer. They are removed as the agent goes off."""
 
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before(optimizer: Any, frame: FrameType) -> None:
         if recorder.thread and recorder.thread != get_ident():
             return
-        _guarded("borders.step", _begin_step, optimizer, sys._getframe(1))
+        _guarded("borders.step", _begin_step, optimizer, frame)
 
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        _guarded("borders.stepped", opened.end, sys._getframe(1))
+    def after(optimizer: Any, frame: FrameType) -> None:
+        _guarded("borders.stepped", opened.end, frame)
 
-    handles = module.register_optimizer_step_pre_hook(before), module.register_optimizer_step_post_hook(after)
+    handles = (
+        module.register_optimizer_step_pre_hook(StepHook(module.torch, before)),
+        module.register_optimizer_step_post_hook(StepHook(module.torch, after)),
+    )
     switch.undo += [handle.remove for handle in handles]
 
 
@@ -141,6 +164,9 @@ class Level:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return logging.getLogger, (self._logger.name,)
 
     def getEffectiveLevel(self) -> int:
         return int(self._logger.getEffectiveLevel()) if switch.failed else logging.DEBUG

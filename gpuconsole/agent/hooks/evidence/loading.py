@@ -92,8 +92,9 @@ class Loading:
         while frame is not None and len(calls) < FRAMES:
             calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
             frame = program_frame(frame.f_back)
-        # a loop over two datasets may make both loaders by one call: they then differ in what they load, and in which order
-        kind = (type(loader.dataset), type(getattr(loader, "sampler", None)), loader.batch_size)
+        # a loop over two datasets may make both loaders by one call: they then differ in what they load, and in which order. (Identities: a class that is held
+        # here holds its module's globals, and what stands in them would outlive the program.)
+        kind = (id(type(loader.dataset)), id(type(getattr(loader, "sampler", None))), loader.batch_size)
         self._keep(loader, (*calls, *kind))
 
     def place_of(self, loader: Any) -> LoaderPlace:
@@ -114,7 +115,7 @@ class Loading:
             try:
                 self._place_of.put(loader, place)
             except TypeError:  # a class without weak references
-                return self._keep(None, type(loader))
+                return self._keep(None, id(type(loader)))
         return place
 
     # --- batches and epochs -----------------------------------------------------------------------------------
