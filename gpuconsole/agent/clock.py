@@ -1,4 +1,5 @@
-"""The clock of all processes, and a thread's own time: CPU seconds, and seconds in which the thread was runnable without a core."""
+"""The clock of all processes, and a thread's own time: CPU seconds, and seconds in which the thread
+was runnable without a core."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from collections.abc import Callable
 
 from .descriptors import ProcFile
 
-now: Callable[[], float] = time.perf_counter  # CLOCK_MONOTONIC on Linux: the same clock in every process
+# CLOCK_MONOTONIC on Linux: the same clock in every process
+now: Callable[[], float] = time.perf_counter
 
 
 class ThreadTimes:
     """Cumulative seconds of the thread that made this object, from /proc/thread-self/schedstat.
 
-    The kernel counts the time on a CPU and the time on a run queue, in ns. A reading takes about 1 µs on a quiet core and up to 40 µs on a
-    contended core; so it is done on sampled steps only. After the thread has ended, and after `close`, the seconds stay as they were last.
+    The kernel counts the time on a CPU and the time on a run queue, in ns. A reading takes about 1
+    µs on a quiet core and up to 40 µs on a contended core; so it is done on sampled steps only.
+    After the thread has ended, and after `close`, the seconds stay as they were last.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,8 @@ class ThreadTimes:
         return not self._file.gone
 
     def runq_s(self) -> float:
-        """Seconds in which the thread waited for a core; 0 where the kernel does not report them (see `available`). Never raises."""
+        """Seconds in which the thread waited for a core; 0 where the kernel does not report them
+        (see `available`). Never raises."""
         if numbers := self._file.numbers():
             self._runq_s = numbers[1] * 1e-9
         return self._runq_s
@@ -42,7 +46,8 @@ class ThreadTimes:
 
 
 def process_cpu_s(pid: int) -> tuple[float, float]:
-    """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when the process has ended."""
+    """CPU seconds and run-queue seconds of the main thread of `pid`. Raises OSError when the
+    process has ended."""
     with open(f"/proc/{pid}/schedstat", "rb") as file:
         cpu, runq = file.read().split()[:2]
     return int(cpu) * 1e-9, int(runq) * 1e-9

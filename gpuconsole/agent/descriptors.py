@@ -1,6 +1,8 @@
-"""What the agent holds in the user's process: file descriptors, and objects that must never be freed.
+"""What the agent holds in the user's process: file descriptors, and objects that must never be
+freed.
 
-A program may close all descriptors, as daemons do, and open files of its own. The number of a descriptor of ours then belongs to one of these files.
+A program may close all descriptors, as daemons do, and open files of its own. The number of a
+descriptor of ours then belongs to one of these files.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import os
 from typing import Any
 
 MIN_NUMBERS = 3
-"""In each file of /proc that is read here. A file with fewer is one of the program's, under the number of a descriptor of ours."""
+"""In each file of /proc that is read here. A file with fewer is one of the program's, under the
+number of a descriptor of ours."""
 
 
 def identity(fd: int) -> tuple[int, int]:
@@ -34,8 +37,9 @@ def make_immortal(*objects: Any) -> None:
 
 
 class ProcFile:
-    """A file of /proc that stays open: to open it for each reading takes several times as long. It is `gone` where there is no such file, where the thread
-    that it tells of has ended, and where the program has closed the descriptor."""
+    """A file of /proc that stays open: to open it for each reading takes several times as long. It
+    is `gone` where there is no such file, where the thread that it tells of has ended, and where
+    the program has closed the descriptor."""
 
     def __init__(self, path: str) -> None:
         self.gone = False
@@ -46,12 +50,14 @@ class ProcFile:
             self.gone = True
 
     def numbers(self) -> list[int]:
-        """The numbers in the file, at least three; an empty list where the file is gone. Never raises."""
+        """The numbers in the file, at least three; an empty list where the file is gone. Never
+        raises."""
         if self.gone:
             return []
         try:
             numbers = [int(word) for word in os.pread(self.fd, 128, 0).split()]
-        except (OSError, ValueError):  # ValueError: the descriptor belongs to a file of the program now
+        except (OSError, ValueError):
+            # ValueError: the descriptor belongs to a file of the program now
             numbers = []
         if len(numbers) < MIN_NUMBERS:
             self.close()

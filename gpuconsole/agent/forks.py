@@ -1,7 +1,8 @@
 """What the agent does where this process forks.
 
-Python keeps the functions of `os.register_at_fork` until the process ends. `gpuconsole.watch` loads the agent anew for each block, so this module stays
-loaded between the blocks, registers one function for all agents, and keeps none of them alive.
+Python keeps the functions of `os.register_at_fork` until the process ends. `gpuconsole.watch` loads
+the agent anew for each block, so this module stays loaded between the blocks, registers one
+function for all agents, and keeps none of them alive.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def in_forked_children(function: Callable[[], None]) -> None:
 
 def _add(functions: list[weakref.ref[Callable[[], None]]], function: Callable[[], None]) -> None:
     functions[:] = [ref for ref in functions if ref() is not None]
-    functions.append(weakref.WeakMethod(function) if isinstance(function, MethodType) else weakref.ref(function))
+    functions.append(
+        weakref.WeakMethod(function) if isinstance(function, MethodType) else weakref.ref(function)
+    )
 
 
 def _call(functions: list[weakref.ref[Callable[[], None]]]) -> None:

@@ -33,7 +33,8 @@ class Breakdown(Protocol):
         ...
 
     def fields(self, sending_s: float, /) -> Message:
-        """The fields `steps` or `packed`, `cpu_s`, `runq_s` and `overhead_s` of the message with the steps since the last call."""
+        """The fields `steps` or `packed`, `cpu_s`, `runq_s` and `overhead_s` of the message with
+        the steps since the last call."""
         ...
 
     def finish(self) -> None: ...
@@ -74,7 +75,8 @@ class Loop(Protocol):
 
     @property
     def probes(self) -> Mapping[str, Probe]:
-        """The probes that this loop offers, by name; a probe raises ProbeError where it does not apply.
+        """The probes that this loop offers, by name; a probe raises ProbeError where it does not
+        apply.
 
         Empty: there is nothing to probe.
         """
@@ -85,15 +87,18 @@ class Loop(Protocol):
         ...
 
     def set_knobs(self, changes: Knobs, arm: int) -> None:
-        """Put `changes` in force for the next step. Raises what goes wrong; the knobs are then as before."""
+        """Put `changes` in force for the next step. Raises what goes wrong; the knobs are then as
+        before."""
         ...
 
     def try_out(self) -> None:
-        """Run what shows whether the knobs in force work: a step, or where processes wait for each other a pass of this process alone."""
+        """Run what shows whether the knobs in force work: a step, or where processes wait for each
+        other a pass of this process alone."""
         ...
 
     def recover(self) -> None:
-        """Bring the loop back into a state in which all processes can go on, after a pass that broke off. Only called where `exchanges`."""
+        """Bring the loop back into a state in which all processes can go on, after a pass that
+        broke off. Only called where `exchanges`."""
         ...
 
     def set_variant(self, arm: int) -> None:
@@ -132,7 +137,8 @@ class Loop(Protocol):
 
 
 class Timed(Protocol):
-    """What timed work of a probe needs: the device, the clocks of the training thread, and the other processes."""
+    """What timed work of a probe needs: the device, the clocks of the training thread, and the
+    other processes."""
 
     device: torch.device
 
@@ -144,7 +150,8 @@ class Timed(Protocol):
 
 
 class Subject(Timed, Protocol):
-    """A training loop whose forward and backward passes can also run outside of a step: what probes experiment on."""
+    """A training loop whose forward and backward passes can also run outside of a step: what probes
+    experiment on."""
 
     knobs: Knobs
     longest_hold_s: float
@@ -164,26 +171,30 @@ class Subject(Timed, Protocol):
     def passes_per_step(self) -> int: ...
 
     def repeated(self, batch: Any, factor: int) -> Any:
-        """`batch`, `factor` times as large. Raises ProbeError where the size of a batch is not known."""
+        """`batch`, `factor` times as large. Raises ProbeError where the size of a batch is not
+        known."""
         ...
 
     def make_room(self, factor: int) -> bool:
-        """Make room for a pass on `factor` times the batch. Returns whether it fits, as far as a pass on the batch itself has shown; True where that is
-        not known."""
+        """Make room for a pass on `factor` times the batch. Returns whether it fits, as far as a
+        pass on the batch itself has shown; True where that is not known."""
         ...
 
     def run_pass(self, batch: Any) -> None:
-        """One forward and backward pass. Gradients are left only where `drop_gradients` drops them."""
+        """One forward and backward pass. Gradients are left only where `drop_gradients` drops
+        them."""
         ...
 
     def drop_gradients(self) -> None: ...
 
     def silence(self) -> AbstractContextManager[Any]:
-        """Passes in this block exchange nothing with other processes. Their gradients are worthless."""
+        """Passes in this block exchange nothing with other processes. Their gradients are
+        worthless."""
         ...
 
     def preserved(self) -> AbstractContextManager[None]:
-        """Passes in this block leave the loop's own state, beside model and random generators of torch, as it was."""
+        """Passes in this block leave the loop's own state, beside model and random generators of
+        torch, as it was."""
         ...
 
     def release_cached_memory(self) -> None:

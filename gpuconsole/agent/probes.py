@@ -1,6 +1,8 @@
-"""Probes: short experiments on a training loop that stays as it was. Each probe is one function for workloads of ours and for programs of users.
+"""Probes: short experiments on a training loop that stays as it was. Each probe is one function for
+workloads of ours and for programs of users.
 
-On a CPU times are wall time less the run-queue delay of the training thread, unless the delay itself is in question.
+On a CPU times are wall time less the run-queue delay of the training thread, unless the delay
+itself is in question.
 """
 
 from __future__ import annotations
@@ -22,27 +24,35 @@ class ProbeError(PlainError):
     """The probe does not apply to this workload. The message says why."""
 
 
-# --- the parts of which probes are made ---------------------------------------------------------------------
+# --- the parts of which probes are made -----------------------------------------------------------
 
 
 @contextmanager
 def untouched(subject: Subject) -> Iterator[None]:
-    """After the block, the buffers of the model (batch norm), the random state of torch and the subject's own state are as before.
+    """After the block, the buffers of the model (batch norm), the random state of torch and the
+    subject's own state are as before.
 
-    Gradients of a loop of ours are dropped, before the block too: beside the activations of a pass there may be no room for those of the last
-    step.
+    Gradients of a loop of ours are dropped, before the block too: beside the activations of a pass
+    there may be no room for those of the last step.
     """
     import torch
 
     subject.drop_gradients()
     buffers = [(buffer, buffer.detach().clone()) for buffer in subject.model.buffers()]
     try:
-        with torch.random.fork_rng(devices=[subject.device] if subject.device.type == "cuda" else []), subject.preserved():
+        with (
+            torch.random.fork_rng(
+                devices=[subject.device] if subject.device.type == "cuda" else []
+            ),
+            subject.preserved(),
+        ):
             yield
     finally:
         with torch.no_grad():
             for buffer, before in buffers:
-                if not _equal(buffer, before):  # a copy into a buffer that a live graph has saved would break that graph's backward pass
+                # a copy into a buffer that a live graph has saved would break that graph's backward
+                # pass
+                if not _equal(buffer, before):
                     buffer.copy_(before)
         subject.release_cached_memory()
 
@@ -68,21 +78,28 @@ def rounds(subject: Timed, budget_s: float, least: int, most: int) -> Iterator[i
 
 @contextmanager
 def stopwatch(subject: Timed, contention_free: bool = True) -> Iterator[list[float]]:
-    """Yields a list, and appends the seconds of the block to it; less the run-queue delay of the training thread where `contention_free`.
+    """Yields a list, and appends the seconds of the block to it; less the run-queue delay of the
+    training thread where `contention_free`.
 
-    On a GPU nothing is subtracted: while the thread waits for a core, the device continues with the queued work.
+    On a GPU nothing is subtracted: while the thread waits for a core, the device continues with the
+    queued work.
     """
     times: list[float] = []
     synchronize(subject)
     start, runq = now(), subject.breakdown.times.runq_s()
     yield times
     synchronize(subject)
-    delay = subject.breakdown.times.runq_s() - runq if contention_free and subject.device.type == "cpu" else 0.0
+    delay = (
+        subject.breakdown.times.runq_s() - runq
+        if contention_free and subject.device.type == "cpu"
+        else 0.0
+    )
     times.append(max(1e-9, now() - start - delay))
 
 
 def timed_pass(subject: Subject, batch: Any, contention_free: bool = True) -> float:
-    """Seconds of one forward and backward pass (see `stopwatch`), without communication: another probe measures that."""
+    """Seconds of one forward and backward pass (see `stopwatch`), without communication: another
+    probe measures that."""
     with subject.silence(), stopwatch(subject, contention_free) as times:
         subject.run_pass(batch)
     subject.drop_gradients()
@@ -98,7 +115,8 @@ def synchronize(subject: Timed) -> None:
 
 
 def half_width(values: list[float]) -> float:
-    """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample); 1.0 for fewer than two values."""
+    """Twice the standard error of the median (1.25 sigma / sqrt n for a normal sample); 1.0 for
+    fewer than two values."""
     if len(values) < 2:
         return 1.0
     mean = sum(values) / len(values)
@@ -107,19 +125,21 @@ def half_width(values: list[float]) -> float:
 
 
 def refuse_compiled(knobs: Knobs, what: str) -> None:
-    """Raises ProbeError where `what` would compile the model again: tens of seconds, on a GPU minutes; and later steps may run on the new kernels."""
+    """Raises ProbeError where `what` would compile the model again: tens of seconds, on a GPU
+    minutes; and later steps may run on the new kernels."""
     if knobs.get("torch_compile", "off") != "off":
         raise ProbeError(f"the model is compiled, and {what} would compile it again")
 
 
-# --- passes on the last batch (P1, P2) ----------------------------------------------------------------------
+# --- passes on the last batch (P1, P2) ------------------------------------------------------------
 
 ELASTICITY_BUDGET_S = 1.8
 MIN_ROUNDS = 2
 
 
 def cached_batch(subject: Subject) -> Signals:
-    """P1: forward and backward on a batch that is already on the device: the cost of a step without input."""
+    """P1: forward and backward on a batch that is already on the device: the cost of a step without
+    input."""
     batch = subject.batch
     times: list[float] = []
     with untouched(subject):
@@ -131,8 +151,9 @@ def cached_batch(subject: Subject) -> Signals:
 
 
 def batch_elasticity(subject: Subject) -> Signals:
-    """P2: one forward and backward pass at 1x, 2x and 4x the batch, in turn, until the budget is used. In a program that waits meanwhile 4x is left
-    out where its passes take long. Where twice the batch does not fit into memory, that is the only figure: a factor of 1."""
+    """P2: one forward and backward pass at 1x, 2x and 4x the batch, in turn, until the budget is
+    used. In a program that waits meanwhile 4x is left out where its passes take long. Where twice
+    the batch does not fit into memory, that is the only figure: a factor of 1."""
     import torch
 
     refuse_compiled(subject.knobs, "other batch sizes")
@@ -140,42 +161,68 @@ def batch_elasticity(subject: Subject) -> Signals:
     times: dict[int, list[float]] = {1: [], 2: [], 4: []}
     with untouched(subject):
         pass_s = timed_pass(subject, batch)
-        factors = [factor for factor in factors_in_time(pass_s, subject.longest_hold_s) if factor == 1 or subject.make_room(factor)]
+        factors = [
+            factor
+            for factor in factors_in_time(pass_s, subject.longest_hold_s)
+            if factor == 1 or subject.make_room(factor)
+        ]
         batches = {factor: subject.repeated(batch, factor) for factor in factors}
         for index in rounds(subject, ELASTICITY_BUDGET_S, MIN_ROUNDS + 1, 26):
             if 2 not in batches and subject.world.size == 1:
                 break
-            for factor in batches if index else [factor for factor in batches if factor > 1]:  # 1x has run already
+            # 1x has run already
+            for factor in batches if index else [factor for factor in batches if factor > 1]:
                 try:
                     seconds = timed_pass(subject, batches[factor])
                 except torch.OutOfMemoryError:
                     subject.release_cached_memory()
-                    batches = {smaller: repeated for smaller, repeated in batches.items() if smaller < factor}
+                    batches = {
+                        smaller: repeated
+                        for smaller, repeated in batches.items()
+                        if smaller < factor
+                    }
                     break
                 if index:  # the first pass of a size allocates
                     times[factor].append(seconds)
     if 2 not in batches:  # only now: other processes may still be in their rounds
-        return {"probe.batch_factor": Signal(1.0, "x", "probe P2: twice the batch does not fit into memory")}
+        return {
+            "probe.batch_factor": Signal(
+                1.0, "x", "probe P2: twice the batch does not fit into memory"
+            )
+        }
     largest = max(batches)
-    ratios = [many / (largest * single) for single, many in zip(times[1], times[largest], strict=False)]
+    ratios = [
+        many / (largest * single) for single, many in zip(times[1], times[largest], strict=False)
+    ]
     signals = {
-        f"probe.pass_{factor}x_s": Signal(median(times[factor]), "s", f"probe P2, median of {len(times[factor])}") for factor in batches
+        f"probe.pass_{factor}x_s": Signal(
+            median(times[factor]), "s", f"probe P2, median of {len(times[factor])}"
+        )
+        for factor in batches
     }
     source = f"probe P2: t({largest}b) / {largest} t(b), n={len(ratios)}{subject.pass_note}"
     signals["probe.batch_cost_ratio"] = Signal(median(ratios), "ratio", source)
-    signals["probe.batch_cost_spread"] = Signal(half_width(ratios), "ratio", "probe P2: 2 standard errors of that median")
-    fits = "" if subject.longest_hold_s == float("inf") else " into memory, and whose passes fit into the time of the probe"
-    signals["probe.batch_factor"] = Signal(largest, "x", f"probe P2: largest factor that fits{fits}")
+    signals["probe.batch_cost_spread"] = Signal(
+        half_width(ratios), "ratio", "probe P2: 2 standard errors of that median"
+    )
+    fits = (
+        ""
+        if subject.longest_hold_s == float("inf")
+        else " into memory, and whose passes fit into the time of the probe"
+    )
+    signals["probe.batch_factor"] = Signal(
+        largest, "x", f"probe P2: largest factor that fits{fits}"
+    )
     return signals
 
 
 def factors_in_time(pass_s: float, longest_hold_s: float) -> tuple[int, ...]:
-    """The factors of P2 for a pass of `pass_s` seconds: 4x only where a first pass at 2x and 4x, and MIN_ROUNDS rounds of all, take no longer than
-    `longest_hold_s`."""
+    """The factors of P2 for a pass of `pass_s` seconds: 4x only where a first pass at 2x and 4x,
+    and MIN_ROUNDS rounds of all, take no longer than `longest_hold_s`."""
     return (1, 2, 4) if pass_s * (2 + 4 + MIN_ROUNDS * (1 + 2 + 4)) <= longest_hold_s else (1, 2)
 
 
-# --- the cost of launches (P9) ------------------------------------------------------------------------------
+# --- the cost of launches (P9) --------------------------------------------------------------------
 
 LAUNCH_BUDGET_S = 1.0
 CYCLES_PER_S = 3e9
@@ -190,9 +237,11 @@ def needs_gpu(subject: Timed) -> None:
 
 
 def launch(subject: Subject) -> Signals:
-    """P9: the host's time to issue a forward and backward pass, the time of the pass, and the GPU's time when all work is issued beforehand.
+    """P9: the host's time to issue a forward and backward pass, the time of the pass, and the GPU's
+    time when all work is issued beforehand.
 
-    A full launch queue makes the host wait for the GPU. Then the second and the third figure are alike, and no rule fires.
+    A full launch queue makes the host wait for the GPU. Then the second and the third figure are
+    alike, and no rule fires.
     """
     needs_gpu(subject)
     batch = subject.batch
@@ -218,9 +267,15 @@ def launch(subject: Subject) -> Signals:
             alone.append(_behind_a_wait(subject, one_pass, wait_s))
     source = f"probe P9, median of {len(whole)} passes"
     return {
-        "probe.issue_s": Signal(median(issue), "s", f"{source}: until the host has issued all of it"),
+        "probe.issue_s": Signal(
+            median(issue), "s", f"{source}: until the host has issued all of it"
+        ),
         "probe.pass_s": Signal(median(whole), "s", source),
-        "probe.pass_gpu_s": Signal(median(alone), "s", f"probe P9, median of {len(alone)}: on the GPU, all issued beforehand"),
+        "probe.pass_gpu_s": Signal(
+            median(alone),
+            "s",
+            f"probe P9, median of {len(alone)}: on the GPU, all issued beforehand",
+        ),
     }
 
 

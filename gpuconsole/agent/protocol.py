@@ -1,8 +1,10 @@
-"""Plain data that the agent exchanges with the console: steps, messages, commands, and the words for what failed.
+"""Plain data that the agent exchanges with the console: steps, messages, commands, and the words
+for what failed.
 
-The console imports these types from here, and nothing else of the agent. This module needs the standard library only, because the agent also runs where
-gpuconsole is not installed. The events of the console are in `gpuconsole.wire.events`: `tests/agent/test_protocol.py` checks that the agent's messages have
-their fields.
+The console imports these types from here, and nothing else of the agent. This module needs the
+standard library only, because the agent also runs where gpuconsole is not installed. The events of
+the console are in `gpuconsole.wire.events`: `tests/agent/test_protocol.py` checks that the agent's
+messages have their fields.
 """
 
 from __future__ import annotations
@@ -12,11 +14,32 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other", "loss", "generation")
-"""The exclusive parts of a step; their times sum to the wall time of the step. A mark names a phase by its index here, and a recording stores the parts in
-this order, so a new part must come last."""
+PHASES = (
+    "data_wait",
+    "h2d",
+    "forward",
+    "backward",
+    "optimizer",
+    "comm",
+    "logging",
+    "checkpoint",
+    "eval",
+    "other",
+    "loss",
+    "generation",
+)
+"""The exclusive parts of a step; their times sum to the wall time of the step. A mark names a phase
+by its index here, and a recording stores the parts in this order, so a new part must come last."""
 
-COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "other")
+COLLECTIVE_KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send_recv",
+    "other",
+)
 
 COUNTS, SETTLING, PROBE = 0, 1, 2
 """Kinds of a step: it counts; it follows a change or a pause; it belongs to a probe."""
@@ -24,12 +47,14 @@ COUNTS, SETTLING, PROBE = 0, 1, 2
 Value: TypeAlias = bool | int | float | str
 Knobs: TypeAlias = dict[str, Value]
 Message: TypeAlias = dict[str, Any]
-"""An event on the wire. The key `event` holds its tag, the key `t` its time in seconds on CLOCK_MONOTONIC."""
+"""An event on the wire. The key `event` holds its tag, the key `t` its time in seconds on
+CLOCK_MONOTONIC."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One number that a probe measured. `source` names the clock or counter, and the number of readings where it matters."""
+    """One number that a probe measured. `source` names the clock or counter, and the number of
+    readings where it matters."""
 
     value: float
     unit: str
@@ -37,9 +62,11 @@ class Signal:
 
 
 class MarkedStep(NamedTuple):
-    """One step: its start, and for each mark the phase that ended there and the time. All times in seconds on CLOCK_MONOTONIC.
+    """One step: its start, and for each mark the phase that ended there and the time. All times in
+    seconds on CLOCK_MONOTONIC.
 
-    `runq`: cumulative run-queue seconds of the training thread, at the start and at each mark; empty where they were not read.
+    `runq`: cumulative run-queue seconds of the training thread, at the start and at each mark;
+    empty where they were not read.
     """
 
     index: int  # type: ignore[assignment]  # hides the method tuple.index
@@ -55,11 +82,15 @@ class MarkedStep(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One exchange of gradients that DistributedDataParallel has timed itself: see hooks/evidence/communication.py. All times in seconds.
+    """One exchange of gradients that DistributedDataParallel has timed itself: see
+    hooks/evidence/communication.py. All times in seconds.
 
-    `model`: the number of the DDP module in this process. `iteration`: DDP's own count of exchanges from 1, the same in all processes. `step`: the step
-    before which it was read. `forward_s`: from the start of the forward pass to the first gradient; 0 where this pass also waits for the buffers of process 0. `compute_s`: from there to the last gradient.
-    `comm_s`: from the start of the first bucket's exchange to the end of the last one's. `exposed_s`: from the last gradient to that end.
+    `model`: the number of the DDP module in this process. `iteration`: DDP's own count of exchanges
+    from 1, the same in all processes. `step`: the step before which it was read. `forward_s`: from
+    the start of the forward pass to the first gradient; 0 where this pass also waits for the
+    buffers of process 0. `compute_s`: from there to the last gradient. `comm_s`: from the start of
+    the first bucket's exchange to the end of the last one's. `exposed_s`: from the last gradient to
+    that end.
     """
 
     model: int
@@ -72,7 +103,8 @@ class Exchange(NamedTuple):
 
 
 class CollectiveKind(NamedTuple):
-    """Sums over the collectives of one kind. `bytes`: of their data. `timed`: the collectives whose duration is known. `seconds`: the sum of these durations."""
+    """Sums over the collectives of one kind. `bytes`: of their data. `timed`: the collectives whose
+    duration is known. `seconds`: the sum of these durations."""
 
     kind: str
     calls: int
@@ -82,8 +114,10 @@ class CollectiveKind(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """One call of a collective. `size`: processes of the group; 0: not known. `sequence`: the group's own count, the same in all its processes. `kind`: its place in
-    COLLECTIVE_KINDS. `at_us`: microseconds on the host's clock (CLOCK_REALTIME). `lasts_s`: on the GPU; 0: not known."""
+    """One call of a collective. `size`: processes of the group; 0: not known. `sequence`: the
+    group's own count, the same in all its processes. `kind`: its place in COLLECTIVE_KINDS.
+    `at_us`: microseconds on the host's clock (CLOCK_REALTIME). `lasts_s`: on the GPU; 0: not
+    known."""
 
     group: str
     size: int
@@ -95,7 +129,8 @@ class Arrival(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """What a read of torch's record of collectives has given. `kinds`: the calls of `steps` steps. `reason`: why there are none."""
+    """What a read of torch's record of collectives has given. `kinds`: the calls of `steps` steps.
+    `reason`: why there are none."""
 
     steps: int
     kinds: list[CollectiveKind]
@@ -103,33 +138,36 @@ class Collectives(NamedTuple):
     reason: str
 
 
-# --- messages to the console --------------------------------------------------------------------------------
+# --- messages to the console ----------------------------------------------------------------------
 
 
 def message(tag: str, t: float, /, **fields: Any) -> Message:
-    """The event with this tag, at `t`. `fields` are those of its class in `gpuconsole.wire.events`; a field with a default may be absent."""
+    """The event with this tag, at `t`. `fields` are those of its class in `gpuconsole.wire.events`;
+    a field with a default may be absent."""
     return {"event": tag, "t": t, **fields}
 
 
 def encode(message: Message) -> bytes:
-    """`message` as one JSON line, without the newline; a Signal becomes an object with its fields. A faster encoder may take its place: see
-    `Channel`."""
+    """`message` as one JSON line, without the newline; a Signal becomes an object with its fields.
+    A faster encoder may take its place: see `Channel`."""
     return json.dumps(message, separators=(",", ":"), default=asdict).encode()
 
 
 class Channel(Protocol):
-    """The connection to the console. It must not block: what a full pipe has no room for is dropped and counted, or waits."""
+    """The connection to the console. It must not block: what a full pipe has no room for is dropped
+    and counted, or waits."""
 
     dropped: int
 
     def send(self, message: Message, /) -> None: ...
 
     def flush(self) -> bool:
-        """Send what waits, as far as the pipe has room. Returns whether nothing waits any longer."""
+        """Send what waits, as far as the pipe has room. Returns whether nothing waits any
+        longer."""
         ...
 
 
-# --- commands from the console ------------------------------------------------------------------------------
+# --- commands from the console --------------------------------------------------------------------
 
 PREPARE, UNDO = "prepare", "undo"
 """Stages of a change that several processes make before one step."""
@@ -139,9 +177,11 @@ PREPARE, UNDO = "prepare", "undo"
 class SetKnobs:
     """Change live knobs between two steps. Later steps carry `arm`. Answered by KnobsSet.
 
-    `at_step`: a user's job makes the change before this step, or answers that it is too late; 0: the next step.
-    `numerics`: the user has agreed to changes that alter the numbers of the user's own job. `loader`: to workers that load ahead, from copies of the dataset.
-    `stage`: in a job of several processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before.
+    `at_step`: a user's job makes the change before this step, or answers that it is too late; 0:
+    the next step.
+    `numerics`: the user has agreed to changes that alter the numbers of the user's own job.
+    `loader`: to workers that load ahead, from copies of the dataset. `stage`: in a job of several
+    processes, PREPARE: get ready, and change nothing yet; UNDO: bring back the values from before.
     """
 
     request: int
@@ -163,8 +203,9 @@ class RunProbe:
 
 @dataclass(frozen=True)
 class Profile:
-    """Run `steps` steps under the profiler. The trace goes, gzipped, to the path `keep`. In a user's job of several processes, only
-    the process `rank` is profiled, from the step `at_step` on. The other processes wait for that process. The steps in which they wait do not count."""
+    """Run `steps` steps under the profiler. The trace goes, gzipped, to the path `keep`. In a
+    user's job of several processes, only the process `rank` is profiled, from the step `at_step`
+    on. The other processes wait for that process. The steps in which they wait do not count."""
 
     request: int
     steps: int
@@ -175,7 +216,8 @@ class Profile:
 
 @dataclass(frozen=True)
 class Pause:
-    """Stop between two steps until Resume, so that another worker has the device to itself. Answered by Paused."""
+    """Stop between two steps until Resume, so that another worker has the device to itself.
+    Answered by Paused."""
 
     request: int = 0
 
@@ -191,17 +233,20 @@ class Stop:
 
 
 Command: TypeAlias = SetKnobs | RunProbe | Profile | Pause | Resume | Stop
-COMMANDS: dict[str, type[Command]] = {kind.__name__.lower(): kind for kind in (SetKnobs, RunProbe, Profile, Pause, Resume, Stop)}
+COMMANDS: dict[str, type[Command]] = {
+    kind.__name__.lower(): kind for kind in (SetKnobs, RunProbe, Profile, Pause, Resume, Stop)
+}
 """Commands by their tag on the wire, which stands under the key `command`."""
 
 
 def command_of(fields: Mapping[str, Any]) -> Command:
-    """The command that a decoded JSON line holds. Raises KeyError for an unknown tag, TypeError for other fields."""
+    """The command that a decoded JSON line holds. Raises KeyError for an unknown tag, TypeError for
+    other fields."""
     rest = dict(fields)
     return COMMANDS[rest.pop("command")](**rest)
 
 
-# --- why something failed, in words for the user -------------------------------------------------------------
+# --- why something failed, in words for the user --------------------------------------------------
 
 UNEXPECTED = "an unexpected error"
 
@@ -211,8 +256,8 @@ class PlainError(RuntimeError):
 
 
 def reason(problem: BaseException) -> str:
-    """Say in one line why something failed, without the name of an exception class. If the message alone says nothing, as for a missing key, the line calls
-    the error unexpected."""
+    """Say in one line why something failed, without the name of an exception class. If the message
+    alone says nothing, as for a missing key, the line calls the error unexpected."""
     lines = str(problem).strip().splitlines()
     if not lines:
         return UNEXPECTED

@@ -11,10 +11,23 @@ from typing import Any, Protocol
 from .clock import now
 from .loop import Loop
 from .probes import ProbeError
-from .protocol import Channel, Command, Pause, PlainError, Profile, Resume, RunProbe, SetKnobs, Stop, Value, message, reason
+from .protocol import (
+    Channel,
+    Command,
+    Pause,
+    PlainError,
+    Profile,
+    Resume,
+    RunProbe,
+    SetKnobs,
+    Stop,
+    Value,
+    message,
+    reason,
+)
 from .world import World
 
-# --- commands wait until the training thread takes them ------------------------------------------------------
+# --- commands wait until the training thread takes them -------------------------------------------
 
 POLL_EVERY_S = 0.05
 MAX_SKIPPED = 64
@@ -41,8 +54,9 @@ class Inbox:
 class LockstepInbox(Inbox):
     """The leader's commands, given to every process of a world at the same poll.
 
-    A poll takes a broadcast (0.1 to 0.3 ms on loopback). So most polls are skipped: at each broadcast the leader sends the number of polls
-    to skip, such that a broadcast happens about every 50 ms. All processes poll once a step, hence they agree on the count.
+    A poll takes a broadcast (0.1 to 0.3 ms on loopback). So most polls are skipped: at each
+    broadcast the leader sends the number of polls to skip, such that a broadcast happens about
+    every 50 ms. All processes poll once a step, hence they agree on the count.
     """
 
     def __init__(self, world: World) -> None:
@@ -71,28 +85,39 @@ class LockstepInbox(Inbox):
         return skip
 
 
-# --- when steps are sent -------------------------------------------------------------------------------------
+# --- when steps are sent --------------------------------------------------------------------------
 
 SEND_EVERY_S = 0.25
-"""The period of a run that is new or has just received a command: findings wait for the messages. A message takes 0.3 to 0.5 ms of the
-training thread between two steps, which is 0.1 to 0.2 % of its time."""
+"""The period of a run that is new or has just received a command: findings wait for the messages. A
+message takes 0.3 to 0.5 ms of the training thread between two steps, which is 0.1 to 0.2 % of its
+time."""
 
 LOW_RATE_EVERY_S = 0.5
 """The period of a run without commands: the period at which the console paints its screen."""
 
 LOW_RATE_AFTER_S = 20.0
-"""Time from the first message, or from the first message after a command, to the low rate. A run's first findings appear earlier."""
+"""Time from the first message, or from the first message after a command, to the low rate. A run's
+first findings appear earlier."""
 
 TRIAL_EVERY_S = 0.05
-"""The period within a trial. A block takes 0.35 s and more, so a quarter of a second between its end and the message would make it half as
-long again. At 0.3 to 0.5 ms a message this takes about 1 % of the time of both sides of the trial."""
+"""The period within a trial. A block takes 0.35 s and more, so a quarter of a second between its
+end and the message would make it half as long again. At 0.3 to 0.5 ms a message this takes about
+1 % of the time of both sides of the trial."""
 
 
 class Reporter:
     """Sends the account's steps at a rate that depends on what happens."""
 
-    def __init__(self, loop: Loop, channel: Channel, rank: int = 0, every_s: float | None = None, low_rate_s: float | None = None) -> None:
-        """`every_s`: the period outside a trial. `low_rate_s`: the period at the low rate. None: SEND_EVERY_S, LOW_RATE_EVERY_S."""
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        rank: int = 0,
+        every_s: float | None = None,
+        low_rate_s: float | None = None,
+    ) -> None:
+        """`every_s`: the period outside a trial. `low_rate_s`: the period at the low rate. None:
+        SEND_EVERY_S, LOW_RATE_EVERY_S."""
         self._loop = loop
         self._channel = channel
         self._rank = rank
@@ -101,14 +126,16 @@ class Reporter:
         self._sending_s = 0.0
         self.sent_t = now()
         self.active_since: float | None = None
-        """The time of the first message since the start or since the last command; None before that message."""
+        """The time of the first message since the start or since the last command; None before that
+        message."""
 
     def due(self) -> bool:
         """Whether it is time for a message."""
         return now() - self.sent_t >= self._period_s()
 
     def send(self) -> None:
-        """Send the steps since the last message. The cost counts as overhead, and lies in the phase `other` of the next step."""
+        """Send the steps since the last message. The cost counts as overhead, and lies in the phase
+        `other` of the next step."""
         start = now()
         account = self._loop.breakdown
         self._channel.send(
@@ -138,7 +165,7 @@ class Reporter:
         return self._low_rate_s if self._loop.breakdown.low_rate else self._every_s
 
 
-# --- commands and answers ------------------------------------------------------------------------------------
+# --- commands and answers -------------------------------------------------------------------------
 
 PAUSED = "the worker is paused"
 FULL_PIPE_S = 0.01
@@ -158,10 +185,12 @@ class Profiler(Protocol):
 
 
 class Service:
-    """Serves the console on behalf of one loop. In a world of several processes each has a Service; the leader's answers for all.
+    """Serves the console on behalf of one loop. In a world of several processes each has a Service;
+    the leader's answers for all.
 
-    `announce` sends what the workload says of itself under its present knobs; it is called in the leader only, at the start and after a
-    change. `profiler` makes the profiler at its first use; without it profiler windows are refused. `max_steps` 0: no limit.
+    `announce` sends what the workload says of itself under its present knobs; it is called in the
+    leader only, at the start and after a change. `profiler` makes the profiler at its first use;
+    without it profiler windows are refused. `max_steps` 0: no limit.
 
         service.begin()
         while service.between_steps():
@@ -197,7 +226,8 @@ class Service:
         self._loop.breakdown.restart()
 
     def between_steps(self) -> bool:
-        """Send what is due and serve the commands that have come. Returns whether another step follows."""
+        """Send what is due and serve the commands that have come. Returns whether another step
+        follows."""
         account = self._loop.breakdown
         if account.index and self.reporter.due():
             self.reporter.send()
@@ -233,10 +263,12 @@ class Service:
             self._wait_for_resume(command)
         elif isinstance(command, Resume):
             self._loop.set_variant(command.arm)
-        self.reporter.leave_low_rate()  # from the command's end on, because the command may have taken long
+        # from the command's end on, because the command may have taken long
+        self.reporter.leave_low_rate()
 
     def _set_knobs(self, command: SetKnobs) -> None:
-        """Answers once a first step has run with the change. A change that does not work is refused, and the run continues as before."""
+        """Answers once a first step has run with the change. A change that does not work is
+        refused, and the run continues as before."""
         loop, error = self._loop, None
         before, arm, first = dict(loop.knobs), loop.arm, loop.breakdown.index
         try:
@@ -246,14 +278,25 @@ class Service:
                 self._announce()
         except Exception as problem:  # whatever torch objects to is the answer
             error = explain(problem, loop.knobs)
-        failed = {rank: text for rank, text in enumerate(self._world.gather(error)) if text is not None}
-        error = next((text if len(failed) == self._world.size else f"rank {rank}: {text}" for rank, text in failed.items()), None)
+        failed = {
+            rank: text for rank, text in enumerate(self._world.gather(error)) if text is not None
+        }
+        error = next(
+            (
+                text if len(failed) == self._world.size else f"rank {rank}: {text}"
+                for rank, text in failed.items()
+            ),
+            None,
+        )
         if error is None and loop.exchanges:
             loop.step()
             self._announce()
         elif error is not None:
             self._release_memory()
-            loop.set_knobs({name: value for name, value in before.items() if loop.knobs.get(name) != value}, arm)
+            loop.set_knobs(
+                {name: value for name, value in before.items() if loop.knobs.get(name) != value},
+                arm,
+            )
             if loop.exchanges:
                 loop.recover()
             first = loop.breakdown.index
@@ -262,8 +305,8 @@ class Service:
         loop.breakdown.restart()
 
     def _release_memory(self) -> None:
-        """After an error: free the tensors of the pass that broke off. The exception and its frames may refer to each other, so call this after the
-        `except` block."""
+        """After an error: free the tensors of the pass that broke off. The exception and its frames
+        may refer to each other, so call this after the `except` block."""
         gc.collect()
         self._loop.release_cached_memory()
 
@@ -275,7 +318,8 @@ class Service:
                 if not loop.probes:
                     raise ProbeError("this run trains nothing: there is no pass to probe")
                 signals = loop.probes[command.probe]()
-            except Exception as problem:  # a probe must not end the run; what went wrong is the answer
+            except Exception as problem:
+                # a probe must not end the run; what went wrong is the answer
                 error = explain(problem, loop.knobs)
             if error is not None:
                 self._release_memory()
@@ -284,7 +328,14 @@ class Service:
             loop.recover()
         loop.breakdown.finish()
         self.reporter.send()
-        self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=now() - start)
+        self._answer(
+            "probedone",
+            request=command.request,
+            probe=command.probe,
+            signals=signals or {},
+            error=error,
+            cost_s=now() - start,
+        )
         loop.settle()
 
     def _profile(self, command: Profile) -> None:
@@ -296,7 +347,8 @@ class Service:
             self._profiler.take(command)
 
     def _wait_for_resume(self, command: Command) -> None:
-        """`serve` has waited for the device; nothing else bounds how far the host is ahead of it."""
+        """`serve` has waited for the device; nothing else bounds how far the host is ahead of
+        it."""
         self._loop.release_cached_memory()  # the other side of a trial may need it
         self._world.gather(None)  # each of the processes has come as far
         while True:
@@ -312,9 +364,17 @@ class Service:
                 self._loop.set_variant(command.arm)
                 break
             if isinstance(command, SetKnobs):
-                self._answer("knobsset", request=command.request, step=0, knobs=self._loop.knobs, error=PAUSED)
+                self._answer(
+                    "knobsset",
+                    request=command.request,
+                    step=0,
+                    knobs=self._loop.knobs,
+                    error=PAUSED,
+                )
             elif isinstance(command, RunProbe):
-                self._answer("probedone", request=command.request, probe=command.probe, error=PAUSED)
+                self._answer(
+                    "probedone", request=command.request, probe=command.probe, error=PAUSED
+                )
             elif isinstance(command, Profile):
                 self._answer("profiled", request=command.request, error=PAUSED)
         self._loop.settle()
@@ -328,7 +388,12 @@ class Service:
             self._announce_workload()
 
 
-MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "DefaultCPUAllocator")
+MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "DefaultCPUAllocator",
+)
 """How torch and the system name a lack of memory."""
 
 

@@ -1,11 +1,14 @@
 """The step breakdown: divides the wall time of each step into exclusive phases that sum to it.
 
-The loop calls `mark(phase)` at the end of a phase; the time since the mark before belongs to that phase. Steps are contiguous: the time
-between two steps (messages, commands) counts as `other` of the later step.
-On CUDA a mark records an event in the stream, and the events are read some steps later, without synchronisation. The stream's own timeline
-then shows the exposed time of each phase: overlap is already subtracted.
+The loop calls `mark(phase)` at the end of a phase; the time since the mark before belongs to that
+phase. Steps are contiguous: the time between two steps (messages, commands) counts as `other` of
+the later step.
+On CUDA a mark records an event in the stream, and the events are read some steps later, without
+synchronisation. The stream's own timeline then shows the exposed time of each phase: overlap is
+already subtracted.
 
-The median has a function here, because `import torch` does not load Python's `statistics`, and a program may have a `statistics.py` of its own.
+The median has a function here, because `import torch` does not load Python's `statistics`, and a
+program may have a `statistics.py` of its own.
 """
 
 from __future__ import annotations
@@ -33,32 +36,39 @@ def median(values: Iterable[float]) -> float:
 
 
 DATA_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMM, LOGGING, CHECKPOINT, EVAL, OTHER = range(10)
-"""The phases that our own loop marks, as indices of PHASES. Its loss is a part of the forward pass."""
+"""The phases that our own loop marks, as indices of PHASES. Its loss is a part of the forward
+pass."""
 USUAL_OF = 31
 """Steps whose median duration is the usual one."""
 MAX_SKIPPED = 16
-"""Most steps without a run-queue reading at the start of a timeline: after a change of knobs the duration of a step is unknown."""
+"""Most steps without a run-queue reading at the start of a timeline: after a change of knobs the
+duration of a step is unknown."""
 SAMPLE_SPAN_S = 0.16
-"""Mean time between two steps with run-queue readings. At every mark of every step they took 378 µs a step; a sampled step takes 0.2 ms.
-The gaps are random, so that they cannot coincide with `save_every` or `log_every`."""
+"""Mean time between two steps with run-queue readings. At every mark of every step they took 378 µs
+a step; a sampled step takes 0.2 ms. The gaps are random, so that they cannot coincide with
+`save_every` or `log_every`."""
 LOW_RATE_SAMPLE_SPAN_S = 0.32
 """The same at the low rate (see `reporter`)."""
 MAX_AHEAD_S = 0.3
-"""Seconds of work that may be queued at the end of a step; one step may always be queued. The launch queue of CUDA takes about 1000 kernels,
-which may be seconds of work. A command waits for all of it, and so does each switch between the sides of a trial."""
+"""Seconds of work that may be queued at the end of a step; one step may always be queued. The
+launch queue of CUDA takes about 1000 kernels, which may be seconds of work. A command waits for all
+of it, and so does each switch between the sides of a trial."""
 
 
 _new = tuple.__new__
-"""Makes a MarkedStep without a Python call: between two steps, with nothing in a cache, that call takes 3 to 8 µs."""
+"""Makes a MarkedStep without a Python call: between two steps, with nothing in a cache, that call
+takes 3 to 8 µs."""
 
 Moment: TypeAlias = "float | torch.cuda.Event"
 """Seconds on the host clock, or a place in the CUDA stream."""
 
 
 class StepBreakdown:
-    """Times steps on the host clock. `take()` returns the steps since the last call as raw marks; the console adds them up.
+    """Times steps on the host clock. `take()` returns the steps since the last call as raw marks;
+    the console adds them up.
 
-    `sample_all` reads run-queue time on every step: in trials both sides pay the same for it. `low_rate` halves the rate of the readings.
+    `sample_all` reads run-queue time on every step: in trials both sides pay the same for it.
+    `low_rate` halves the rate of the readings.
     """
 
     tag = "markedsteps"
@@ -88,7 +98,8 @@ class StepBreakdown:
     def restart(self) -> None:
         """Begin a new timeline.
 
-        What happened before (a probe, a pause, a change) belongs to no step, and steps may take longer from now on.
+        What happened before (a probe, a pause, a change) belongs to no step, and steps may take
+        longer from now on.
         """
         self._next_sample = min(self._next_sample, self._index + MAX_SKIPPED)
         self._begin(now())
@@ -98,7 +109,8 @@ class StepBreakdown:
         return now()
 
     def mark(self, phase: int, at: Moment | None = None) -> None:
-        """Assign the time since the last mark to `phase`; only the time up to `at` where `at` is not None."""
+        """Assign the time since the last mark to `phase`; only the time up to `at` where `at` is
+        not None."""
         self._ended.append(phase)
         self._times.append(now() if at is None else cast("float", at))
         if self._sampled:
@@ -111,12 +123,32 @@ class StepBreakdown:
         self._times.append(t)
         if self._sampled:
             self._runq.append(self.times.runq_s())
-            usual = median(self._walls)  # of many steps: otherwise bursts of contention would be sampled more often
-            every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
+            # of many steps: otherwise bursts of contention would be sampled more often
+            usual = median(self._walls)
+            every = max(
+                1,
+                round(
+                    (LOW_RATE_SAMPLE_SPAN_S if self.low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)
+                ),
+            )
             self._next_sample = self._index + self._random.randint(1, 2 * every - 1)
-        self.overhead_s += len(self._ended) * (self._sampled_mark_cost_s if self._sampled else self._mark_cost_s)
-        sent = repr(loss) if loss is not None and not math.isfinite(loss) else loss  # JSON has no NaN
-        fields = (self._index, self._start, self._ended, self._times, self._runq, samples, tokens, sent, arm, kind)
+        self.overhead_s += len(self._ended) * (
+            self._sampled_mark_cost_s if self._sampled else self._mark_cost_s
+        )
+        # JSON has no NaN
+        sent = repr(loss) if loss is not None and not math.isfinite(loss) else loss
+        fields = (
+            self._index,
+            self._start,
+            self._ended,
+            self._times,
+            self._runq,
+            samples,
+            tokens,
+            sent,
+            arm,
+            kind,
+        )
         self._done.append(_new(MarkedStep, fields))
         self._index += 1
         self._begin(t)
@@ -128,7 +160,8 @@ class StepBreakdown:
         return done
 
     def fields(self, sending_s: float) -> Message:
-        """The steps since the last call, and cumulative figures of the process. `sending_s`: overhead that this account does not know."""
+        """The steps since the last call, and cumulative figures of the process. `sending_s`:
+        overhead that this account does not know."""
         return {
             "steps": self.take(),
             "cpu_s": self.times.cpu_s(),
@@ -142,7 +175,9 @@ class StepBreakdown:
     def _begin(self, start: float) -> None:
         self._start = start
         self._ended, self._times, self._runq = [], [], []
-        self._sampled = (self.sample_all or self._index >= self._next_sample) and self.times.available
+        self._sampled = (
+            self.sample_all or self._index >= self._next_sample
+        ) and self.times.available
         if self._sampled:
             self._runq.append(self.times.runq_s())
 
@@ -156,7 +191,8 @@ class StepBreakdown:
 
 
 class CudaStepBreakdown(StepBreakdown):
-    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event of the step before."""
+    """Times steps on the timeline of the CUDA stream. The first event of a step is the last event
+    of the step before."""
 
     def __init__(self, times: ThreadTimes) -> None:
         import torch
@@ -166,7 +202,8 @@ class CudaStepBreakdown(StepBreakdown):
         self._free: list[torch.cuda.Event] = []
         self._pending: deque[tuple[MarkedStep, list[torch.cuda.Event]]] = deque()
         self._events: list[torch.cuda.Event] = []
-        self._step_s = MAX_AHEAD_S  # the device's time for the last step that it has done; not known before the first
+        # the device's time for the last step that it has done; not known before the first
+        self._step_s = MAX_AHEAD_S
         super().__init__(times)
 
     def restart(self) -> None:
@@ -193,7 +230,8 @@ class CudaStepBreakdown(StepBreakdown):
                 step_s = max(self._step_s, now() - step.times[-1])
                 if len(self._pending) == 1 or len(self._pending) * step_s < MAX_AHEAD_S:
                     break
-                last.synchronize()  # later steps are queued behind this step, so the device does not become idle
+                # later steps are queued behind this step, so the device does not become idle
+                last.synchronize()
             self._resolve()
 
     def finish(self) -> None:
@@ -207,7 +245,8 @@ class CudaStepBreakdown(StepBreakdown):
         return event
 
     def _resolve(self) -> None:
-        """Write the stream's times into the oldest step; the stream has passed all its events. The step ends when the host ended it."""
+        """Write the stream's times into the oldest step; the stream has passed all its events. The
+        step ends when the host ended it."""
         step, events = self._pending.popleft()
         spans = (before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(events))
         elapsed = list(itertools.accumulate(spans))

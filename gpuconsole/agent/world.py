@@ -1,4 +1,5 @@
-"""The processes that train together. One process leads: it serves the console, and the others do the same as the leader."""
+"""The processes that train together. One process leads: it serves the console, and the others do
+the same as the leader."""
 
 from __future__ import annotations
 
@@ -16,23 +17,27 @@ from .protocol import PlainError
 T = TypeVar("T")
 
 STORE = "GPUCONSOLE_STORE"
-"""The variable with the path of the file by which the processes of one machine find each other. The folder of the file is private."""
+"""The variable with the path of the file by which the processes of one machine find each other. The
+folder of the file is private."""
 
 FOR_EVER = datetime.timedelta(days=30)
 """The time limit of broadcasts: a paused run waits in one."""
 OUTCOME_S = 30.0
 """How long a process whose action failed waits for the outcome of the others."""
 MEET_S = 180.0
-"""How long processes wait for each other at the start. Importing torch takes 3 s, and much longer on a busy machine or over a network."""
+"""How long processes wait for each other at the start. Importing torch takes 3 s, and much longer
+on a busy machine or over a network."""
 ASK_EVERY_S = 0.005
 
 
 class Torn(PlainError):
-    """An action failed in some processes only: they no longer make the same calls, and the run cannot continue."""
+    """An action failed in some processes only: they no longer make the same calls, and the run
+    cannot continue."""
 
 
 class World:
-    """A process without others. All processes of a world must make the collective calls, in the same order."""
+    """A process without others. All processes of a world must make the collective calls, in the
+    same order."""
 
     rank = 0
     size = 1
@@ -53,11 +58,13 @@ class World:
         return [value]
 
     def agree(self, decision: bool) -> bool:
-        """Collective: the leader's decision. What depends on a clock must be decided by one process."""
+        """Collective: the leader's decision. What depends on a clock must be decided by one
+        process."""
         return bool(self.share(decision))
 
     def outcome(self, error: str | None) -> str | None:
-        """Collective: the outcome of an action of all processes, None or what went wrong. Raises Torn where only some processes failed."""
+        """Collective: the outcome of an action of all processes, None or what went wrong. Raises
+        Torn where only some processes failed."""
         return error
 
     def leave(self) -> None:
@@ -71,10 +78,12 @@ def _packed(value: object) -> Any:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads values of Python's own types, and of the classes `plain`. Raises UnpicklingError for all others.
+    """Reads values of Python's own types, and of the classes `plain`. Raises UnpicklingError for
+    all others.
 
-    Another user of the machine may reach the port at which a process waits for the others (gloo has no password), and a pickle can call any
-    function: see "Restricting Globals" in the documentation of pickle.
+    Another user of the machine may reach the port at which a process waits for the others (gloo has
+    no password), and a pickle can call any function: see "Restricting Globals" in the documentation
+    of pickle.
     """
 
     def __init__(self, data: bytes, plain: Mapping[tuple[str, str], type]) -> None:
@@ -88,14 +97,17 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 class ProcessWorld(World):
-    """The processes that train together. Raises RuntimeError or TimeoutError where they do not find each other.
+    """The processes that train together. Raises RuntimeError or TimeoutError where they do not find
+    each other.
 
-    Their ranks are in the environment, as torchrun sets it. They find each other by the file `$GPUCONSOLE_STORE`, or by torchrun's store
-    where that variable is not set. Collective calls run over gloo in a separate group, whatever backend trains.
+    Their ranks are in the environment, as torchrun sets it. They find each other by the file
+    `$GPUCONSOLE_STORE`, or by torchrun's store where that variable is not set. Collective calls run
+    over gloo in a separate group, whatever backend trains.
     """
 
     def __init__(self, backend: str, leading: bool, plain: Collection[type] = ()) -> None:
-        """`leading`: this process has a console. `plain`: the classes of values that the processes exchange, in addition to Python's own."""
+        """`leading`: this process has a console. `plain`: the classes of values that the processes
+        exchange, in addition to Python's own."""
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
@@ -108,17 +120,22 @@ class ProcessWorld(World):
             self._store, rank, size = next(rendezvous("env://"))
         self._meet(rank, size)
         self._calls = self._outcomes = 0
-        dist.init_process_group(backend, store=PrefixStore("processes", self._store), rank=rank, world_size=size)
+        dist.init_process_group(
+            backend, store=PrefixStore("processes", self._store), rank=rank, world_size=size
+        )
         self._talk = dist.new_group(backend="gloo", timeout=FOR_EVER)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         consoles = self.gather(leading)
         if not any(consoles):
-            raise RuntimeError("no process of this job has a console: start it on one node by `gpuconsole run`")
+            raise RuntimeError(
+                "no process of this job has a console: start it on one node by `gpuconsole run`"
+            )
         self.leader = consoles.index(True)
 
     def _meet(self, rank: int, size: int) -> None:
-        """Wait for all processes. A process group would wait for half an hour, and its error would not name the missing processes."""
+        """Wait for all processes. A process group would wait for half an hour, and its error would
+        not name the missing processes."""
         self._store.set(f"here/{rank}", "")
         deadline, missing = time.monotonic() + MEET_S, list(range(size))
         while missing := [rank for rank in missing if not self._store.check([f"here/{rank}"])]:
@@ -149,14 +166,20 @@ class ProcessWorld(World):
         dist.all_gather(lengths, torch.tensor([len(sent)]), group=self._talk)
         longest = int(max(lengths))
         pieces = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(pieces, torch.nn.functional.pad(sent, (0, longest - len(sent))), group=self._talk)
-        return [self._unpacked(piece[: int(length)]) for piece, length in zip(pieces, lengths, strict=True)]
+        dist.all_gather(
+            pieces, torch.nn.functional.pad(sent, (0, longest - len(sent))), group=self._talk
+        )
+        return [
+            self._unpacked(piece[: int(length)])
+            for piece, length in zip(pieces, lengths, strict=True)
+        ]
 
     def _unpacked(self, packed: Any) -> Any:
         return PlainUnpickler(packed.numpy().tobytes(), self._plain).load()
 
     def outcome(self, error: str | None) -> str | None:
-        """Exchanged through the store, which blocks no process: a process that failed may have left the others in the middle of a call."""
+        """Exchanged through the store, which blocks no process: a process that failed may have left
+        the others in the middle of a call."""
         self._outcomes += 1
         keys = [f"outcome/{self._outcomes}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps([self._calls, error]))

@@ -1,4 +1,5 @@
-"""Functions of torch and of other libraries that are a segment of their own: saving, logging, collectives, compiled functions."""
+"""Functions of torch and of other libraries that are a segment of their own: saving, logging,
+collectives, compiled functions."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from .recorder import OWN as OWN_WORK
 from .watch import count_samples, recorder, watch
 
 COLLECTIVES = (
-    "all_reduce all_gather all_gather_into_tensor all_gather_single reduce_scatter_tensor reduce_scatter_single broadcast barrier reduce"
-    " all_gather_object broadcast_object_list"
+    "all_reduce all_gather all_gather_into_tensor all_gather_single reduce_scatter_tensor"
+    " reduce_scatter_single broadcast barrier reduce all_gather_object broadcast_object_list"
 )
 
 
@@ -43,7 +44,8 @@ def _end_call(failed: bool) -> None:
 
 
 def _leave_calls() -> None:
-    """These segments are not ended any longer. Raises RuntimeError where one may be open that could as well be of an optimizer or a backward pass."""
+    """These segments are not ended any longer. Raises RuntimeError where one may be open that could
+    as well be of an optimizer or a backward pass."""
     recorder.drop((ZERO, SAVE, LOG, COMM, WHOLE))
     if OPTIMIZER in recorder.stack or BACKWARD in recorder.stack:
         raise RuntimeError("it failed within an optimizer step or a backward pass")
@@ -62,11 +64,12 @@ def on_torch(module: Any) -> None:
     tracing.use(compiler.is_compiling, module.is_grad_enabled, capturing)
 
 
-# --- torch.compile ------------------------------------------------------------------------------------------
+# --- torch.compile --------------------------------------------------------------------------------
 
 
 class Compiled:
-    """Compiled functions. torch.compile leaves out the hooks of an optimizer that steps within one: the weights then show that a step ended."""
+    """Compiled functions. torch.compile leaves out the hooks of an optimizer that steps within one:
+    the weights then show that a step ended."""
 
     def __init__(self) -> None:
         self.end_step: Callable[[], None] | None = None
@@ -78,7 +81,8 @@ class Compiled:
         self.on_use: Callable[[], None] | None = None
         """Called before one runs."""
         self._first = self._index = self._version = 0
-        """Of the call under way: the segments before it, the number of the step, and the version of the weights."""
+        """Of the call under way: the segments before it, the number of the step, and the version of
+        the weights."""
         self._entered = False
 
     def begin(self, frame: FrameType) -> bool:
@@ -91,7 +95,11 @@ class Compiled:
             return False
         if not recorder.thread and recorder.index:
             return False
-        self._index, self._version, self._entered = recorder.index, weights_version(), recorder.thread != 0
+        self._index, self._version, self._entered = (
+            recorder.index,
+            weights_version(),
+            recorder.thread != 0,
+        )
         if self._entered:
             recorder.enter(COMPILED)
             recorder.passes += 1
@@ -107,8 +115,14 @@ class Compiled:
             if not recorder.thread:
                 return
             recorder.leave()
-        if recorder.index == self._index and self.end_step is not None and (self.stepped or weights_version() != self._version):
-            if self._entered:  # a whole step: its parts are not told apart, also where torch.compile left some of them out
+        if (
+            recorder.index == self._index
+            and self.end_step is not None
+            and (self.stepped or weights_version() != self._version)
+        ):
+            # a whole step: its parts are not told apart, also where torch.compile left some of them
+            # out
+            if self._entered:
                 recorder.join_segments(self._first)
             self.end_step()
 
@@ -119,12 +133,15 @@ def weights_version() -> int:
     for optimizer in watch.alive(watch.optimizers):
         for group in optimizer.param_groups[-1:]:
             parameters = group["params"]
-            version += sum(parameter._version for parameter in parameters[:: 1 + len(parameters) // 4])
+            version += sum(
+                parameter._version for parameter in parameters[:: 1 + len(parameters) // 4]
+            )
     return version
 
 
 def on_dynamo(module: Any) -> None:
-    """Make torch.compile leave out the agent's code: after a graph break it would compile what Python calls at a border."""
+    """Make torch.compile leave out the agent's code: after a graph break it would compile what
+    Python calls at a border."""
     skip = getattr(module, "skip_code", None)
     if skip is not None:
         for code in own_code():
@@ -172,14 +189,27 @@ BORDERS = (
     segment("torch.nn.modules.module", "Module.zero_grad", ZERO, hot=True),
     segment("torch.serialization", "save", SAVE),
     *(segment("torch.distributed.distributed_c10d", name, COMM) for name in COLLECTIVES.split()),
-    *(segment("torch.distributed.checkpoint.state_dict_saver", name, SAVE) for name in ("save", "async_save")),
+    *(
+        segment("torch.distributed.checkpoint.state_dict_saver", name, SAVE)
+        for name in ("save", "async_save")
+    ),
     segment("safetensors.torch", "save_file", SAVE),
-    *(segment("torch.utils.tensorboard.writer", f"SummaryWriter.{name}", LOG) for name in _WRITER.split()),
+    *(
+        segment("torch.utils.tensorboard.writer", f"SummaryWriter.{name}", LOG)
+        for name in _WRITER.split()
+    ),
     segment("tqdm.std", "tqdm.refresh", LOG),
     segment("logging", "Logger.handle", LOG),
     segment("accelerate.optimizer", "AcceleratedOptimizer.step", OPTIMIZER),
     segment("accelerate.optimizer", "AcceleratedOptimizer.zero_grad", ZERO),
     segment("transformers.trainer", "Trainer.compute_loss", WHOLE, hot=True),
-    *(segment(f"{name}.strategies.strategy", "Strategy.training_step", WHOLE, hot=True) for name in _LIGHTNING),
-    *(segment(f"{name}.core.module", f"LightningModule.{call}", LOG) for name in _LIGHTNING for call in ("log", "log_dict")),
+    *(
+        segment(f"{name}.strategies.strategy", "Strategy.training_step", WHOLE, hot=True)
+        for name in _LIGHTNING
+    ),
+    *(
+        segment(f"{name}.core.module", f"LightningModule.{call}", LOG)
+        for name in _LIGHTNING
+        for call in ("log", "log_dict")
+    ),
 )

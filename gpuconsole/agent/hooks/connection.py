@@ -1,6 +1,8 @@
-"""The connection of a process of the job to the console: a socket that the training thread serves between two steps.
+"""The connection of a process of the job to the console: a socket that the training thread serves
+between two steps.
 
-There is no thread: Python 3.12 and newer warn when a process with threads forks, and a program may count its threads.
+There is no thread: Python 3.12 and newer warn when a process with threads forks, and a program may
+count its threads.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 CONNECT_S = 2.0
 REPLACEABLE = ("segments",)
 DOORBELL = "doorbell"
-"""A file of 8 bytes with a counter. The console raises the counter after it has sent a command. A look at the mapped file takes no system
-call. A read of the socket takes 0.1 ms, because the code of the read is in no cache between two steps."""
+"""A file of 8 bytes with a counter. The console raises the counter after it has sent a command. A
+look at the mapped file takes no system call. A read of the socket takes 0.1 ms, because the code of
+the read is in no cache between two steps."""
 
 
 class Connection:
-    """JSON lines over the Unix socket `path`. Sending never blocks. Raises OSError where the console does not answer."""
+    """JSON lines over the Unix socket `path`. Sending never blocks. Raises OSError where the
+    console does not answer."""
 
     def __init__(self, path: str) -> None:
         self.dropped = 0
@@ -35,7 +39,10 @@ class Connection:
         """Whether the program has closed the descriptor of the socket."""
         self._outbox = bytearray()
         self._pending = b""
-        self._doorbell, self._last_count = _mapped(os.path.join(os.path.dirname(path), DOORBELL)), b""
+        self._doorbell, self._last_count = (
+            _mapped(os.path.join(os.path.dirname(path), DOORBELL)),
+            b"",
+        )
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(CONNECT_S)
@@ -47,7 +54,8 @@ class Connection:
             raise
 
     def _connect(self, path: str) -> None:
-        """Connect by way of the folder's descriptor: the address of a Unix socket has at most 107 bytes."""
+        """Connect by way of the folder's descriptor: the address of a Unix socket has at most 107
+        bytes."""
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._socket.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
@@ -57,7 +65,9 @@ class Connection:
     def send(self, message: Message) -> None:
         """Queue `message`, and send as much as the pipe has room for."""
         line = encode(message) + b"\n"
-        if len(self._outbox) + len(line) > (OUTBOX_BYTES if message["event"] in REPLACEABLE else LAST_RESORT_BYTES):
+        if len(self._outbox) + len(line) > (
+            OUTBOX_BYTES if message["event"] in REPLACEABLE else LAST_RESORT_BYTES
+        ):
             self.dropped += 1
             return
         self._outbox += line
@@ -69,11 +79,14 @@ class Connection:
         return bool(self._outbox)
 
     def flush(self) -> bool:
-        """Send what waits, as far as the pipe has room. Returns whether nothing waits any longer."""
+        """Send what waits, as far as the pipe has room. Returns whether nothing waits any
+        longer."""
         if self._outbox and self.is_ours():
             try:
                 while self._outbox:
-                    del self._outbox[: self._socket.send(self._outbox, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)]
+                    del self._outbox[
+                        : self._socket.send(self._outbox, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    ]
             except BlockingIOError:
                 return False
             except OSError:
@@ -81,14 +94,16 @@ class Connection:
         return not self._outbox
 
     def may_have_commands(self) -> bool:
-        """Whether the console may have sent commands since the last call: the counter of the doorbell has changed, or there is no doorbell."""
+        """Whether the console may have sent commands since the last call: the counter of the
+        doorbell has changed, or there is no doorbell."""
         if self._doorbell is None:
             return True
         before, self._last_count = self._last_count, self._doorbell[:]
         return self._last_count != before
 
     def receive(self, put: Callable[[Any], None]) -> None:
-        """Pass on the commands that have come. Sets `gone` where the console has closed the connection."""
+        """Pass on the commands that have come. Sets `gone` where the console has closed the
+        connection."""
         if not self.is_ours():
             return
         try:
@@ -123,7 +138,8 @@ class Connection:
         self.gone, self._doorbell = True, None
 
     def is_ours(self) -> bool:
-        """Whether the descriptor is still our socket. A program may close all descriptors, and another file may have the number then."""
+        """Whether the descriptor is still our socket. A program may close all descriptors, and
+        another file may have the number then."""
         return not self.gone and self._still_ours()
 
     def _still_ours(self) -> bool:

@@ -24,7 +24,8 @@ MAX_KNOWN_ITERATORS = 64
 
 
 class KnownIterator(NamedTuple):
-    """An iterator of the program, its DataLoader, and the place in the program that makes such loaders."""
+    """An iterator of the program, its DataLoader, and the place in the program that makes such
+    loaders."""
 
     iterator: weakref.ref[Any]
     origin: Origin | None
@@ -42,7 +43,8 @@ class Iterators:
         self._known: dict[int, KnownIterator] = {}
         self._most = MAX_KNOWN_ITERATORS
         self.short_epochs = False
-        """Whether the last epoch had few steps: then all steps are marked, and each call of an iterator is seen."""
+        """Whether the last epoch had few steps: then all steps are marked, and each call of an
+        iterator is seen."""
         self._open: tuple[LoaderPlace, float] | None = None
         """Whose batch the training thread asks for, and since when."""
         self._opening: tuple[Any, float] | None = None
@@ -57,9 +59,15 @@ class Iterators:
             origin = belongs_to(iterator, loader)
             watch.note_origin(loader, origin)
         if len(self._known) >= self._most:
-            self._known = {key: known for key, known in self._known.items() if known.iterator() is not None}
+            self._known = {
+                key: known for key, known in self._known.items() if known.iterator() is not None
+            }
             self._most = max(MAX_KNOWN_ITERATORS, 2 * len(self._known))
-        known = KnownIterator(weakref.ref(iterator), origin, loading.place_of(loader if loader is not None else iterator))
+        known = KnownIterator(
+            weakref.ref(iterator),
+            origin,
+            loading.place_of(loader if loader is not None else iterator),
+        )
         self._known[id(iterator)] = known
         watch.add(watch.iterators, iterator)
         return known
@@ -67,7 +75,11 @@ class Iterators:
     def of(self, iterator: Any) -> KnownIterator:
         """What is known of an iterator."""
         known = self._known.get(id(iterator))
-        return known if known is not None and known.iterator() is iterator else self.note(iterator, None)
+        return (
+            known
+            if known is not None and known.iterator() is iterator
+            else self.note(iterator, None)
+        )
 
     def begin_batch(self, frame: FrameType) -> bool:
         """The program asks an iterator for a batch. A loader may ask another one."""
@@ -118,11 +130,17 @@ class Iterators:
             recorder.leave()
 
     def begin_draw(self, frame: FrameType) -> bool:
-        """An iterator asks the sampler for the indices of its first batch: the sampler may sort all samples."""
+        """An iterator asks the sampler for the indices of its first batch: the sampler may sort all
+        samples."""
         if not recorder.thread:
             return False
         opening = self._opening
-        self._drawing = loading.place_of(opening[0]) if opening is not None else self.of(frame.f_locals["self"]).place, now()
+        self._drawing = (
+            loading.place_of(opening[0])
+            if opening is not None
+            else self.of(frame.f_locals["self"]).place,
+            now(),
+        )
         return True
 
     def end_draw(self, failed: bool) -> None:
@@ -133,8 +151,13 @@ class Iterators:
             loading.drawn(drawing[0], now() - drawing[1])
 
     def note_result(self, iterator: Any, batch: Any) -> bool:
-        """Note the size of a batch of the training's loader: the cost of sending a batch follows from its size. Returns whether it is known now."""
-        if loading.batch is None and loading.place is not None and self.of(iterator).place is loading.place:
+        """Note the size of a batch of the training's loader: the cost of sending a batch follows
+        from its size. Returns whether it is known now."""
+        if (
+            loading.batch is None
+            and loading.place is not None
+            and self.of(iterator).place is loading.place
+        ):
             loading.batch = size_of(batch)
         return loading.batch is not None
 
@@ -169,8 +192,18 @@ def iterator_made(frame: FrameType, result: Any) -> None:
 switch.undo_part["data"] = lambda: recorder.drop(range(LOADER, LOADER + LOADERS))
 
 MODULE = "torch.utils.data.dataloader"
-NEXT = Border(MODULE, "_BaseDataLoaderIter.__next__", iterators.begin_batch, iterators.end_batch, "data", hot=True, records=True)
-DRAW = Border(MODULE, "_BaseDataLoaderIter._next_index", iterators.begin_draw, iterators.end_draw, "data")
+NEXT = Border(
+    MODULE,
+    "_BaseDataLoaderIter.__next__",
+    iterators.begin_batch,
+    iterators.end_batch,
+    "data",
+    hot=True,
+    records=True,
+)
+DRAW = Border(
+    MODULE, "_BaseDataLoaderIter._next_index", iterators.begin_draw, iterators.end_draw, "data"
+)
 """Seen from the start of an epoch to its first indices only."""
 BORDERS = (
     NEXT,

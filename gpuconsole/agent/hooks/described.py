@@ -1,4 +1,5 @@
-"""What the agent says of the program: observed knobs, facts about the model, versions, and where objects were made."""
+"""What the agent says of the program: observed knobs, facts about the model, versions, and where
+objects were made."""
 
 from __future__ import annotations
 
@@ -19,29 +20,46 @@ from .structure import structure
 from .watch import cell_of, is_program, module_name, watch
 
 DDP = "DistributedDataParallel"
-FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "fastai", "composer", "trl", "timm")
+FRAMEWORKS = (
+    "transformers",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "deepspeed",
+    "fastai",
+    "composer",
+    "trl",
+    "timm",
+)
 
 
 def script() -> str:
-    """The file that Python runs, without its folder; `-c` or the module's name where there is no file."""
+    """The file that Python runs, without its folder; `-c` or the module's name where there is no
+    file."""
     main = sys.argv[0] if getattr(sys, "argv", None) else ""
     return os.path.basename(main) or "python"
 
 
 def place() -> tuple[int, int]:
-    """Rank and number of processes: as torch.distributed has them once the program has set it up, else as the launcher has set them."""
+    """Rank and number of processes: as torch.distributed has them once the program has set it up,
+    else as the launcher has set them."""
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
     return int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
 
 
-LOOPS = {"transformers.trainer": "transformers", "lightning.pytorch.loops": "lightning", "pytorch_lightning.loops": "lightning"}
+LOOPS = {
+    "transformers.trainer": "transformers",
+    "lightning.pytorch.loops": "lightning",
+    "pytorch_lightning.loops": "lightning",
+}
 """The begins of the names of modules that run a training loop, and their frameworks."""
 
 
 def loop() -> str:
-    """The framework whose loop the present step belongs to; empty for a loop of the program's own. Called on the training thread, between two steps."""
+    """The framework whose loop the present step belongs to; empty for a loop of the program's own.
+    Called on the training thread, between two steps."""
     frame = sys._getframe()
     while frame is not None:
         name = module_name(frame)
@@ -53,7 +71,8 @@ def loop() -> str:
 
 
 def processes_here() -> int:
-    """How many of the job's processes share this host, as the launcher says; all of them where it does not say."""
+    """How many of the job's processes share this host, as the launcher says; all of them where it
+    does not say."""
     try:
         return int(os.environ["LOCAL_WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -62,7 +81,8 @@ def processes_here() -> int:
 
 @unseen
 def cores() -> str:
-    """The cores on which the kernel lets the calling thread run, as `0-31,64-95`; empty where the system does not tell them."""
+    """The cores on which the kernel lets the calling thread run, as `0-31,64-95`; empty where the
+    system does not tell them."""
     if not hasattr(os, "sched_getaffinity"):
         return ""
     spans: list[list[int]] = []
@@ -76,7 +96,8 @@ def cores() -> str:
 
 @unseen
 def observed_knobs() -> Knobs:
-    """The settings of the program, under the names of the knob catalogue; only those that were seen."""
+    """The settings of the program, under the names of the knob catalogue; only those that were
+    seen."""
     knobs: Knobs = {}
     if watch.batch_size:
         knobs["batch_size"] = watch.batch_size
@@ -84,13 +105,18 @@ def observed_knobs() -> Knobs:
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     knobs["num_threads"] = sys.modules["torch"].get_num_threads()
-    if knobs.get("torch_compile") == "off" and structure(watch).compiles:  # a part of a model; its mode is not known
+    # a part of a model; its mode is not known
+    if knobs.get("torch_compile") == "off" and structure(watch).compiles:
         knobs["torch_compile"] = "default"
     _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:
         knobs["sharding"] = communication.sharding()
-        buckets = [getattr(root, "bucket_bytes_cap", None) for root in watch.alive(watch.roots) if type(root).__name__ == DDP]
+        buckets = [
+            getattr(root, "bucket_bytes_cap", None)
+            for root in watch.alive(watch.roots)
+            if type(root).__name__ == DDP
+        ]
         if buckets and buckets[-1]:
             knobs["bucket_cap_mb"] = buckets[-1] / 2**20
         knobs |= communication.exchanges.knobs()
@@ -103,7 +129,9 @@ def _loader_knobs() -> Knobs:
     watch.loader_batch = 0
     if loader is None:
         return {}
-    knobs: Knobs = {"persistent_workers": bool(loader.persistent_workers)} if loader.num_workers else {}
+    knobs: Knobs = (
+        {"persistent_workers": bool(loader.persistent_workers)} if loader.num_workers else {}
+    )
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if isinstance(size, int):
         knobs["batch_size"] = watch.loader_batch = size
@@ -117,53 +145,107 @@ def fixed_knobs(knobs: Knobs) -> dict[str, str]:
 
 @unseen
 def notes(knobs: Knobs) -> dict[str, str]:
-    """Why knobs cannot change while the program runs, under `fixed: NAME`; what a change of the others does, under `effect: NAME`."""
+    """Why knobs cannot change while the program runs, under `fixed: NAME`; what a change of the
+    others does, under `effect: NAME`."""
     fixed = fixed_knobs(knobs)
     effects = changes.effects()
-    return fixed | {f"effect: {name}": effects[name] for name in knobs if name in effects and f"fixed: {name}" not in fixed}
+    return fixed | {
+        f"effect: {name}": effects[name]
+        for name in knobs
+        if name in effects and f"fixed: {name}" not in fixed
+    }
 
 
 @unseen
 def facts() -> dict[str, float]:
-    """Numbers about the model: parameters, trainable parameters, parameters of Linear layers; threads, and processes in all and on this host."""
+    """Numbers about the model: parameters, trainable parameters, parameters of Linear layers;
+    threads, and processes in all and on this host."""
     import torch
 
-    numbers = {"threads": float(torch.get_num_threads()), "world_size": float(place()[1]), "local_processes": float(processes_here())}
+    numbers = {
+        "threads": float(torch.get_num_threads()),
+        "world_size": float(place()[1]),
+        "local_processes": float(processes_here()),
+    }
     optimizers = watch.alive(watch.optimizers)
-    trained = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = {
+        id(p): p
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     if not optimizers:
         trained = {id(weight): weight for weight in watch.alive(watch.weights)}
     model = structure(watch)
     everything = trained | {id(parameter): parameter for parameter in model.parameters}
     if everything:
-        numbers["parameters"] = float(sum(parameter.numel() for parameter in everything.values()) + model.packed_parameters)
-        numbers["trainable_parameters"] = float(sum(parameter.numel() for parameter in trained.values()))
+        numbers["parameters"] = float(
+            sum(parameter.numel() for parameter in everything.values()) + model.packed_parameters
+        )
+        numbers["trainable_parameters"] = float(
+            sum(parameter.numel() for parameter in trained.values())
+        )
         numbers["linear_parameters"] = float(model.linear_parameters)
     if trained and device().startswith("cuda"):
-        on_host = sum(parameter.numel() for parameter in trained.values() if parameter.device.type == "cpu")
-        numbers["optimizer_on_host_ratio"] = on_host / sum(parameter.numel() for parameter in trained.values())
-    return numbers | model.transformer | model.experts | _dataset() | _tf32() | _switches() | communication.exchanges.facts()
+        on_host = sum(
+            parameter.numel() for parameter in trained.values() if parameter.device.type == "cpu"
+        )
+        numbers["optimizer_on_host_ratio"] = on_host / sum(
+            parameter.numel() for parameter in trained.values()
+        )
+    return (
+        numbers
+        | model.transformer
+        | model.experts
+        | _dataset()
+        | _tf32()
+        | _switches()
+        | communication.exchanges.facts()
+    )
 
 
 def _dataset() -> dict[str, float]:
-    """What decides whether workers, or indices of a whole batch, are a remedy: the bytes of a sample where the training's DataLoader fetches the rows of a
-    TensorDataset one by one; and whether an IterableDataset of the program's own divides its samples among workers."""
+    """What decides whether workers, or indices of a whole batch, are a remedy: the bytes of a
+    sample where the training's DataLoader fetches the rows of a TensorDataset one by one; and
+    whether an IterableDataset of the program's own divides its samples among workers."""
     loader, _ = training_loader(watch)
     data = sys.modules.get("torch.utils.data")
     if loader is None or data is None:
         return {}
     dataset = loader.dataset
     if issubclass(type(dataset), data.IterableDataset):
-        own = [kind for kind in type(dataset).__mro__ if is_program(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")]
-        if not own or type(dataset) is not own[0]:  # one of a library divides its samples in its own way
+        own = [
+            kind
+            for kind in type(dataset).__mro__
+            if is_program(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+        ]
+        # one of a library divides its samples in its own way
+        if not own or type(dataset) is not own[0]:
             return {}
-        names = {name for kind in own for value in vars(kind).values() for name in getattr(ask(value, "__code__"), "co_names", ())}
+        names = {
+            name
+            for kind in own
+            for value in vars(kind).values()
+            for name in getattr(ask(value, "__code__"), "co_names", ())
+        }
         return {"loader.unsharded": float("get_worker_info" not in names)}
-    plain = type(dataset) is data.TensorDataset and loader.batch_sampler is not None and loader.collate_fn is data.default_collate
+    plain = (
+        type(dataset) is data.TensorDataset
+        and loader.batch_sampler is not None
+        and loader.collate_fn is data.default_collate
+    )
     tensor_class = sys.modules["torch"].Tensor
-    if not plain or hasattr(type(dataset), "__getitems__") or any(type(tensor) is not tensor_class for tensor in dataset.tensors):
+    if (
+        not plain
+        or hasattr(type(dataset), "__getitems__")
+        or any(type(tensor) is not tensor_class for tensor in dataset.tensors)
+    ):
         return {}
-    return {"loader.row_bytes": float(sum(tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in dataset.tensors))}
+    return {
+        "loader.row_bytes": float(
+            sum(tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in dataset.tensors)
+        )
+    }
 
 
 SWITCHES = {
@@ -173,16 +255,20 @@ SWITCHES = {
     "NCCL_P2P_DISABLE": ("1",),
     "TORCH_NCCL_BLOCKING_WAIT": ("1",),
 }
-"""Variables of the environment that slow a job on a GPU, and the values with which they do. Those of NCCL count for jobs of several processes."""
+"""Variables of the environment that slow a job on a GPU, and the values with which they do. Those
+of NCCL count for jobs of several processes."""
 
 
 def _switches() -> dict[str, float]:
-    """Whether each variable of SWITCHES is set to such a value, as `environment.NAME`: 1 or 0. Empty on a CPU."""
+    """Whether each variable of SWITCHES is set to such a value, as `environment.NAME`: 1 or 0.
+    Empty on a CPU."""
     if not device().startswith("cuda"):
         return {}
     several = place()[1] > 1
     return {
-        f"environment.{name}": float(os.environ.get(name) in values) for name, values in SWITCHES.items() if several or "NCCL" not in name
+        f"environment.{name}": float(os.environ.get(name) in values)
+        for name, values in SWITCHES.items()
+        if several or "NCCL" not in name
     }
 
 
@@ -190,15 +276,22 @@ def _tf32() -> dict[str, float]:
     """Whether products and convolutions in fp32 may use TF32; empty on a CPU."""
     if not device().startswith("cuda"):
         return {}
-    return {"tf32_matmul": float(MatmulPrecision.is_tf32()), "tf32_convolutions": float(convolutions_in_tf32())}
+    return {
+        "tf32_matmul": float(MatmulPrecision.is_tf32()),
+        "tf32_convolutions": float(convolutions_in_tf32()),
+    }
 
 
 @unseen
 def device() -> str:
-    """Where the parameters are: `cpu` or `cuda:N`; of several GPUs the one with most of them. Where the optimizer keeps its own on the host, as DeepSpeed
-    and FSDP with offloading do, the GPU of the model."""
+    """Where the parameters are: `cpu` or `cuda:N`; of several GPUs the one with most of them. Where
+    the optimizer keeps its own on the host, as DeepSpeed and FSDP with offloading do, the GPU of
+    the model."""
     weights = [
-        weight for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups for weight in group["params"]
+        weight
+        for optimizer in watch.alive(watch.optimizers)
+        for group in optimizer.param_groups
+        for weight in group["params"]
     ] or watch.alive(watch.weights)
     sizes: dict[str, int] = {}
     for weight in weights:
@@ -207,8 +300,13 @@ def device() -> str:
     found = max(sizes, key=sizes.__getitem__, default="")
     cuda = sys.modules["torch"].cuda
     if found == "cpu" and cuda.is_initialized():
-        on_gpu = next((str(weight.device) for weight in structure(watch).parameters if weight.is_cuda), "")
-        shards = any(hasattr(root, "set_reshard_after_backward") for root in watch.alive(watch.roots))  # FSDP 2
+        on_gpu = next(
+            (str(weight.device) for weight in structure(watch).parameters if weight.is_cuda), ""
+        )
+        # FSDP 2
+        shards = any(
+            hasattr(root, "set_reshard_after_backward") for root in watch.alive(watch.roots)
+        )
         return on_gpu or (f"cuda:{cuda.current_device()}" if shards else found)
     return found
 
@@ -224,7 +322,8 @@ def device_uuid() -> str:
 
 @unseen
 def device_pci() -> str:
-    """The PCI address of the GPU of the parameters, as `domain:bus:device` in hexadecimal; empty on a CPU, and where torch does not report it."""
+    """The PCI address of the GPU of the parameters, as `domain:bus:device` in hexadecimal; empty on
+    a CPU, and where torch does not report it."""
     place = device()
     if not place.startswith("cuda"):
         return ""
@@ -256,10 +355,13 @@ def job_facts() -> dict[str, Any]:
 
 
 def sites() -> list[dict[str, Any]]:
-    """The lines of the program that made loaders, optimizers and DDP modules; those of the objects in use come first."""
+    """The lines of the program that made loaders, optimizers and DDP modules; those of the objects
+    in use come first."""
     loader, _ = training_loader(watch)
     used = [loader, *reversed(watch.alive(watch.optimizers)), *watch.alive(watch.roots)]
-    order = {id(used_object): place for place, used_object in enumerate(used) if used_object is not None}
+    order = {
+        id(used_object): place for place, used_object in enumerate(used) if used_object is not None
+    }
     places = sorted(watch.made.items(), key=lambda item: order.get(id(item[1].ref()), len(order)))
     return [
         {

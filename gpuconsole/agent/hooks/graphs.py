@@ -1,7 +1,8 @@
-"""CUDA graphs of the program: a replay runs what was captured, without any call of the program's own code within it.
+"""CUDA graphs of the program: a replay runs what was captured, without any call of the program's
+own code within it.
 
-A graph that was captured around an optimizer step makes a step of the program with each replay. A graph with passes only is one segment. What happens
-within a replay is not told apart.
+A graph that was captured around an optimizer step makes a step of the program with each replay. A
+graph with passes only is one segment. What happens within a replay is not told apart.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from .optimizer import end_whole, steppers
 from .recorder import GAP, WHOLE, get_ident
 from .watch import module_name, recorder
 
-WHOLE_STEPS = "the program replays its steps as CUDA graphs: whole steps are timed, the passes within them are not told apart"
+WHOLE_STEPS = (
+    "the program replays its steps as CUDA graphs: whole steps are timed, the passes within them"
+    " are not told apart"
+)
 
 
 class Moment(NamedTuple):
-    """Where the account stands: the step, the optimizer steps, passes, samples and tokens so far."""
+    """Where the account stands: the step, the optimizer steps, passes, samples and tokens so
+    far."""
 
     step: int
     optimizer_steps: int
@@ -41,7 +46,13 @@ class Captured(NamedTuple):
 
 def moment() -> Moment:
     """Where the account stands now. Passes, samples and tokens are those of the step under way."""
-    return Moment(recorder.index, steppers.events, recorder.passes + recorder.backwards, recorder.samples, recorder.tokens)
+    return Moment(
+        recorder.index,
+        steppers.events,
+        recorder.passes + recorder.backwards,
+        recorder.samples,
+        recorder.tokens,
+    )
 
 
 def capture_begins(frame: FrameType) -> bool:
@@ -67,7 +78,8 @@ _present = Present()
 
 
 def _of_compiler() -> bool:
-    """Whether torch.compile captures the graph that is captured now. torch.compile captures again after a change of the weights or the settings."""
+    """Whether torch.compile captures the graph that is captured now. torch.compile captures again
+    after a change of the weights or the settings."""
     frame = sys._getframe(1)
     while frame is not None and not module_name(frame).startswith("torch._inductor"):
         frame = frame.f_back  # type: ignore[assignment]
@@ -75,8 +87,9 @@ def _of_compiler() -> bool:
 
 
 def why_fixed() -> str:
-    """Why neither the model nor its optimizer can change; empty where the program has captured no graph. A graph keeps the addresses of the weights,
-    and the kernels of the moment at which it was captured."""
+    """Why neither the model nor its optimizer can change; empty where the program has captured no
+    graph. A graph keeps the addresses of the weights, and the kernels of the moment at which it was
+    captured."""
     return "the program replays a CUDA graph" if _of_program else ""
 
 
@@ -111,12 +124,17 @@ def capture_ended(failed: bool) -> None:
         samples, tokens = captured[-1][4:6] if captured else (ended.samples, ended.tokens)
         _captured[graph] = Captured(True, samples, tokens)
         # nothing ran while it was captured
-        recorder.done = [(*step[:8], SETTLING, step[9]) if step[0] >= begun.step else step for step in recorder.done]
+        recorder.done = [
+            (*step[:8], SETTLING, step[9]) if step[0] >= begun.step else step
+            for step in recorder.done
+        ]
         if not _noted:
             _noted.append(True)
             switch.notes.append(WHOLE_STEPS)
     elif ended.passes > begun.passes and ended.step == begun.step:
-        _captured[graph] = Captured(False, ended.samples - begun.samples, ended.tokens - begun.tokens)
+        _captured[graph] = Captured(
+            False, ended.samples - begun.samples, ended.tokens - begun.tokens
+        )
 
 
 def replay_begins(frame: FrameType) -> bool:
@@ -143,7 +161,8 @@ def replay_ended(failed: bool) -> None:
 
 
 def _leave_replay() -> None:
-    """A replay that is open is the innermost segment; a framework's training step around it goes on."""
+    """A replay that is open is the innermost segment; a framework's training step around it goes
+    on."""
     if _present.captured is not None and recorder.stack[-1] == WHOLE:
         recorder.stack.pop()
 
@@ -151,7 +170,8 @@ def _leave_replay() -> None:
 _of_program: weakref.WeakSet[Any] = weakref.WeakSet()
 """The graphs that the program itself has captured, as long as they exist."""
 _captured: weakref.WeakKeyDictionary[Any, Captured | None] = weakref.WeakKeyDictionary()
-"""The graphs that were captured, and what a replay does for the account; None: nothing that is known."""
+"""The graphs that were captured, and what a replay does for the account; None: nothing that is
+known."""
 _noted: list[bool] = []
 switch.undo_part["graphs"] = _leave_replay
 

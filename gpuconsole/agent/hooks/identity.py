@@ -1,4 +1,5 @@
-"""What is known of objects of the program, by their identity: their classes may have `__eq__` and `__hash__` of their own, which must not be called."""
+"""What is known of objects of the program, by their identity: their classes may have `__eq__` and
+`__hash__` of their own, which must not be called."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 
 
 class ByIdentity:
-    """A value for each object that still exists. Holds no object. (Not a generic class: `typing` keeps the types of such a class for ever.)"""
+    """A value for each object that still exists. Holds no object. (Not a generic class: `typing`
+    keeps the types of such a class for ever.)"""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[weakref.ref[Any], Any]] = {}
@@ -22,7 +24,8 @@ class ByIdentity:
     def put(self, target: Any, value: Any) -> None:
         """Give an object a value. Raises TypeError where its class has no weak references."""
         key = id(target)
-        # The callback is no function of Python. Python drops an exception that a signal handler or another thread raises within such a callback.
+        # The callback is no function of Python. Python drops an exception that a signal handler or
+        # another thread raises within such a callback.
         self._of[key] = weakref.ref(target, functools.partial(self._of.pop, key)), value
 
     def pop(self, target: Any) -> Any:

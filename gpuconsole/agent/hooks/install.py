@@ -1,4 +1,5 @@
-"""Starts and ends the agent in a process, and shows it the functions of each module that the program imports."""
+"""Starts and ends the agent in a process, and shows it the functions of each module that the
+program imports."""
 
 from __future__ import annotations
 
@@ -25,12 +26,18 @@ from .watch import recorder
 if sys.version_info >= (3, 12):
     from .borders.monitor import Monitor
 
-BORDERS: dict[str, list[Border | NotedCall]] = {"torch.autograd.profiler": [], "torch.nn.modules.module": []}
+BORDERS: dict[str, list[Border | NotedCall]] = {
+    "torch.autograd.profiler": [],
+    "torch.nn.modules.module": [],
+}
 """What is to be seen of a module, by the module's name."""
 for _part in (calls, passes, optimizer, data, graphs, memory, communication, loading_parts):
     for _border in _part.BORDERS:
         BORDERS.setdefault(_border.module, []).append(_border)
-AT_IMPORT: dict[str, Callable[[Any], None]] = {"torch": calls.on_torch, "torch._dynamo.eval_frame": calls.on_dynamo}
+AT_IMPORT: dict[str, Callable[[Any], None]] = {
+    "torch": calls.on_torch,
+    "torch._dynamo.eval_frame": calls.on_dynamo,
+}
 """What else is done once a module is imported."""
 
 HELPERS = ("--multiprocessing-fork", "compile_worker", "resource_tracker", "forkserver")
@@ -38,7 +45,8 @@ HELPERS = ("--multiprocessing-fork", "compile_worker", "resource_tracker", "fork
 
 
 class Imports:
-    """What happens as the program imports a module. `see` shows the functions of a module to what sees borders; None where nothing does."""
+    """What happens as the program imports a module. `see` shows the functions of a module to what
+    sees borders; None where nothing does."""
 
     def __init__(self) -> None:
         self.see: Callable[[Any, Iterable[Border | NotedCall]], None] | None = None
@@ -47,20 +55,27 @@ class Imports:
 
     def imported(self, name: str, module: Any) -> None:
         """The program has imported a module."""
-        if (name not in BORDERS and name not in self.hooks) or name in self._known or not isinstance(module, ModuleType):
+        if (
+            (name not in BORDERS and name not in self.hooks)
+            or name in self._known
+            or not isinstance(module, ModuleType)
+        ):
             return
         self._known.add(name)
         if self.see is not None and name in BORDERS:
             self.see(module, BORDERS[name])
         if name in self.hooks:
             self.hooks[name](module)
-        if name == "torch" and not any(word in argument for word in HELPERS for argument in sys.orig_argv):
+        if name == "torch" and not any(
+            word in argument for word in HELPERS for argument in sys.orig_argv
+        ):
             history.begin_with_cuda(module.cuda)
             _connect()
 
 
 class Finder:
-    """On Python 3.11: lets the import system find a module as ever, and runs `imported` once the module's code has run."""
+    """On Python 3.11: lets the import system find a module as ever, and runs `imported` once the
+    module's code has run."""
 
     def __init__(self, imports: Imports) -> None:
         self._imports = imports
@@ -79,7 +94,8 @@ class Finder:
 
 @wrappers_without_level
 def _hook_into(spec: Any, name: str, imports: Imports) -> None:
-    """Make the loader of `spec` call `imports`, once. A loader of a kind that we do not know stays as it is."""
+    """Make the loader of `spec` call `imports`, once. A loader of a kind that we do not know stays
+    as it is."""
     loader = spec.loader
     plain = getattr(loader, "exec_module", None)
     if plain is None:
@@ -108,21 +124,30 @@ _monitors: list[Any] = []
 
 
 def begin(folder: str, token: str, joined: bool = False) -> Any:
-    """Start the agent; `folder` is the job's private folder. Called when the program is about to import torch. `joined`: the program itself has started
-    the agent, and ends it by `leave`; it may have imported torch, and made its model, optimizer and DataLoaders. Returns what finds torch in place of
-    Python's own finders, where that is needed; else None."""
+    """Start the agent; `folder` is the job's private folder. Called when the program is about to
+    import torch. `joined`: the program itself has started the agent, and ends it by `leave`; it may
+    have imported torch, and made its model, optimizer and DataLoaders. Returns what finds torch in
+    place of Python's own finders, where that is needed; else None."""
     agent = Agent(folder, token, joined)
     loading_parts.begin_in_worker(folder)
     history.wanted = os.path.exists(os.path.join(folder, CONSENT_FILE))
     _agent.append(agent)
     recorder.at_end = agent.step_ended
     switch.on_off = agent.report_off
-    switch.undo += [_recorder_off, sampler.stop, sampler.close, agent.close, agent.forget_program, history.stop]
+    switch.undo += [
+        _recorder_off,
+        sampler.stop,
+        sampler.close,
+        agent.close,
+        agent.forget_program,
+        history.stop,
+    ]
     in_forked_children(agent.forked)
     atexit.register(agent.ended)
     imports = Imports()
     finder = None if _monitor(imports) else _older(imports)
-    for name in sorted([*BORDERS, *imports.hooks], key=lambda name: name == "torch"):  # with torch the agent connects
+    # with torch the agent connects
+    for name in sorted([*BORDERS, *imports.hooks], key=lambda name: name == "torch"):
         if name in sys.modules:
             imports.imported(name, sys.modules[name])
     return finder
@@ -161,8 +186,9 @@ def is_off() -> bool:
 
 
 def leave(problem: BaseException | None) -> None:
-    """End the agent. The program goes on: its own settings are in force again, and its modules and classes are as before. `problem`: what the program
-    has raised. Not while another thread trains."""
+    """End the agent. The program goes on: its own settings are in force again, and its modules and
+    classes are as before. `problem`: what the program has raised. Not while another thread
+    trains."""
     try:
         _agent[0].leave(problem)
     finally:

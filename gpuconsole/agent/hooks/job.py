@@ -1,4 +1,5 @@
-"""The agent in one process of a user's job: it joins the run after the first step, sends segments, and serves commands between steps."""
+"""The agent in one process of a user's job: it joins the run after the first step, sends segments,
+and serves commands between steps."""
 
 from __future__ import annotations
 
@@ -62,11 +63,13 @@ POLL_EVERY_S = 0.05
 POLL_AT_LOW_RATE_S = 0.1
 POLL_IN_TRIAL_S = 0.02
 POLL_TO_SEND_S = 0.005
-"""Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without any work of the agent."""
+"""Seconds between two looks at the doorbell and the clock. Most steps of a fast loop end without
+any work of the agent."""
 SEND_EVERY_S = 0.5
 SEND_AT_LOW_RATE_S = 1.0
-"""The periods of messages, in seconds: of a job that is new or has just received a command (see service.py), and of one that the console
-only watches. A message takes 0.8 ms between two steps of 6 ms: 10 µs a step with the first period, 5 µs with the second."""
+"""The periods of messages, in seconds: of a job that is new or has just received a command (see
+service.py), and of one that the console only watches. A message takes 0.8 ms between two steps of 6
+ms: 10 µs a step with the first period, 5 µs with the second."""
 COUNT_AT = 20
 """The step after which one step's operators are counted."""
 EAGER = 8
@@ -75,10 +78,12 @@ DESCRIBE_AT = 3
 """Steps after which the program is described for the first time."""
 DESCRIBE_EVERY_S = 2.0
 DESCRIBE_SHARE = 100.0
-"""Seconds between two descriptions of the program, and how much longer than a description that time is at least: a model may have 50 000 modules."""
+"""Seconds between two descriptions of the program, and how much longer than a description that time
+is at least: a model may have 50 000 modules."""
 STACKS_EVERY_S = 2.0
 FAST_STACKS_EVERY_S = 0.2
-"""Seconds between two messages about the samples of the stack, and where the console has asked for more of them."""
+"""Seconds between two messages about the samples of the stack, and where the console has asked for
+more of them."""
 LAST_MESSAGES_S = 1.0
 CLOSED = "the connection", "the program has closed all its file descriptors, as daemons do"
 """Where and why the agent is off after that."""
@@ -86,7 +91,8 @@ INTERRUPTED = "an exception of the program has ended the probe"
 ANYWHERE = frozenset(("optim", "precision", "cudnn_benchmark"))
 """Changes that can be taken back within a step: a flag or a setting."""
 BESIDE_A_WINDOW = 4
-"""Steps beside those of a profiler window that another process leaves out: the warm-up step, the step at whose begin the profiler ends, and two to spare."""
+"""Steps beside those of a profiler window that another process leaves out: the warm-up step, the
+step at whose begin the profiler ends, and two to spare."""
 SETTLE_AFTER_S = 0.05
 """A probe that holds the program for so long lets the queue of its loader fill up."""
 
@@ -139,8 +145,9 @@ class JobLoop:
         raise RuntimeError("the program makes its steps itself")
 
     def set_knobs(self, changes: Knobs, arm: int, prepare: bool = False) -> None:
-        """Begin `changes`, see `pending`; or only prepare them, see `prepared`. The steps until it is over belong to no side of a trial. Raises
-        ChangeRefused where one is not possible; those before it are taken back."""
+        """Begin `changes`, see `pending`; or only prepare them, see `prepared`. The steps until it
+        is over belong to no side of a trial. Raises ChangeRefused where one is not possible; those
+        before it are taken back."""
         self._before = before = changes_of.observed()
         self._asked |= changes.keys()
         self._own = {**{name: before[name] for name in changes if name in before}, **self._own}
@@ -152,7 +159,8 @@ class JobLoop:
         except Exception:
             for name in done:
                 if name in before:
-                    with without_failures():  # the others go back in any case, and the reason is that of the refusal
+                    # the others go back in any case, and the reason is that of the refusal
+                    with without_failures():
                         CHANGES[name].set(watch, before[name])
             raise
         self._outside = {**self.before(changes), **self._outside} if arm else {}
@@ -166,29 +174,37 @@ class JobLoop:
                     CHANGES[name].set(watch, self._before[name])
 
     def leave_trial(self) -> None:
-        """The console has gone. If that is in the middle of a trial, the program goes on with the settings before the trial."""
+        """The console has gone. If that is in the middle of a trial, the program goes on with the
+        settings before the trial."""
         present = changes_of.observed()
-        changes = {name: value for name, value in self._outside.items() if present.get(name) != value or _pends(name)}
+        changes = {
+            name: value
+            for name, value in self._outside.items()
+            if present.get(name) != value or _pends(name)
+        }
         if changes:
             self.set_knobs(changes, 0)
 
     def take_trial_back(self) -> None:
-        """The agent goes off in the middle of a trial, wherever the program is: the settings are those before the trial. Where a loader's workers serve, they do
-        so until the end of the epoch, and weights keep their layout: these change between two steps only."""
+        """The agent goes off in the middle of a trial, wherever the program is: the settings are
+        those before the trial. Where a loader's workers serve, they do so until the end of the
+        epoch, and weights keep their layout: these change between two steps only."""
         outside, self._outside = self._outside, {}
         for name in ANYWHERE & outside.keys():
             with without_failures():  # the others go back in any case
                 CHANGES[name].set(watch, outside[name])
 
     def take_all_back(self) -> None:
-        """The agent leaves a program that goes on: the settings are those that the program itself has made."""
+        """The agent leaves a program that goes on: the settings are those that the program itself
+        has made."""
         for name, value in self._own.items():
             with without_failures():  # the program has dropped what the change was about
                 if CHANGES[name].read(watch) != value or _pends(name):
                     CHANGES[name].set(watch, value)
 
     def observe(self) -> None:
-        """Read the knobs of the program again. One that has changed without the console varies; the first steps only show what it is."""
+        """Read the knobs of the program again. One that has changed without the console varies; the
+        first steps only show what it is."""
         knobs = described.observed_knobs()
         if recorder.index >= COUNT_AT:
             known = (knobs.keys() & self.knobs.keys()) - self._asked
@@ -200,13 +216,16 @@ class JobLoop:
         return {name: self._before[name] for name in changes if name in self._before}
 
     def prepared(self, changes: Knobs) -> bool:
-        """Whether all `changes` can take effect in the next step. Raises ChangeRefused where one is not possible."""
+        """Whether all `changes` can take effect in the next step. Raises ChangeRefused where one is
+        not possible."""
         ready = [CHANGES[name].prepared(watch, value) for name, value in changes.items()]
         return all(ready)
 
     def pending(self, changes: Knobs) -> bool:
-        """Whether a change that `set_knobs` began is still under way. Raises ChangeRefused where it failed."""
-        under_way = [CHANGES[name].pending(watch) for name in changes]  # ask all: each counts its steps
+        """Whether a change that `set_knobs` began is still under way. Raises ChangeRefused where it
+        failed."""
+        # ask all: each counts its steps
+        under_way = [CHANGES[name].pending(watch) for name in changes]
         return any(under_way)
 
     def try_out(self) -> None:
@@ -219,7 +238,9 @@ class JobLoop:
 
     def settle(self) -> None:
         """After a pause, the loader's queue is full: the steps that use it up do not count."""
-        workers, prefetch = (int(self.knobs.get(name, 0)) for name in ("num_workers", "prefetch_factor"))
+        workers, prefetch = (
+            int(self.knobs.get(name, 0)) for name in ("num_workers", "prefetch_factor")
+        )
         self.settles_until = recorder.index + 2 + workers * prefetch
         recorder.kind = SETTLING
 
@@ -228,17 +249,22 @@ class JobLoop:
         counters |= switch.attempt("settings.modes", modes.read) or {}
         if self.breakdown.stream is not None:
             stream = self.breakdown.stream
-            counters |= {"stream.steps": float(stream.steps), "stream.caught_up": float(stream.caught_up)}
+            counters |= {
+                "stream.steps": float(stream.steps),
+                "stream.caught_up": float(stream.caught_up),
+            }
             counters |= {"stream.ahead_s": stream.ahead_s, "stream.caught_up_s": stream.caught_up_s}
         if "torch._dynamo.utils" in sys.modules:
             counters.update(compile_counters())
         return counters
 
     def peak_memory_bytes(self) -> float:
-        """CUDA: the peak of torch's allocator, without probes. CPU: the peak of the resident memory of this process.
+        """CUDA: the peak of torch's allocator, without probes. CPU: the peak of the resident memory
+        of this process.
 
-        The statistics of the allocator belong to the program, so nobody restarts them after a probe. As long as their peak is the one that a probe
-        has made, the peak before the probe counts, or what is allocated now.
+        The statistics of the allocator belong to the program, so nobody restarts them after a
+        probe. As long as their peak is the one that a probe has made, the peak before the probe
+        counts, or what is allocated now.
         """
         if self.device.type == "cuda":
             peak, present, *_ = self._figures()
@@ -250,12 +276,18 @@ class JobLoop:
         return allocated != self._probe_peak and reserved != self._probe_reserved
 
     def _figures(self) -> tuple[float, float, float, float]:
-        """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now, those that are reserved now, and their peak.
-        torch.cuda.max_memory_allocated and memory_reserved sort all figures, which takes 160 µs."""
+        """Of torch's allocator: the peak of the allocated bytes, the bytes that are allocated now,
+        those that are reserved now, and their peak. torch.cuda.max_memory_allocated and
+        memory_reserved sort all figures, which takes 160 µs."""
         import torch
 
-        figures = switch.attempt("memory.figures", torch.cuda.memory_stats_as_nested_dict, self.device) or {}
-        allocated, reserved = (figures.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes"))
+        figures = (
+            switch.attempt("memory.figures", torch.cuda.memory_stats_as_nested_dict, self.device)
+            or {}
+        )
+        allocated, reserved = (
+            figures.get(name, {}).get("all", {}) for name in ("allocated_bytes", "reserved_bytes")
+        )
         return (
             float(allocated.get("peak", 0)),
             float(allocated.get("current", 0)),
@@ -269,7 +301,8 @@ class JobLoop:
 
     @contextmanager
     def beside_the_peak(self) -> Iterator[None]:
-        """What this block reserves on the GPU is given back at its end, and does not count for the peak. Its tensors must be free by then."""
+        """What this block reserves on the GPU is given back at its end, and does not count for the
+        peak. Its tensors must be free by then."""
         if self.device.type != "cuda":
             yield
             return
@@ -288,7 +321,8 @@ class JobLoop:
                 self._probe_reserved = present_reserved_peak
 
     def release_cached_memory(self) -> None:
-        """The cache belongs to the program. `beside_the_peak` gives back what a probe has added to it."""
+        """The cache belongs to the program. `beside_the_peak` gives back what a probe has added to
+        it."""
 
     def close(self) -> None:
         self._counters.close()
@@ -296,11 +330,13 @@ class JobLoop:
 
 
 def peak_resident_bytes() -> float:
-    """The peak of the resident memory of this process; 0 where the system does not tell it. The program's folder may hold a `resource.py`, so Python's
-    module of that name is not imported."""
+    """The peak of the resident memory of this process; 0 where the system does not tell it. The
+    program's folder may hold a `resource.py`, so Python's module of that name is not imported."""
     try:
         with open("/proc/self/status", "rb") as file:
-            return next((float(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:")), 0.0)
+            return next(
+                (float(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:")), 0.0
+            )
     except OSError:  # the program has no file descriptor left
         return 0.0
 
@@ -324,9 +360,11 @@ def probing() -> Iterator[None]:
 
 
 class JobService(Service):
-    """Serves the console between two steps of a user's loop. A change may need several steps; its answer comes then.
+    """Serves the console between two steps of a user's loop. A change may need several steps; its
+    answer comes then.
 
-    In a job of several processes, the console first asks each to prepare the change, and then names one step for all.
+    In a job of several processes, the console first asks each to prepare the change, and then names
+    one step for all.
     """
 
     loop: JobLoop
@@ -338,7 +376,9 @@ class JobService(Service):
     """Whether a change is prepared, and the console has not named its step yet."""
     _waiting: list[SetKnobs | Profile]
 
-    def __init__(self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any, folder: str) -> None:
+    def __init__(
+        self, loop: JobLoop, inbox: Inbox, channel: Connection, announce: Any, folder: str
+    ) -> None:
         super().__init__(loop, inbox, channel, announce=announce)
         self._folder = folder
         self.reporter = Reporter(loop, channel, every_s=SEND_EVERY_S, low_rate_s=SEND_AT_LOW_RATE_S)
@@ -349,7 +389,8 @@ class JobService(Service):
         switch.undo.append(self.give_up)
 
     def give_up(self) -> None:
-        """The agent goes off: no sample is taken any longer, a probe under way ends, which may hold inputs of the program, and so does a trial."""
+        """The agent goes off: no sample is taken any longer, a probe under way ends, which may hold
+        inputs of the program, and so does a trial."""
         window.end()
         self.end_probe()
         self.loop.take_trial_back()
@@ -389,7 +430,9 @@ class JobService(Service):
         if self.loop.settles_until and recorder.index >= self.loop.settles_until:
             recorder.kind, self.loop.settles_until = COUNTS, 0
         while changes_of.loader.lost:
-            self._channel.send(message("note", now(), text=changes_of.loader.lost.pop(), level="warning"))
+            self._channel.send(
+                message("note", now(), text=changes_of.loader.lost.pop(), level="warning")
+            )
             self.loop.observe()
             self._announce()
         if self._changing is not None:
@@ -400,7 +443,9 @@ class JobService(Service):
             self._resume_probing(*self._probing)
         if self._window is not None:
             self._resume_profiling(self._window)
-        due = next((command for command in self._waiting if command.at_step <= recorder.index), None)
+        due = next(
+            (command for command in self._waiting if command.at_step <= recorder.index), None
+        )
         if due is not None and self._changing is None:
             self._waiting.remove(due)
             if isinstance(due, Profile):
@@ -418,7 +463,9 @@ class JobService(Service):
         self._holds, self._changed_at = False, recorder.index
         changes = self.loop.before(command.changes) if command.stage == UNDO else command.changes
         try:
-            if command.at_step and (command.at_step < recorder.index or not self.loop.prepared(changes)):
+            if command.at_step and (
+                command.at_step < recorder.index or not self.loop.prepared(changes)
+            ):
                 self._answer_change(command, None, late=True)
                 return
             self.loop.set_knobs(changes, command.arm, prepare=command.stage == PREPARE)
@@ -462,7 +509,9 @@ class JobService(Service):
         self._announce()
         self._answer_change(command, error)
 
-    def _answer_change(self, command: SetKnobs, error: str | None, prepared: bool = False, late: bool = False) -> None:
+    def _answer_change(
+        self, command: SetKnobs, error: str | None, prepared: bool = False, late: bool = False
+    ) -> None:
         self._answer(
             "knobsset",
             request=command.request,
@@ -498,10 +547,17 @@ class JobService(Service):
                 signals, error = self._advance(probe)
             except BaseException:  # the program's own
                 self._probing = None
-                self._answer("probedone", request=command.request, probe=command.probe, error=INTERRUPTED, cost_s=spent_s + now() - start)
+                self._answer(
+                    "probedone",
+                    request=command.request,
+                    probe=command.probe,
+                    error=INTERRUPTED,
+                    cost_s=spent_s + now() - start,
+                )
                 raise
             if error is not None:
-                gc.collect()  # the exception and its frames may refer to each other, and the frames to tensors
+                # the exception and its frames may refer to each other, and the frames to tensors
+                gc.collect()
         spent_s += now() - start
         if signals is None and error is None:
             self._probing = command, probe, spent_s
@@ -509,19 +565,34 @@ class JobService(Service):
         self._probing = None
         if spent_s >= SETTLE_AFTER_S:
             self.loop.settle()
-        self._answer("probedone", request=command.request, probe=command.probe, signals=signals or {}, error=error, cost_s=spent_s)
+        self._answer(
+            "probedone",
+            request=command.request,
+            probe=command.probe,
+            signals=signals or {},
+            error=error,
+            cost_s=spent_s,
+        )
 
     def answer_parts(self) -> None:
-        """Send the parts of loading: as the answer of a probe, and later as what was seen without a request."""
+        """Send the parts of loading: as the answer of a probe, and later as what was seen without a
+        request."""
         request, signals, error = window.request, Signals(), None
         try:
             signals = window.answer()
         except ProbeError as problem:
             error = str(problem)
-        self._answer("probedone", request=request, probe=LOADING_PARTS if request else "observed", signals=signals, error=error)
+        self._answer(
+            "probedone",
+            request=request,
+            probe=LOADING_PARTS if request else "observed",
+            signals=signals,
+            error=error,
+        )
 
     def _advance(self, probe: Probing) -> tuple[Signals | None, str | None]:
-        """Run a probe until it waits for a step (None and None), returns its signals, or fails (why)."""
+        """Run a probe until it waits for a step (None and None), returns its signals, or fails
+        (why)."""
         try:
             next(probe)
         except StopIteration as end:
@@ -533,23 +604,31 @@ class JobService(Service):
         return None, None
 
     def _profile(self, command: Profile | RunProbe) -> None:
-        """Begin a profiler window on the next steps of the program, for the user or for a probe. These steps do not count. In another process than that of the
-        window, only the steps that wait for it do not count."""
+        """Begin a profiler window on the next steps of the program, for the user or for a probe.
+        These steps do not count. In another process than that of the window, only the steps that
+        wait for it do not count."""
         if isinstance(command, Profile) and command.at_step > recorder.index:
             self._waiting.append(command)
             return
         rank, processes = described.place()
         if isinstance(command, Profile) and processes > 1 and command.rank != rank:
-            recorder.kind, self.loop.settles_until = SETTLING, recorder.index + command.steps + BESIDE_A_WINDOW
+            recorder.kind, self.loop.settles_until = (
+                SETTLING,
+                recorder.index + command.steps + BESIDE_A_WINDOW,
+            )
             return
         try:
             if self._window is not None or self._changing is not None or self._probing is not None:
                 raise ProbeError("a change, a probe or another window is under way")
             if isinstance(command, RunProbe) and processes > 1:
-                raise ProbeError("several processes train together, and a profiler in one of them makes the others wait")
+                raise ProbeError(
+                    "several processes train together, and a profiler in one of them makes the"
+                    " others wait"
+                )
             with probing():
                 self._window = ProfilerWindow(command, self._folder, self.loop.device)
-        except Exception as problem:  # the program goes on without a window; the problem is the answer
+        except Exception as problem:
+            # the program goes on without a window; the problem is the answer
             if from_outside(problem):
                 raise
             error = explain(problem, self.loop.knobs)
@@ -571,11 +650,14 @@ class JobService(Service):
     def _wait_for_resume(self, command: Command) -> None:
         """A user's job is never paused."""
         if isinstance(command, Pause):
-            self._channel.send(message("note", now(), text="the job is not paused: it belongs to the user"))
+            self._channel.send(
+                message("note", now(), text="the job is not paused: it belongs to the user")
+            )
 
 
 class Agent:
-    """The agent of this process. `_join` is called after the first step, of an optimizer or of the program itself."""
+    """The agent of this process. `_join` is called after the first step, of an optimizer or of the
+    program itself."""
 
     def __init__(self, folder: str, token: str = "", joined: bool = False) -> None:
         """`joined`: the program itself has started the agent, see `leave`."""
@@ -597,11 +679,13 @@ class Agent:
         self._copies: CopyCount | None = None
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
-        """Final with the first step: only then a program that starts its processes itself has set up torch.distributed."""
+        """Final with the first step: only then a program that starts its processes itself has set
+        up torch.distributed."""
         memory.send, memory.send_lines = self._send_memory, self._send_lines
 
     def connect(self) -> None:
-        """Connect to the console, and say which process this is. Raises OSError where the console has ended."""
+        """Connect to the console, and say which process this is. Raises OSError where the console
+        has ended."""
         self._connection = Connection(os.path.join(self._folder, SOCKET))
         torch = sys.modules.get("torch")
         self._send(
@@ -623,7 +707,11 @@ class Agent:
 
     def _was_closed(self) -> bool:
         """Whether the program has closed the descriptor of the connection."""
-        return self._connection is not None and not self._connection.is_ours() and self._connection.lost
+        return (
+            self._connection is not None
+            and not self._connection.is_ours()
+            and self._connection.lost
+        )
 
     def report_off(self, where: str, cause: str, detail: str) -> None:
         """Report that the agent is off, and close the connection."""
@@ -632,13 +720,16 @@ class Agent:
         if self._connection is None or self._connection.lost:
             self.connect()
         assert self._connection is not None
-        self._send("agentoff", pid=os.getpid(), rank=self.rank, where=where, cause=cause, detail=detail)
+        self._send(
+            "agentoff", pid=os.getpid(), rank=self.rank, where=where, cause=cause, detail=detail
+        )
         self._connection.drain(LAST_MESSAGES_S)
         self._connection.close()
 
     @entry("job.step_ended")
     def step_ended(self) -> None:
-        """Called after a step of the program that ends at `recorder.due` or later. Not while the step is captured into a CUDA graph."""
+        """Called after a step of the program that ends at `recorder.due` or later. Not while the
+        step is captured into a CUDA graph."""
         if tracing.capturing() or (recorder.index < COUNT_AT and recorder.start < self._works_at):
             return
         recorder.enter(OWN)
@@ -649,11 +740,13 @@ class Agent:
             if recorder.on:
                 recorder.leave()
             self._works_at = 0.0 if self._every_step else begun + self._poll_s()
-            recorder.due = self._works_at if recorder.index >= COUNT_AT else 0.0  # the FLOPs of the step after COUNT_AT are always counted
+            # the FLOPs of the step after COUNT_AT are always counted
+            recorder.due = self._works_at if recorder.index >= COUNT_AT else 0.0
             recorder.own_s += now() - begun - (recorder.probes_s - probes_s)
 
     def _poll_s(self) -> float:
-        """Seconds until the agent works again. The pipe holds 0.2 MB, and a message about many short steps is ten times as long."""
+        """Seconds until the agent works again. The pipe holds 0.2 MB, and a message about many
+        short steps is ten times as long."""
         if self._connection is not None and self._connection.waiting:
             return POLL_TO_SEND_S
         if recorder.arm:
@@ -662,7 +755,8 @@ class Agent:
         return POLL_AT_LOW_RATE_S if low_rate else POLL_EVERY_S
 
     def _work(self) -> None:
-        """What the agent does between two steps. Switches the agent off where the console has ended, or asks for the end."""
+        """What the agent does between two steps. Switches the agent off where the console has
+        ended, or asks for the end."""
         if self._service is None:
             self._join()
         service, connection = self._service, self._connection
@@ -671,15 +765,23 @@ class Agent:
         switch.attempt("collectives.look", flight_recorder.look, self._world_size)
         switch.attempt("stacks.sample", sampler.resume)
         switch.attempt("compiled.look", self._leave_out_compiling)
-        to_count = not self._arithmetic.done and recorder.index >= COUNT_AT  # a short job may end before the next message
+        # a short job may end before the next message
+        to_count = not self._arithmetic.done and recorder.index >= COUNT_AT
         if self._every_step or to_count or connection.may_have_commands() or service.reporter.due():
             self._serve(service, connection)
         elif connection.waiting:
             connection.flush()
-        recorder.sample_all, ends_only = bool(recorder.arm), bool(recorder.arm) and recorder.on_stream and not steppers.several
+        recorder.sample_all, ends_only = (
+            bool(recorder.arm),
+            bool(recorder.arm) and recorder.on_stream and not steppers.several,
+        )
         switches, recorder.ends_only = ends_only != recorder.ends_only, ends_only
-        recorder.sample_at = self._sampler.next(recorder.index, recorder.start, service.loop.breakdown.low_rate)
-        recorder.every = self._counted.every(self._sampler.usual_s, busy=self._every_step or bool(recorder.arm))
+        recorder.sample_at = self._sampler.next(
+            recorder.index, recorder.start, service.loop.breakdown.low_rate
+        )
+        recorder.every = self._counted.every(
+            self._sampler.usual_s, busy=self._every_step or bool(recorder.arm)
+        )
         samples = recorder.sample_all or recorder.sample_at == recorder.index
         if samples or not recorder.every:
             recorder.mark_step()
@@ -687,12 +789,15 @@ class Agent:
             recorder.sampled(samples)
 
     def _leave_out_compiling(self) -> None:
-        """A step in which torch.compile has worked, for a new shape, belongs to no side of a trial. The look comes after each step that is as long as
-        that."""
+        """A step in which torch.compile has worked, for a new shape, belongs to no side of a trial.
+        The look comes after each step that is as long as that."""
         if "torch._dynamo.utils" in sys.modules:
             before, self._compiling_s = self._compiling_s, compile_counters()["compile.total_s"]
             if recorder.arm and self._compiling_s > before:
-                recorder.done = [(*step[:8], SETTLING if step[8] == COUNTS else step[8], step[9]) for step in recorder.done]
+                recorder.done = [
+                    (*step[:8], SETTLING if step[8] == COUNTS else step[8], step[9])
+                    for step in recorder.done
+                ]
 
     def _serve(self, service: JobService, connection: Connection) -> None:
         """Find out what is not known yet, carry out commands, and send what is due."""
@@ -722,18 +827,29 @@ class Agent:
         switch.attempt("stacks.send", self._send_stacks)
         connection.receive(self._inbox.put)
         goes_on = service.between_steps()
-        self._every_step = recorder.index < EAGER or self._arithmetic.under_way or self._copies is not None or service.waits
+        self._every_step = (
+            recorder.index < EAGER
+            or self._arithmetic.under_way
+            or self._copies is not None
+            or service.waits
+        )
         if not goes_on or connection.gone:
-            switch.attempt("changes.leave_trial", partial(self.leave, None) if self._joined else service.loop.leave_trial)
+            switch.attempt(
+                "changes.leave_trial",
+                partial(self.leave, None) if self._joined else service.loop.leave_trial,
+            )
         if not goes_on:
             switch.off("", None)
         elif connection.gone:
             switch.off("connection", None)
 
     def _send_stacks(self, everything: bool = False) -> None:
-        """Send what the samples of the stack have shown, where it is time; `everything`: at once."""
+        """Send what the samples of the stack have shown, where it is time; `everything`: at
+        once."""
         if everything or now() >= self._stacks_from:
-            self._stacks_from = now() + (STACKS_EVERY_S if not sampler.fast else FAST_STACKS_EVERY_S)
+            self._stacks_from = now() + (
+                STACKS_EVERY_S if not sampler.fast else FAST_STACKS_EVERY_S
+            )
             if samples := sampler.take():
                 self._send("stacks", rank=self.rank, samples=samples)
 
@@ -766,9 +882,22 @@ class Agent:
             raised = at_end()
             if self._service is None:
                 if raised and memory.has_failed:
-                    self._send("agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised)
+                    self._send(
+                        "agentoff",
+                        pid=os.getpid(),
+                        rank=self.rank,
+                        where="",
+                        cause="",
+                        detail="",
+                        raised=raised,
+                    )
                 self._connection.drain(LAST_MESSAGES_S)
-        if self._service is not None and not switch.failed and self._connection is not None and not self._connection.gone:
+        if (
+            self._service is not None
+            and not switch.failed
+            and self._connection is not None
+            and not self._connection.gone
+        ):
             steppers.close()
             self._service.end()
             device = self._service.loop.device
@@ -776,15 +905,23 @@ class Agent:
             self._send_notes()
             self._send_stacks(everything=True)
             self._send(
-                "agentoff", pid=os.getpid(), rank=self.rank, where="", cause="", detail="", raised=raised
+                "agentoff",
+                pid=os.getpid(),
+                rank=self.rank,
+                where="",
+                cause="",
+                detail="",
+                raised=raised,
             )  # Python may take seconds to end after this
             self._connection.drain(LAST_MESSAGES_S)
         if self._service is not None and self._service.loop.breakdown.stream is not None:
-            # to free events and page-locked memory calls CUDA, which ends the process by SIGABRT where a kernel of the program has failed
+            # to free events and page-locked memory calls CUDA, which ends the process by SIGABRT
+            # where a kernel of the program has failed
             make_immortal(recorder.state(), self._service.loop.breakdown.stream)
 
     def leave(self, problem: BaseException | None) -> None:
-        """The program goes on without the agent, from here on, between two steps or in the middle of one. `problem`: what the program has raised."""
+        """The program goes on without the agent, from here on, between two steps or in the middle
+        of one. `problem`: what the program has raised."""
         if problem is not None and self._connection is not None:
             memory_raised(problem)
         sampler.stop()
@@ -804,8 +941,8 @@ class Agent:
         self._send_stacks(everything=True)
 
     def close(self) -> None:
-        """Give back what the agent has of the process: file descriptors, and the function that Python calls at each garbage collection. The connection
-        is closed by `report_off`."""
+        """Give back what the agent has of the process: file descriptors, and the function that
+        Python calls at each garbage collection. The connection is closed by `report_off`."""
         if self._service is not None:
             self._service.loop.close()
         loading.close()
@@ -817,9 +954,11 @@ class Agent:
             self._service.end_probe()
 
     def forked(self) -> None:
-        """In a forked child: the connection and the account are those of the parent. What the modules hold of the program they forget themselves.
+        """In a forked child: the connection and the account are those of the parent. What the
+        modules hold of the program they forget themselves.
 
-        Nothing is left to do after `leave`. What they hold is never freed here: to free a CUDA event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
+        Nothing is left to do after `leave`. What they hold is never freed here: to free a CUDA
+        event, or page-locked memory that a stream has used, calls CUDA, and CUDA aborts a process
         that was forked after it began.
         """
         if self._joined and switch.failed:
@@ -854,18 +993,31 @@ class Agent:
         assert self._connection is not None
         self.rank, self._world_size = described.place()
         host, leads = socket.gethostname(), self.rank == 0
-        self._send("rankjoined", rank=self.rank, host=host, pid=os.getpid(), leads=leads, world_size=self._world_size)
-        self._service = JobService(JobLoop(), self._inbox, self._connection, self._announce, self._folder)
+        self._send(
+            "rankjoined",
+            rank=self.rank,
+            host=host,
+            pid=os.getpid(),
+            leads=leads,
+            world_size=self._world_size,
+        )
+        self._service = JobService(
+            JobLoop(), self._inbox, self._connection, self._announce, self._folder
+        )
         if self._service.loop.device.type == "cuda":
             history.begin()  # where torch.cuda did not begin it
-        self._service.reporter.send()  # the counters after the first step: what was compiled for it belongs to no other step
+        # the counters after the first step: what was compiled for it belongs to no other step
+        self._service.reporter.send()
 
     def _announce(self) -> None:
         """Send what is known, if it has changed."""
         assert self._service is not None
         knobs, facts, about = self._service.loop.knobs, described.facts(), described.job_facts()
         facts |= self._arithmetic.facts | loading.facts()
-        varies = {f"varies: {name}": "the program changes it by itself" for name in self._service.loop.varies}
+        varies = {
+            f"varies: {name}": "the program changes it by itself"
+            for name in self._service.loop.varies
+        }
         notes = described.notes(knobs) | varies
         if (knobs, facts, about, notes) == self._announced:
             return
@@ -874,8 +1026,8 @@ class Agent:
         self._send("started", knobs=knobs, facts=facts, notes=notes)
 
     def _send_observed(self, signals: Signals | None) -> None:
-        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of the program, the copies of a step. None: it could not
-        be seen."""
+        """Send what was seen once, as an answer that nobody asked for: the memory of the parts of
+        the program, the copies of a step. None: it could not be seen."""
         if signals is not None:
             self._send("probedone", request=0, probe="observed", signals=signals)
 
@@ -884,12 +1036,20 @@ class Agent:
         if owners := memory.owners(device):
             figures = memory.at_peak
             own = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak)
-            self._send("memoryowners", rank=self.rank, owners=owners, signals=peaks(figures, memory.states) if figures and own else {})
+            self._send(
+                "memoryowners",
+                rank=self.rank,
+                owners=owners,
+                signals=peaks(figures, memory.states) if figures and own else {},
+            )
         else:
-            switch.notes.append(f"the owners of the GPU's memory are not read any longer: {memory.off}")
+            switch.notes.append(
+                f"the owners of the GPU's memory are not read any longer: {memory.off}"
+            )
 
     def _send_memory(self, failure: Mapping[str, Any]) -> None:
-        """Send what is known about an allocation that failed. Nothing waits: the program may go on."""
+        """Send what is known about an allocation that failed. Nothing waits: the program may go
+        on."""
         if self._connection is not None and not self._connection.gone and not switch.failed:
             self._send("outofmemory", pid=os.getpid(), rank=self.rank, failure=failure)
 

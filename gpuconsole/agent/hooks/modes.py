@@ -1,8 +1,9 @@
 """Modes of torch that slow each step: anomaly mode, a running profiler, deterministic algorithms.
 
-One look takes some attributes of torch, at the start of a backward pass: a program may turn a mode on for its passes only, as `with
-torch.autograd.detect_anomaly()` does. The looks are counted, and so are those that find a mode. The console takes differences: a mode that the program turns
-off again is no cause of later steps.
+One look takes some attributes of torch, at the start of a backward pass: a program may turn a mode
+on for its passes only, as `with torch.autograd.detect_anomaly()` does. The looks are counted, and
+so are those that find a mode. The console takes differences: a mode that the program turns off
+again is no cause of later steps.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from .watch import recorder
 EVERY_S = 0.4
 """Seconds between two looks at least. A look takes 2 µs."""
 FORGOTTEN_AFTER = 1000
-"""Steps after which a mode that no look has found again is gone: a program may count its operators in the first steps only."""
+"""Steps after which a mode that no look has found again is gone: a program may count its operators
+in the first steps only."""
 
 BY_DTYPE = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 OPERATORS_SEEN = "the program has a mode on that sees each operator: it would see other operators"
 
 
 class Modes:
-    """`due`: when the next look is. `counting`: whether the agent's own mode is on, which counts FLOPs."""
+    """`due`: when the next look is. `counting`: whether the agent's own mode is on, which counts
+    FLOPs."""
 
     def __init__(self) -> None:
         self.reset()
@@ -43,10 +46,14 @@ class Modes:
         self.counting = False
 
     def why_fixed(self) -> str:
-        """Say why a mode of the program forbids a change of the model or the optimizer: the mode would see other operators. Empty where no look has found such
-        a mode in the last steps."""
+        """Say why a mode of the program forbids a change of the model or the optimizer: the mode
+        would see other operators. Empty where no look has found such a mode in the last steps."""
         self._note()
-        return OPERATORS_SEEN if self._seen is not None and recorder.index - self._seen < FORGOTTEN_AFTER else ""
+        return (
+            OPERATORS_SEEN
+            if self._seen is not None and recorder.index - self._seen < FORGOTTEN_AFTER
+            else ""
+        )
 
     def _note(self) -> None:
         if not self.counting and has_modes():
@@ -58,12 +65,15 @@ class Modes:
             self._count()
 
     def read(self) -> dict[str, float]:
-        """The counters: all looks, and those that have found each mode. A program without backward passes of torch.autograd has no look in one: the modes
-        between two steps count then."""
+        """The counters: all looks, and those that have found each mode. A program without backward
+        passes of torch.autograd has no look in one: the modes between two steps count then."""
         if self._looks == self._sent and now() >= self.due:
             self._count()
         self._sent = self._looks
-        return {"mode.looks": float(self._looks), **{f"mode.{name}": float(count) for name, count in self._found.items()}}
+        return {
+            "mode.looks": float(self._looks),
+            **{f"mode.{name}": float(count) for name, count in self._found.items()},
+        }
 
     def _count(self) -> None:
         """Not in steps of a probe or a trial: a profiler there may be ours."""
@@ -92,28 +102,38 @@ def _present() -> list[str]:
 
 @unseen
 def autocast_around(module: Any) -> str:
-    """Return `bf16` or `fp16` where a pass of `module` that begins now is within autocast; empty otherwise."""
+    """Return `bf16` or `fp16` where a pass of `module` that begins now is within autocast; empty
+    otherwise."""
     import torch
 
     parameter = next(parameters_of(module), None)
     kind = parameter.device.type if parameter is not None else "cpu"
-    return BY_DTYPE.get(str(torch.get_autocast_dtype(kind)), "") if torch.is_autocast_enabled(kind) else ""
+    return (
+        BY_DTYPE.get(str(torch.get_autocast_dtype(kind)), "")
+        if torch.is_autocast_enabled(kind)
+        else ""
+    )
 
 
 def is_profiled() -> bool:
     """Return whether a profiler of torch records the operators of this thread."""
-    enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)  # no public way to this flag (torch 2.13)
+    # no public way to this flag (torch 2.13)
+    enabled = getattr(sys.modules["torch"]._C._autograd, "_profiler_enabled", None)
     return enabled is not None and bool(enabled())
 
 
 def has_modes() -> bool:
-    """Return whether a mode is on that sees each operator, or each function of torch. That of `torch.set_default_device` does not count."""
+    """Return whether a mode is on that sees each operator, or each function of torch. That of
+    `torch.set_default_device` does not count."""
     import torch
 
     own: Any = torch._C
     if own._len_torch_dispatch_stack():
         return True
-    return any(type(own._get_function_stack_at(n)).__name__ != "DeviceContext" for n in range(own._len_torch_function_stack()))
+    return any(
+        type(own._get_function_stack_at(n)).__name__ != "DeviceContext"
+        for n in range(own._len_torch_function_stack())
+    )
 
 
 modes = Modes()

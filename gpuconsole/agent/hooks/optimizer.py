@@ -1,7 +1,7 @@
 """Optimizer steps, and where a step of the program ends.
 
-A step ends with the step of its optimizer. Where several optimizers step in turn, as in a GAN, it ends where one of
-them steps again.
+A step ends with the step of its optimizer. Where several optimizers step in turn, as in a GAN, it
+ends where one of them steps again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .watch import recorder, watch
 MAX_GONE_OPTIMIZERS = 32
 """Optimizers that are gone, of which the identities are kept."""
 IN_TURN = 16
-"""Optimizer steps in a row of one optimizer after which the others that the program has made count as unused."""
+"""Optimizer steps in a row of one optimizer after which the others that the program has made count
+as unused."""
 
 
 class Steppers:
@@ -39,13 +40,15 @@ class Steppers:
         self.events = 0
         """Optimizer steps so far."""
         self.plain = True
-        """Whether each step of the program ends as an optimizer returns, and no optimizer steps within another one: only then may steps be counted."""
+        """Whether each step of the program ends as an optimizer returns, and no optimizer steps
+        within another one: only then may steps be counted."""
         self._last: deque[int] = deque(maxlen=IN_TURN)
         """The last optimizers that have stepped, by identity."""
         self._stepped: set[int] = set()
         """The optimizers that have stepped in the step under way."""
         self._open: StepMark | None = None
-        """The end of the last optimizer step, where the step of the program goes on until one of them steps again."""
+        """The end of the last optimizer step, where the step of the program goes on until one of
+        them steps again."""
 
     @property
     def several(self) -> bool:
@@ -57,14 +60,16 @@ class Steppers:
         self._last.clear()
 
     def begins(self, key: int) -> None:
-        """The optimizer `key` is about to step: where it has stepped in the step under way, that step ended with the last optimizer that stepped."""
+        """The optimizer `key` is about to step: where it has stepped in the step under way, that
+        step ended with the last optimizer that stepped."""
         if self._open is not None and (key in self._stepped or not self.several):
             recorder.split(self._open)
             self._open = None
             self._stepped.clear()
 
     def has_stepped(self, key: int) -> bool:
-        """An optimizer has stepped; 0: none in particular. Returns whether the step of the program ends here."""
+        """An optimizer has stepped; 0: none in particular. Returns whether the step of the program
+        ends here."""
         self.events += 1
         self._last.append(key)
         if not key or (self._open is None and not self.several):
@@ -82,7 +87,8 @@ class Steppers:
             self._open = None
 
     def begin_anew(self) -> None:
-        """Forget the iteration under way: an exception of the program has interrupted the agent's code."""
+        """Forget the iteration under way: an exception of the program has interrupted the agent's
+        code."""
         if recorder.thread in (0, get_ident()):
             self.inside, self._open = False, None
             self._stepped.clear()
@@ -136,7 +142,8 @@ step_ends: list[Callable[[bool], None]] = []
 
 
 def begin_optimizer_step(frame: FrameType) -> bool:
-    """An optimizer begins to step: `frame` is that of torch's wrapper around the `step` of each class. Returns whether there is a segment to end."""
+    """An optimizer begins to step: `frame` is that of torch's wrapper around the `step` of each
+    class. Returns whether there is a segment to end."""
     optimizer = frame.f_locals["args"][0]
     return begin_step(optimizer)
 
@@ -171,7 +178,8 @@ def begin_step(optimizer: Any) -> bool:
 
 
 def elsewhere() -> None:
-    """An optimizer steps on another thread: on a GPU torch computes gradients, and calls their hooks, in threads of its own."""
+    """An optimizer steps on another thread: on a GPU torch computes gradients, and calls their
+    hooks, in threads of its own."""
     if _graph_task() != -1:
         passes.state.inner, steppers.plain = True, False
 
@@ -197,7 +205,8 @@ def end_optimizer_step(failed: bool) -> None:
 
 
 def end_seen(frame: FrameType) -> None:
-    """An optimizer has stepped in a step that is only counted, where the begin of the call was not seen: see `begin_optimizer_step`."""
+    """An optimizer has stepped in a step that is only counted, where the begin of the call was not
+    seen: see `begin_optimizer_step`."""
     optimizer = frame.f_locals["args"][0]
     if id(optimizer) in watch.keys:
         end_counted()
@@ -218,7 +227,8 @@ def end_counted() -> None:
 
 
 def begin_scaled(frame: FrameType) -> bool:
-    """A gradient scaler leaves out the step of the optimizer where a gradient is not finite: the step of the program ends all the same."""
+    """A gradient scaler leaves out the step of the optimizer where a gradient is not finite: the
+    step of the program ends all the same."""
     if tracing.is_compiling():
         return False
     if not (recorder.thread or recorder.index):
@@ -262,7 +272,8 @@ def end_scaled(failed: bool) -> None:
 
 
 def end_whole() -> None:
-    """End a step that no call of an optimizer ends: of a compiled function, of a CUDA graph, of a backward pass in which optimizers have stepped."""
+    """End a step that no call of an optimizer ends: of a compiled function, of a CUDA graph, of a
+    backward pass in which optimizers have stepped."""
     steppers.plain = False
     if not recorder.thread:
         recorder.begin([])
@@ -292,7 +303,13 @@ calls.compiled.end_step = end_whole
 
 MODULE = "torch.optim.optimizer"
 STEP = Border(
-    MODULE, "Optimizer.profile_hook_step", begin_optimizer_step, end_optimizer_step, hot=True, inner=("wrapper",), elsewhere=elsewhere
+    MODULE,
+    "Optimizer.profile_hook_step",
+    begin_optimizer_step,
+    end_optimizer_step,
+    hot=True,
+    inner=("wrapper",),
+    elsewhere=elsewhere,
 )
 """In a step that is only counted, its return is seen."""
 BORDERS = (

@@ -13,7 +13,18 @@ from . import tracing
 from .borders.border import Border
 from .guard import entry, switch
 from .modes import autocast_around, has_modes, is_profiled, modes
-from .recorder import BACKWARD, EVAL, EVALUATED, FORWARD, MAY_HOLD_FORWARD, NO_GRAD, OPTIMIZER, TRAINED, TRAINED_EVAL, get_ident
+from .recorder import (
+    BACKWARD,
+    EVAL,
+    EVALUATED,
+    FORWARD,
+    MAY_HOLD_FORWARD,
+    NO_GRAD,
+    OPTIMIZER,
+    TRAINED,
+    TRAINED_EVAL,
+    get_ident,
+)
 from .structure import has_parameters
 from .watch import count_samples, recorder, rows, watch
 
@@ -26,13 +37,15 @@ class State:
 
     def __init__(self) -> None:
         self.sized = False
-        """Whether samples of the present micro-batch have been counted. In an optimizer step that evaluates a closure several times, only the first counts."""
+        """Whether samples of the present micro-batch have been counted. In an optimizer step that
+        evaluates a closure several times, only the first counts."""
         self.inner = False
         """Whether an optimizer has stepped within the backward pass under way."""
         self.in_eval = False
         """Whether the last pass was one with gradients in eval mode."""
         self.trains_in_eval = False
-        """Whether a backward pass has followed such a pass: the mode says nothing about the passes of this program."""
+        """Whether a backward pass has followed such a pass: the mode says nothing about the passes
+        of this program."""
         self.trained: set[int] = set()
         """The identities of the modules whose passes record gradients."""
         self.known: set[int] = set()
@@ -47,7 +60,8 @@ state = State()
 
 
 def _begin_anew() -> None:
-    """Count nothing in the rest of this step: an exception of the program has interrupted the agent's code."""
+    """Count nothing in the rest of this step: an exception of the program has interrupted the
+    agent's code."""
     if recorder.thread not in (0, get_ident()):
         return
     state.sized = state.inner = False
@@ -57,7 +71,7 @@ def _begin_anew() -> None:
 
 switch.begin_anew.append(_begin_anew)
 
-# --- forward ------------------------------------------------------------------------------------------------
+# --- forward --------------------------------------------------------------------------------------
 
 
 def evaluates(module: Any) -> bool:
@@ -76,17 +90,24 @@ def without_gradients(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def may_begin_pass() -> bool:
     """Whether a call of a module now is a pass of its own, and not a part of another border."""
-    return recorder.thread != 0 and recorder.stack[-1] in MAY_HOLD_FORWARD and not tracing.is_compiling()
+    return (
+        recorder.thread != 0
+        and recorder.stack[-1] in MAY_HOLD_FORWARD
+        and not tracing.is_compiling()
+    )
 
 
 def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Begin the pass of a module that the program calls. Returns False for a module without parameters, such as a loss: it makes no pass."""
+    """Begin the pass of a module that the program calls. Returns False for a module without
+    parameters, such as a loss: it makes no pass."""
     if id(module) not in state.known and not _note_root(module):
         return False
     recorder.passes += 1
     grad = tracing.grad_enabled()
     state.in_eval = grad and evaluates(module)
-    recorder.enter(EVAL if state.in_eval else FORWARD if grad else without_gradients(module, args, kwargs))
+    recorder.enter(
+        EVAL if state.in_eval else FORWARD if grad else without_gradients(module, args, kwargs)
+    )
     if grad and not state.in_eval:
         if id(module) not in state.trained:
             if len(state.trained) >= MAX_TRAINED:
@@ -124,32 +145,41 @@ def end_pass(failed: bool) -> None:
         recorder.leave()
 
 
-FORWARD_PASS = Border("torch.nn.modules.module", "Module._wrapped_call_impl", lambda frame: False, end_pass)
+FORWARD_PASS = Border(
+    "torch.nn.modules.module", "Module._wrapped_call_impl", lambda frame: False, end_pass
+)
 """The call of a module: `monitor` begins it by itself, because only the outermost call is one."""
 
 
 @entry("loss.read")
 def read_loss(tensors: Any) -> None:
-    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss of a class of its own is left alone: that of DTensor would take
-    an exchange between processes, and other classes, as modes and profilers of the program, see each operator on it."""
+    """Add the loss of a backward pass to that of the step. Nothing waits for a GPU. A loss of a
+    class of its own is left alone: that of DTensor would take an exchange between processes, and
+    other classes, as modes and profilers of the program, see each operator on it."""
     loss = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
     if not is_plain(loss) or has_modes() or loss.ndim or loss.is_complex() or is_profiled():
         return
     if loss.device.type == "cpu":
         value = loss.item()
         recorder.loss = value if recorder.loss is None else recorder.loss + value
-    elif recorder.copy_loss is not None and recorder.readings is not None and (recorder.loss is not None or not recorder.backwards):
-        recorder.loss = recorder.copy_loss(loss, recorder.loss)  # once a pass had no loss that can be read, the step has none
+    elif (
+        recorder.copy_loss is not None
+        and recorder.readings is not None
+        and (recorder.loss is not None or not recorder.backwards)
+    ):
+        # once a pass had no loss that can be read, the step has none
+        recorder.loss = recorder.copy_loss(loss, recorder.loss)
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor is of torch's own class: its operators are torch's own, and nobody sees them."""
+    """Whether a tensor is of torch's own class: its operators are torch's own, and nobody sees
+    them."""
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-# --- backward -----------------------------------------------------------------------------------------------
+# --- backward -------------------------------------------------------------------------------------
 
 
 def begin_backward(frame: FrameType) -> bool:
@@ -165,7 +195,8 @@ def begin_backward(frame: FrameType) -> bool:
         switch.attempt("settings.modes", modes.look)
     outputs = frame.f_locals.get("t_outputs")
     caller = frame.f_back
-    if caller is None or caller.f_code.co_name != "grad":  # torch.autograd.grad computes gradients of whatever the program asks for
+    # torch.autograd.grad computes gradients of whatever the program asks for
+    if caller is None or caller.f_code.co_name != "grad":
         if recorder.reads_loss or recorder.readings is not None:
             read_loss(outputs)
         recorder.backwards += 1
@@ -191,4 +222,6 @@ def end_backward(failed: bool) -> None:
         state.end_in_backward()
 
 
-BORDERS = (Border("torch.autograd.graph", "_engine_run_backward", begin_backward, end_backward, hot=True),)
+BORDERS = (
+    Border("torch.autograd.graph", "_engine_run_backward", begin_backward, end_backward, hot=True),
+)

@@ -1,10 +1,11 @@
 """The segments of the step under way, and their packed form.
 
-A segment is a stretch of the training thread's time with one code: what the thread did. The recorder does not judge; the console makes phases
-of the segments (session/segments.py). Segments of a step are contiguous: the step's start, then for each segment its code and its end.
+A segment is a stretch of the training thread's time with one code: what the thread did. The
+recorder does not judge; the console makes phases of the segments (session/segments.py). Segments of
+a step are contiguous: the step's start, then for each segment its code and its end.
 
-A step is marked or counted. A counted step has its start and its end, and what is rare: its time is one segment UNMARKED, which the console divides as in the
-marked steps, which are chosen at random.
+A step is marked or counted. A counted step has its start and its end, and what is rare: its time is
+one segment UNMARKED, which the console divides as in the marked steps, which are chosen at random.
 """
 
 from __future__ import annotations
@@ -21,41 +22,50 @@ from typing import Any, NamedTuple
 from ..clock import now
 
 (
-    DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE, UNMARKED, EVAL, TRAINED, TRAINED_EVAL, EVALUATED,
+    DATA, FORWARD, NO_GRAD, BACKWARD, OPTIMIZER, ZERO, SAVE, LOG, COMM, GAP, OWN, COMPILED, WHOLE,
+    UNMARKED, EVAL, TRAINED, TRAINED_EVAL, EVALUATED,
 ) = range(18)  # fmt: skip
-"""Codes: a batch that is made without a DataLoader, which this agent does not mark; a pass of a root module with gradients, and without; backward; optimizer step; zero_grad;
-saving; logging; a collective; anything else; the agent's own work; a function under torch.compile; a framework's training step with its loss; the time of a
-counted step; a pass with gradients in eval mode, as of an evaluation without
-`torch.no_grad`; a pass without gradients of a module that has passes with gradients too, the same in eval mode, and the same in eval mode on a batch about as
-large as those of the training: an agent that asks a policy for its next action passes a few rows."""
+"""Codes: a batch that is made without a DataLoader, which this agent does not mark; a pass of a
+root module with gradients, and without; backward; optimizer step; zero_grad; saving; logging; a
+collective; anything else; the agent's own work; a function under torch.compile; a framework's
+training step with its loss; the time of a counted step; a pass with gradients in eval mode, as of
+an evaluation without `torch.no_grad`; a pass without gradients of a module that has passes with
+gradients too, the same in eval mode, and the same in eval mode on a batch about as large as those
+of the training: an agent that asks a policy for its next action passes a few rows."""
 WITHOUT_GRADIENTS = frozenset((NO_GRAD, TRAINED, TRAINED_EVAL, EVALUATED))
 LOADER = 24
 LOADERS = 8
 """Code LOADER + n: a batch from the DataLoader number n (of the last LOADERS)."""
 MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG))
-"""A pass is a segment only directly within these: a closure runs in the optimizer's step; a function that saves may evaluate first."""
+"""A pass is a segment only directly within these: a closure runs in the optimizer's step; a
+function that saves may evaluate first."""
 LAST = frozenset((FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, *range(LOADER, LOADER + LOADERS)))
-"""The codes by which the time after them is named. A pass without gradients says nothing about it."""
+"""The codes by which the time after them is named. A pass without gradients says nothing about
+it."""
 HEAD = struct.Struct("<IdIIdBBHI")
-"""Of a packed step: index, start, samples, tokens, loss, arm, kind, flags, number of segments. Then the codes (a byte each) and the
-ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also the run-queue seconds at the start and at each end. STREAM: the times are
-those of the CUDA stream. LOSS: the step has a loss, which may be NaN."""
+"""Of a packed step: index, start, samples, tokens, loss, arm, kind, flags, number of segments. Then
+the codes (a byte each) and the ends (8 bytes each, seconds on CLOCK_MONOTONIC); with RUN_QUEUE also
+the run-queue seconds at the start and at each end. STREAM: the times are those of the CUDA stream.
+LOSS: the step has a loss, which may be NaN."""
 RUN_QUEUE, STREAM, LOSS = 1, 2, 4
 MAX_SEGMENTS = 100_000
 MAX_READINGS = 20_000
-"""Of one step. A program that has stopped training, and serves its model, makes segments for ever. So the segments of a step with more are folded, and a
-step with more readings has none."""
+"""Of one step. A program that has stopped training, and serves its model, makes segments for ever.
+So the segments of a step with more are folded, and a step with more readings has none."""
 LOSS_EVERY_S = 0.04
-"""Seconds between two steps whose loss is read on a CPU, outside a trial. One reading takes 10 µs of a step; the console shows a loss each 0.25 s."""
+"""Seconds between two steps whose loss is read on a CPU, outside a trial. One reading takes 10 µs
+of a step; the console shows a loss each 0.25 s."""
 
 RawStep = tuple[int, float, list[int], list[float], int, int, Any, int, int, "list[float] | None"]
-"""index, start, codes, ends, samples, tokens, loss, arm, kind, readings (see `read`); an empty list: the times are those of the stream."""
+"""index, start, codes, ends, samples, tokens, loss, arm, kind, readings (see `read`); an empty
+list: the times are those of the stream."""
 
 get_ident = threading.get_ident
 
 
 class StepMark(NamedTuple):
-    """A moment of a step: how many segments it has, its samples, tokens and loss, and its forward and backward passes."""
+    """A moment of a step: how many segments it has, its samples, tokens and loss, and its forward
+    and backward passes."""
 
     segments: int
     samples: int
@@ -67,8 +77,9 @@ class StepMark(NamedTuple):
 class StepRecorder:
     """`stack` holds what is going on, the innermost last. Only the training thread writes.
 
-    The program's own work drives this code out of the caches between two marks, so each line that a mark runs and each object that it reads costs
-    three times what a loop over it shows: the usual step must touch little.
+    The program's own work drives this code out of the caches between two marks, so each line that a
+    mark runs and each object that it reads costs three times what a loop over it shows: the usual
+    step must touch little.
     """
 
     __slots__ = (
@@ -118,17 +129,20 @@ class StepRecorder:
     def reset(self) -> None:
         """As in a process that has not trained yet."""
         self.thread = 0
-        """The training thread; 0: nothing is recorded. A hook compares it itself: the call of a method would double the cost of the comparison."""
+        """The training thread; 0: nothing is recorded. A hook compares it itself: the call of a
+        method would double the cost of the comparison."""
         self.counted = False
         """Whether the step under way is only counted."""
         self.partial = False
-        """Whether the step under way was counted at its start, and is marked since then: what it had before is not known."""
+        """Whether the step under way was counted at its start, and is marked since then: what it
+        had before is not known."""
         self.marks: Callable[[bool], None] | None = None
         """Called with whether a step is marked, where that changes."""
         self.usual = 0, 0
         """The samples and tokens of the last marked step: those of a counted step."""
         self.varied = False
-        """Whether a marked step lately had other samples than the marked step before: then a counted step would have the wrong samples."""
+        """Whether a marked step lately had other samples than the marked step before: then a
+        counted step would have the wrong samples."""
         self.every = 0
         """One step in so many is marked, on average; 0: each."""
         self.full_at = 0
@@ -151,9 +165,11 @@ class StepRecorder:
         self.passes = self.backwards = 0
         """Passes and backward passes of the step under way."""
         self.own_s = self.probes_s = 0.0
-        """Seconds of the agent's work between two steps, without probes; and seconds of probes and profiler windows."""
+        """Seconds of the agent's work between two steps, without probes; and seconds of probes and
+        profiler windows."""
         self.read: Callable[[], Any] | None = None
-        """What a mark of a sampled step reads: the run-queue seconds of the training thread; on CUDA an event in the stream."""
+        """What a mark of a sampled step reads: the run-queue seconds of the training thread; on
+        CUDA an event in the stream."""
         self.on_stream = False
         self.settle: Callable[..., Any] | None = None
         """On CUDA: divides finished steps into those whose events are known, and the rest."""
@@ -164,8 +180,9 @@ class StepRecorder:
         self.sample_all = False
         """Whether every step has readings: in a trial both sides pay the same for them."""
         self.ends_only = False
-        """Whether a step has readings at its start and its end only. In a trial on a GPU every step has readings: events at each mark would take a part of a
-        short step, and not the same part of both sides."""
+        """Whether a step has readings at its start and its end only. In a trial on a GPU every step
+        has readings: events at each mark would take a part of a short step, and not the same part
+        of both sides."""
         self.sample_at = -1
         """The step that has readings, also where `sample_all` is not set."""
         self.sampled(False)
@@ -212,7 +229,10 @@ class StepRecorder:
         for code, ended in zip(self.codes, self.times, strict=True):
             seconds[code] = seconds.get(code, 0.0) + ended - begun
             begun = ended
-        self.codes, self.times = list(seconds), [self.start + t for t in itertools.accumulate(seconds.values())]
+        self.codes, self.times = (
+            list(seconds),
+            [self.start + t for t in itertools.accumulate(seconds.values())],
+        )
 
     def leave(self) -> None:
         """The present segment ends; the one around it goes on. The outermost one never ends."""
@@ -225,7 +245,8 @@ class StepRecorder:
             self.readings.append(self.read())  # type: ignore[misc]
 
     def drop(self, codes: Container[int]) -> None:
-        """Segments with these codes that are under way are no segments of their own any longer: nothing will end them."""
+        """Segments with these codes that are under way are no segments of their own any longer:
+        nothing will end them."""
         self.stack[1:] = [code for code in self.stack[1:] if code not in codes]
 
     def sampled(self, wanted: bool) -> None:
@@ -234,7 +255,8 @@ class StepRecorder:
         if wanted and self.read is not None:
             first = self.read()
             count = 1 if self.ends_only else 1 + len(self.codes)
-            self.readings = [first] * count if self.read is not None else None  # the reading may have failed
+            # the reading may have failed
+            self.readings = [first] * count if self.read is not None else None
 
     def cut(self) -> None:
         """The step ends here, within whatever is going on."""
@@ -247,9 +269,23 @@ class StepRecorder:
             if self.caught_up is not None and not self.ends_only:
                 self.caught_up(self.readings)
         if self.partial:
-            self.samples, self.tokens = max(self.samples, self.usual[0]), max(self.tokens, self.usual[1])
+            self.samples, self.tokens = (
+                max(self.samples, self.usual[0]),
+                max(self.tokens, self.usual[1]),
+            )
         self.done.append(
-            (self.index, self.start, self.codes, self.times, self.samples, self.tokens, self.loss, self.arm, self.kind, self.readings)
+            (
+                self.index,
+                self.start,
+                self.codes,
+                self.times,
+                self.samples,
+                self.tokens,
+                self.loss,
+                self.arm,
+                self.kind,
+                self.readings,
+            )
         )
         if not self.partial:
             self.varied = self.varied or self.usual[0] not in (0, self.samples)
@@ -268,7 +304,19 @@ class StepRecorder:
         self.codes.append(self.stack[-1])
         self.times.append(end)
         self.last = OPTIMIZER
-        self.done.append((self.index, self.start, self.codes, self.times, *self.usual, None, self.arm, self.kind, None))
+        self.done.append(
+            (
+                self.index,
+                self.start,
+                self.codes,
+                self.times,
+                *self.usual,
+                None,
+                self.arm,
+                self.kind,
+                None,
+            )
+        )
         self._begin_next(end)
         if self._is_marked() or not self.every:
             self.mark_step()
@@ -323,7 +371,9 @@ class StepRecorder:
 
     def mark(self) -> StepMark:
         """This moment, at which `split` can end the step later."""
-        return StepMark(len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards)
+        return StepMark(
+            len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards
+        )
 
     def split(self, mark: StepMark) -> None:
         """End the step at a past moment. What came since then is the step under way."""
@@ -334,7 +384,10 @@ class StepRecorder:
         first = None if readings is None else readings[: mark.segments + 1]
         ended_samples, ended_tokens = mark.samples, mark.tokens
         if self.partial:
-            ended_samples, ended_tokens = max(ended_samples, self.usual[0]), max(ended_tokens, self.usual[1])
+            ended_samples, ended_tokens = (
+                max(ended_samples, self.usual[0]),
+                max(ended_tokens, self.usual[1]),
+            )
             self.partial = False
         self.done.append(
             (
@@ -351,7 +404,11 @@ class StepRecorder:
             )
         )
         self.index += 1
-        self.start, self.codes, self.times = times[mark.segments - 1], codes[mark.segments :], times[mark.segments :]
+        self.start, self.codes, self.times = (
+            times[mark.segments - 1],
+            codes[mark.segments :],
+            times[mark.segments :],
+        )
         self.samples, self.tokens, self.loss = samples, tokens, loss
         if readings is not None:
             self.readings = readings[mark.segments :]
@@ -365,13 +422,26 @@ class StepRecorder:
 
 
 def pack(steps: list[RawStep]) -> str:
-    """Steps as base64 text. As JSON numbers the times would take 22 µs a step, packed they take 1 µs."""
+    """Steps as base64 text. As JSON numbers the times would take 22 µs a step, packed they take 1
+    µs."""
     parts = []
     for index, start, codes, times, samples, tokens, loss, arm, kind, readings in steps:
         flags = 0 if readings is None else RUN_QUEUE if readings else STREAM
         value = float("nan") if loss is None else float(loss)
         flags |= 0 if loss is None else LOSS
-        parts.append(HEAD.pack(index, start, samples & 0xFFFFFFFF, tokens & 0xFFFFFFFF, value, arm, kind, flags, len(codes)))
+        parts.append(
+            HEAD.pack(
+                index,
+                start,
+                samples & 0xFFFFFFFF,
+                tokens & 0xFFFFFFFF,
+                value,
+                arm,
+                kind,
+                flags,
+                len(codes),
+            )
+        )
         parts.append(bytes(codes))
         parts.append(array.array("d", times).tobytes())
         if readings:

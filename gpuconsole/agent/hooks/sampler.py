@@ -1,13 +1,17 @@
-"""Samples of the training thread's stack: which lines of the program take the time of each part of a step, and which parts of loading the time of its batches.
+"""Samples of the training thread's stack: which lines of the program take the time of each part of
+a step, and which parts of loading the time of its batches.
 
-The other threads of the program are looked at too: one that computes in Python holds the interpreter's lock, and the training thread waits for it.
+The other threads of the program are looked at too: one that computes in Python holds the
+interpreter's lock, and the training thread waits for it.
 
-A thread reads the stack of the training thread about 20 times a second, and 100 times a second where the console has asked for more samples, and at the start.
-While the thread waits for a sample, the interpreter's switch interval is short (see `ShortSwitches`): else a sample would come with the next function of torch
-that releases the interpreter's lock, and the lines of Python before that function would never be seen.
+A thread reads the stack of the training thread about 20 times a second, and 100 times a second
+where the console has asked for more samples, and at the start. While the thread waits for a sample,
+the interpreter's switch interval is short (see `ShortSwitches`): else a sample would come with the
+next function of torch that releases the interpreter's lock, and the lines of Python before that
+function would never be seen.
 
-No function of Python shows the thread (see `threads`). It is gone before a fork and at the end of the process: Python 3.12 and newer warn where a process with
-several threads forks.
+No function of Python shows the thread (see `threads`). It is gone before a fork and at the end of
+the process: Python 3.12 and newer warn where a process with several threads forks.
 """
 
 from __future__ import annotations
@@ -50,14 +54,18 @@ from .threads import ShortSwitches, Ticker, calls_are_seen
 from .watch import is_program, module_name, place_name, recorder
 
 EVERY_S = 0.01
-"""Mean seconds between two samples of a spell. A sample takes about 0.2 ms of a core. All pauses are random, so that they do not follow a rhythm of
-the program; they are exponential: a sample that C code has delayed stands for all samples that C code has prevented, wherever its own pause began."""
+"""Mean seconds between two samples of a spell. A sample takes about 0.2 ms of a core. All pauses
+are random, so that they do not follow a rhythm of the program; they are exponential: a sample that
+C code has delayed stands for all samples that C code has prevented, wherever its own pause
+began."""
 BURST_S = 0.2
 IDLE_S = 0.8
-"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console has asked for more samples, and at the start."""
+"""Seconds with samples, and the mean seconds of rest after them. There is no rest where the console
+has asked for more samples, and at the start."""
 MAX_CORE_SHARE = 0.004
 MAX_IDLE_S = 10.0
-"""Share of a core that samples may take. Where many threads make them dearer, the rest after a spell is longer, up to so many seconds."""
+"""Share of a core that samples may take. Where many threads make them dearer, the rest after a
+spell is longer, up to so many seconds."""
 OTHERS_EVERY_S = 1.0
 FIRST_S = 3.0
 """Seconds with many samples at the start: a job of some seconds has samples too."""
@@ -67,8 +75,9 @@ TYPED = ("<string>", "<stdin>")
 WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 """Names of functions that decorators make: the function within says more."""
 ANOMALY, STACK_OF_ANOMALY = "torch.anomaly_mode", ("format_stack", "/torch/fx/traceback.py")
-"""Name of the library function in which anomaly mode keeps the stack of an operator, whichever function of torch has called the operator; the function of
-torch that this is, and the end of its file's name."""
+"""Name of the library function in which anomaly mode keeps the stack of an operator, whichever
+function of torch has called the operator; the function of torch that this is, and the end of its
+file's name."""
 MAX_LINES = 8
 MAX_FRAMES = 300
 MAX_STEP_SAMPLES = 2000
@@ -79,13 +88,15 @@ MAX_FILES = 4096
 STAT_BYTES = 512
 SPIN_NS = 50_000
 LATE_S = 0.0002
-"""How long a thread goes on running that does not need the interpreter's lock. One without a core does not need it either if this thread got the lock at
-once."""
+"""How long a thread goes on running that does not need the interpreter's lock. One without a core
+does not need it either if this thread got the lock at once."""
 BACKOFF_S = 0.0002
 STOOD_NS = 20_000
-"""How long this thread waits to see what a thread does that sleeps, and CPU time below which that thread slept on."""
+"""How long this thread waits to see what a thread does that sleeps, and CPU time below which that
+thread slept on."""
 OBJECTS = 60
-"""More than a sample makes: a garbage collection, and with it finalizers of the program, must not run in this thread."""
+"""More than a sample makes: a garbage collection, and with it finalizers of the program, must not
+run in this thread."""
 MAX_SKIPPED = 5
 BUSY = 0.2
 """The share of a core that another thread takes before its stack is read."""
@@ -105,25 +116,28 @@ PARTS = {
     LOG: "logging",
     COMM: "comm",
 }
-"""The part of a step that a segment is, by its code. Those of the time between the segments are LOSS, CLIP, FEED and BETWEEN."""
+"""The part of a step that a segment is, by its code. Those of the time between the segments are
+LOSS, CLIP, FEED and BETWEEN."""
 THREAD = "thread"
 """In place of a part of a step, for a stack of another thread."""
 LOSS, CLIP, FEED, BETWEEN, DATA_WAIT = "loss", "clip", "feed", "between", "data_wait"
-"""From the end of the model's call to the backward pass; from the backward pass to the optimizer; from a batch to the model's call; from the optimizer
-to the next batch or call."""
+"""From the end of the model's call to the backward pass; from the backward pass to the optimizer;
+from a batch to the model's call; from the optimizer to the next batch or call."""
 PYTHON, NATIVE, WAITS = "python", "native", "waits"
-"""What the thread does: it runs Python, or operators too short to tell; it runs code without the interpreter's lock, such as an operator of torch; it
-waits for a lock, for input or output, or sleeps."""
+"""What the thread does: it runs Python, or operators too short to tell; it runs code without the
+interpreter's lock, such as an operator of torch; it waits for a lock, for input or output, or
+sleeps."""
 
 Line = tuple[str, int, str]
 """A line of the program: its file, its number, and the function."""
 Stack = tuple[str, str, str, tuple[Line, ...]]
-"""The part, what the thread does, the library function that the innermost line of the program calls (empty: none), and the lines of the program, the
-innermost first."""
+"""The part, what the thread does, the library function that the innermost line of the program calls
+(empty: none), and the lines of the program, the innermost first."""
 
 
 class SleepSample(NamedTuple):
-    """A sample of a thread that sleeps: it waits for the interpreter's lock, or for something else. `clock_ns`: its CPU time."""
+    """A sample of a thread that sleeps: it waits for the interpreter's lock, or for something else.
+    `clock_ns`: its CPU time."""
 
     part: str
     callee: str
@@ -133,8 +147,9 @@ class SleepSample(NamedTuple):
 
 
 class StackSampler:
-    """Takes samples of the training thread while that trains. `cpu_s`: CPU seconds of the sampling thread so far. `see`: gets the innermost frame and the seconds
-    that a sample stands for, for the parts of loading; None: nobody asks for them."""
+    """Takes samples of the training thread while that trains. `cpu_s`: CPU seconds of the sampling
+    thread so far. `see`: gets the innermost frame and the seconds that a sample stands for, for the
+    parts of loading; None: nobody asks for them."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
@@ -166,7 +181,8 @@ class StackSampler:
         in_forked_children(self._forget)
 
     def _forget(self) -> None:
-        """As in a process without the thread. A forked child has no other thread than the one that forked."""
+        """As in a process without the thread. A forked child has no other thread than the one that
+        forked."""
         self._ticker: Ticker | None = None
         self._switches.end()
         self.see = None
@@ -174,15 +190,21 @@ class StackSampler:
         self._stacks, self._of_step, self._sleeping = {}, [], None
 
     def resume(self) -> None:
-        """Sample the present thread from now on. Called between two steps: after a fork, Python counts the threads until the fork is over."""
+        """Sample the present thread from now on. Called between two steps: after a fork, Python
+        counts the threads until the fork is over."""
         if (thread := _thread.get_ident()) != self._thread:
             self.close()
-            self._clock = time.pthread_getcpuclockid(thread)  # reading it raises OSError once the thread has ended
+            # reading it raises OSError once the thread has ended
+            self._clock = time.pthread_getcpuclockid(thread)
             self._state, self._thread = ThreadState(), thread
             self.faster(FIRST_S)
         if calls_are_seen():
             self.stop()  # a debugger would take the thread for one of the program
-        elif (self._ticker is None or not self._ticker.runs) and not self._broken and not switch.failed:
+        elif (
+            (self._ticker is None or not self._ticker.runs)
+            and not self._broken
+            and not switch.failed
+        ):
             self._sleeping, self._due = None, 0.0
             with contextlib.suppress(RuntimeError):  # the program may have no further thread
                 self._ticker = Ticker(self._tick)
@@ -210,26 +232,36 @@ class StackSampler:
         return time.perf_counter() < self._fast_until
 
     def take(self) -> list[tuple[str, str, float, str, list[str]]]:
-        """The stacks of the steps that have ended since the last call: fields of `model.stacks.StackSample`."""
+        """The stacks of the steps that have ended since the last call: fields of
+        `model.stacks.StackSample`."""
         if recorder.index != self._step:
             self._end_step()
-        taken, self._stacks = self._stacks, {}  # the sampling thread may be writing to the former one
+        # the sampling thread may be writing to the former one
+        taken, self._stacks = self._stacks, {}
         return [
-            (part, kind, round(weight, 2), callee, [f"{self._place(file, number)} {function}" for file, number, function in lines])
+            (
+                part,
+                kind,
+                round(weight, 2),
+                callee,
+                [f"{self._place(file, number)} {function}" for file, number, function in lines],
+            )
             for (part, kind, callee, lines), weight in list(taken.items())
         ]
 
     def _place(self, file: str, number: int) -> str:
-        """Name a line for people: `train.py:12`. Where two files have the same name, the folder of the second file stands before the name."""
+        """Name a line for people: `train.py:12`. Where two files have the same name, the folder of
+        the second file stands before the name."""
         folder, name = os.path.split(file)
         if self._files.setdefault(name, folder) == folder:
             return place_name(file, number)
         return f"{os.path.basename(folder)}/{name}:{number}"
 
-    # --- in the thread of its own -------------------------------------------------------------------------------
+    # --- in the thread of its own -----------------------------------------------------------------
 
     def _tick(self) -> float | None:
-        """Take a sample, or see what became of a thread that slept. Returns the seconds until the next call."""
+        """Take a sample, or see what became of a thread that slept. Returns the seconds until the
+        next call."""
         try:
             if self._sleeping is not None:
                 self._woke(self._sleeping)
@@ -257,17 +289,27 @@ class StackSampler:
         if t >= self._others_due:
             self._others_due = t + OTHERS_EVERY_S
             self._others.look({self._thread, _thread.get_ident()})
-        self._skipped = 0 if self._skipped > MAX_SKIPPED or not _collects_soon() else self._skipped + 1
-        if not self._skipped and recorder.thread == self._thread and not recorder.arm and recorder.kind == COUNTS:
+        self._skipped = (
+            0 if self._skipped > MAX_SKIPPED or not _collects_soon() else self._skipped + 1
+        )
+        if (
+            not self._skipped
+            and recorder.thread == self._thread
+            and not recorder.arm
+            and recorder.kind == COUNTS
+        ):
             self._sample(t - self._due)
 
     def _sample(self, late_s: float) -> None:
-        """Count the present stack. C code that holds the interpreter's lock makes a sample late: it stands for those that could not be taken."""
+        """Count the present stack. C code that holds the interpreter's lock makes a sample late: it
+        stands for those that could not be taken."""
         code, between = recorder.stack[-1], self._between()
-        if code == WHOLE and recorder.last == FORWARD:  # in a framework's training step, after the model's call
+        # in a framework's training step, after the model's call
+        if code == WHOLE and recorder.last == FORWARD:
             code = GAP
         busy, weight = self._others.busy, 1 + late_s / EVERY_S
-        # No variable holds the dictionary: it has the frame of this function too, and both would keep each other and the program's objects alive.
+        # No variable holds the dictionary: it has the frame of this function too, and both would
+        # keep each other and the program's objects alive.
         frame, *others = map(sys._current_frames().get, (self._thread, *busy))
         if frame is None or code == OWN:
             return
@@ -278,7 +320,9 @@ class StackSampler:
                 self._count((THREAD, NATIVE if runs(native_id) else PYTHON, callee, lines), weight)
         if self.see is not None:
             self.see(frame, weight * EVERY_S)
-        part, callee, lines = self._lines(frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT))
+        part, callee, lines = self._lines(
+            frame, between if code in (GAP, UNMARKED) else PARTS.get(code, DATA_WAIT)
+        )
         del frame  # before the lock goes: nothing of the program may be freed here
         kind, clock_ns = self._kind(late_s)
         if kind == WAITS:
@@ -287,22 +331,27 @@ class StackSampler:
             self._count((part, kind, callee, lines), weight)
 
     def _woke(self, seen: SleepSample) -> None:
-        """Count a sample of a thread that slept BACKOFF_S ago, and could have had the interpreter's lock since then."""
+        """Count a sample of a thread that slept BACKOFF_S ago, and could have had the interpreter's
+        lock since then."""
         self._sleeping = None
         try:
-            went_on = time.clock_gettime_ns(self._clock) - seen.clock_ns > STOOD_NS or (self._state is not None and self._state.runs())
+            went_on = time.clock_gettime_ns(self._clock) - seen.clock_ns > STOOD_NS or (
+                self._state is not None and self._state.runs()
+            )
         except OSError:  # the thread has ended, and with it its clock
             went_on = True
         self._count((seen.part, PYTHON if went_on else WAITS, seen.callee, seen.lines), seen.weight)
 
     def _count(self, stack: Stack, weight: float) -> None:
-        """Keep a sample until its step is over. What the program does after its last step belongs to no step."""
+        """Keep a sample until its step is over. What the program does after its last step belongs
+        to no step."""
         if recorder.index != self._step or len(self._of_step) >= MAX_STEP_SAMPLES:
             self._end_step()
         self._of_step.append((stack, weight))
 
     def _end_step(self) -> None:
-        """Add the samples of the step that was under way. Another step is under way now, or the same one for very long."""
+        """Add the samples of the step that was under way. Another step is under way now, or the
+        same one for very long."""
         of_step, self._of_step, self._step = self._of_step, [], recorder.index
         for stack, weight in of_step:
             self._add(stack, weight)
@@ -320,8 +369,8 @@ class StackSampler:
         return {BACKWARD: CLIP, FORWARD: LOSS, WHOLE: LOSS, COMPILED: LOSS}.get(last, BETWEEN)
 
     def _lines(self, frame: FrameType | None, part: str) -> tuple[str, str, tuple[Line, ...]]:
-        """The part, the library function that the innermost line of the program calls, and the lines of the program. In a counted step the optimizer is no
-        segment: its frames show it."""
+        """The part, the library function that the innermost line of the program calls, and the
+        lines of the program. In a counted step the optimizer is no segment: its frames show it."""
         callee, lines = "", list[Line]()
         for _ in range(MAX_FRAMES):
             if frame is None or len(lines) == MAX_LINES:
@@ -330,7 +379,8 @@ class StackSampler:
             file = code.co_filename
             if self._belongs(file) or (file in TYPED and module_name(frame) == "__main__"):
                 line = file, frame.f_lineno or 0, qualified(code)
-                if not lines or lines[-1] != line:  # the frame of a comprehension is that of its function
+                # the frame of a comprehension is that of its function
+                if not lines or lines[-1] != line:
                     lines.append(line)
             elif not lines and callee != ANOMALY:
                 callee = self._callee(frame, callee)
@@ -340,15 +390,24 @@ class StackSampler:
         return part, callee, tuple(lines)
 
     def _callee(self, frame: FrameType, callee: str) -> str:
-        """Name a library's function. `callee`, the name of the function that it has called, stays where `callee` is of torch: the work of torch counts as torch's,
-        whichever library calls torch."""
+        """Name a library's function. `callee`, the name of the function that it has called, stays
+        where `callee` is of torch: the work of torch counts as torch's, whichever library calls
+        torch."""
         code, module = frame.f_code, module_name(frame)
         if code.co_name == STACK_OF_ANOMALY[0] and code.co_filename.endswith(STACK_OF_ANOMALY[1]):
             return ANOMALY
         package = module.partition(".")[0]
-        if code.co_name.startswith("_") or code.co_name in WRAPPERS or code.co_filename.startswith(("<", OWN_FILES)):
+        if (
+            code.co_name.startswith("_")
+            or code.co_name in WRAPPERS
+            or code.co_filename.startswith(("<", OWN_FILES))
+        ):
             return callee
-        return callee if callee.startswith("torch.") and package != "torch" else f"{package}.{qualified(code)}"
+        return (
+            callee
+            if callee.startswith("torch.") and package != "torch"
+            else f"{package}.{qualified(code)}"
+        )
 
     def _belongs(self, file: str) -> bool:
         """Whether a file is one of the program's own."""
@@ -360,8 +419,10 @@ class StackSampler:
         return belongs
 
     def _kind(self, late_s: float) -> tuple[str, int]:
-        """Return what the sampled thread does, where this thread has come to the interpreter's lock `late_s` after its time, and the CPU time of the sampled thread. This
-        thread holds the lock now: one that goes on running does so without it. One that sleeps may wait for the lock: `_woke` decides."""
+        """Return what the sampled thread does, where this thread has come to the interpreter's lock
+        `late_s` after its time, and the CPU time of the sampled thread. This thread holds the lock
+        now: one that goes on running does so without it. One that sleeps may wait for the lock:
+        `_woke` decides."""
         state = self._state
         if state is None:
             return PYTHON, 0
@@ -377,7 +438,8 @@ class StackSampler:
 
 
 class ThreadState:
-    """Whether the thread that makes this object runs, or waits for a core only. Without letting go of the interpreter's lock."""
+    """Whether the thread that makes this object runs, or waits for a core only. Without letting go
+    of the interpreter's lock."""
 
     def __init__(self) -> None:
         self._file = ProcFile("/proc/thread-self/stat")
@@ -395,7 +457,8 @@ class ThreadState:
 
 
 class OtherThreads:
-    """The threads that the program has made by `threading`, beside the training thread. `busy`: those that computed lately, with their native ids."""
+    """The threads that the program has made by `threading`, beside the training thread. `busy`:
+    those that computed lately, with their native ids."""
 
     def __init__(self) -> None:
         self.busy: dict[int, int] = {}
@@ -408,14 +471,24 @@ class OtherThreads:
         if module is None:
             return
         # Without a lock, and without an attribute that a class of the program may define.
-        made = {number: vars(thread).get("_native_id") for number, thread in list(module._active.items()) if number not in but}
+        made = {
+            number: vars(thread).get("_native_id")
+            for number, thread in list(module._active.items())
+            if number not in but
+        }
         numbers = list(made)
         if len(numbers) > MAX_THREADS:
             numbers = random.Random(int(t)).sample(numbers, MAX_THREADS)
-        cpu_s = {number: cpu for number in numbers if made[number] and (cpu := cpu_of(made[number])) is not None}
+        cpu_s = {
+            number: cpu
+            for number in numbers
+            if made[number] and (cpu := cpu_of(made[number])) is not None
+        }
         least_s = BUSY * (t - self._t)
         self.busy = {
-            number: made[number] for number, cpu in cpu_s.items() if number in self._cpu_s and cpu - self._cpu_s[number] >= least_s
+            number: made[number]
+            for number, cpu in cpu_s.items()
+            if number in self._cpu_s and cpu - self._cpu_s[number] >= least_s
         }
         self._cpu_s, self._t = cpu_s, t
 
@@ -429,7 +502,8 @@ def cpu_of(native_id: int) -> float | None:
 
 
 def runs(native_id: int) -> bool:
-    """Whether a thread of this process computes now. Called with the interpreter's lock: a thread that runs does so without it."""
+    """Whether a thread of this process computes now. Called with the interpreter's lock: a thread
+    that runs does so without it."""
     clock, until_ns = _clock_of(native_id), time.perf_counter_ns() + SPIN_NS
     try:
         begun_ns = time.clock_gettime_ns(clock)
@@ -441,13 +515,15 @@ def runs(native_id: int) -> bool:
 
 
 def _clock_of(native_id: int) -> int:
-    """The CPU clock of a thread, as Linux numbers it (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED in include/linux/posix-timers.h). `time.pthread_getcpuclockid` would
-    read the memory of a thread that may have ended."""
+    """The CPU clock of a thread, as Linux numbers it (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED in
+    include/linux/posix-timers.h). `time.pthread_getcpuclockid` would read the memory of a thread
+    that may have ended."""
     return (~native_id << 3) | 6
 
 
 def qualified(code: Any) -> str:
-    """The name of a function with that of its class; before Python 3.11 without. A comprehension has the name of its function."""
+    """The name of a function with that of its class; before Python 3.11 without. A comprehension
+    has the name of its function."""
     name = str(getattr(code, "co_qualname", code.co_name)).replace("<locals>.", "")
     for comprehension in COMPREHENSIONS:
         name = name.replace(f".{comprehension}", "")

@@ -1,7 +1,9 @@
-"""The step breakdown of a user's job: segments on the clock of the host, and in sampled steps on the timeline of the CUDA stream.
+"""The step breakdown of a user's job: segments on the clock of the host, and in sampled steps on
+the timeline of the CUDA stream.
 
-On a CPU a sampled step has run-queue readings. On a GPU a mark of a sampled step records an event, because events cost more than stamps. The events
-are read when the stream has passed them, some steps later (see `stream`).
+On a CPU a sampled step has run-queue readings. On a GPU a mark of a sampled step records an event,
+because events cost more than stamps. The events are read when the stream has passed them, some
+steps later (see `stream`).
 """
 
 from __future__ import annotations
@@ -25,21 +27,25 @@ from .stream import StreamClock
 from .watch import recorder, watch
 
 MARKED_EACH_S = 0.04
-"""Seconds from one marked step to the next, on average. Steps that take longer than two thirds of this are all marked. Of shorter steps most are only counted,
-because Python calls the agent ten times in a marked step of a plain loop, and once in a counted one."""
+"""Seconds from one marked step to the next, on average. Steps that take longer than two thirds of
+this are all marked. Of shorter steps most are only counted, because Python calls the agent ten
+times in a marked step of a plain loop, and once in a counted one."""
 MARKED_OF = 16
 """Of the shortest steps, one in so many is marked."""
 STREAM_BELOW_S = 0.0025
 MARKED_OF_STREAM = 4
-"""On a GPU all steps that take longer are marked, and one in so many of the shorter ones: the host often has time to spare."""
+"""On a GPU all steps that take longer are marked, and one in so many of the shorter ones: the host
+often has time to spare."""
 MARKED_AT_FIRST = 32
-"""Steps in a row that are marked at the start, and after a change: the console divides the counted steps that follow like these."""
+"""Steps in a row that are marked at the start, and after a change: the console divides the counted
+steps that follow like these."""
 MAX_SPANS = 4
 """A step that is to be sampled later than so many of the usual distances is chosen anew."""
 
 
 class SegmentBreakdown:
-    """The step breakdown of a user's job: raw segments. The console decides which phase a segment belongs to."""
+    """The step breakdown of a user's job: raw segments. The console decides which phase a segment
+    belongs to."""
 
     tag = "segments"
 
@@ -86,10 +92,12 @@ class SegmentBreakdown:
 
 
 class StepSampler:
-    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, at random distances.
+    """Chooses the steps with run-queue readings: one in SAMPLE_SPAN_S seconds on average, at random
+    distances.
 
-    The distances are counted in steps. With distances in seconds, the step after a long step would be chosen most often, and a long step, such as the
-    one with the rollouts of reinforcement learning, hardly ever.
+    The distances are counted in steps. With distances in seconds, the step after a long step would
+    be chosen most often, and a long step, such as the one with the rollouts of reinforcement
+    learning, hardly ever.
     """
 
     def __init__(self) -> None:
@@ -104,12 +112,15 @@ class StepSampler:
         return median(self._step_s) if self._step_s else 0.0
 
     def next(self, index: int, start: float, low_rate: bool) -> int:
-        """The step to sample next: `index`, which begins at `start`, or a later one. Call it from time to time."""
+        """The step to sample next: `index`, which begins at `start`, or a later one. Call it from
+        time to time."""
         if self._last is not None and index > self._last[0]:
             self._step_s.append((start - self._last[1]) / (index - self._last[0]))
         self._last = index, start
         usual = self.usual_s or SAMPLE_SPAN_S
-        every = max(1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6)))
+        every = max(
+            1, round((LOW_RATE_SAMPLE_SPAN_S if low_rate else SAMPLE_SPAN_S) / max(usual, 1e-6))
+        )
         if self._next > index + MAX_SPANS * every:  # a step takes longer than before
             self._next = index
         while self._next < index:
@@ -125,12 +136,20 @@ class CountedSteps:
         """The first step that may be."""
 
     def every(self, usual_s: float, busy: bool) -> int:
-        """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a trial, a change or a probe is under way."""
-        unusual = steppers.several or not steppers.plain or compiled.used or iterators.short_epochs or recorder.varied
+        """One step in so many is to be marked, where a step takes `usual_s`; 0: each. `busy`: a
+        trial, a change or a probe is under way."""
+        unusual = (
+            steppers.several
+            or not steppers.plain
+            or compiled.used
+            or iterators.short_epochs
+            or recorder.varied
+        )
         recorder.varied = False
         if busy or unusual or passes.state.counting is not None or watch.keep_inputs:
             self._from = recorder.index + MARKED_AT_FIRST
-        if recorder.index < self._from or not usual_s or recorder.marks is None:  # before Python 3.12 all borders of a step are seen
+        # before Python 3.12 all borders of a step are seen
+        if recorder.index < self._from or not usual_s or recorder.marks is None:
             return 0
         if recorder.on_stream:
             return MARKED_OF_STREAM if usual_s < STREAM_BELOW_S else 0

@@ -1,4 +1,5 @@
-"""The modules of the program's models. One walk serves all readers, and the next one comes once the number of modules or parameters has changed."""
+"""The modules of the program's models. One walk serves all readers, and the next one comes once the
+number of modules or parameters has changed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
 """Names of a model's configuration for the number of its layers, and for its width."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "moe_top_k", "num_selected_experts", "top_k")
-"""The same for the experts of a layer (Mixtral, Qwen, DeepSeek, DBRX), and for those of them that one token goes through."""
+"""The same for the experts of a layer (Mixtral, Qwen, DeepSeek, DBRX), and for those of them that
+one token goes through."""
 
 
 class Structure:
@@ -28,21 +30,40 @@ class Structure:
     def __init__(self, modules: list[Any]) -> None:
         from torch.nn import Linear
 
-        weights = {id(weight): weight for module in modules for weight in members(module, "_parameters") if weight is not None}
+        weights = {
+            id(weight): weight
+            for module in modules
+            for weight in members(module, "_parameters")
+            if weight is not None
+        }
         self._parameters = [weakref.ref(weight) for weight in weights.values()]
         self._layouts = [weakref.ref(weight) for weight in weights.values() if weight.dim() == 4]
         linears = [module for module in modules if issubclass(type(module), Linear)]
-        config = next((found for module in modules if (found := ask(module, "__dict__", {}).get("config")) is not None), None)
-        stacked = _stacked_experts(list(weights.values()), config)
-        self.linear_parameters = sum(map(_weights_of_linear, linears)) + sum(weight.numel() for weight in stacked)
-        self.packed_parameters = sum(
-            _weights_of_linear(module) - _stored(module) for module in linears if _stored(module) < _weights_of_linear(module)
+        config = next(
+            (
+                found
+                for module in modules
+                if (found := ask(module, "__dict__", {}).get("config")) is not None
+            ),
+            None,
         )
-        """Weights that share an element of a tensor with others: two weights of 4 bits in a byte."""
+        stacked = _stacked_experts(list(weights.values()), config)
+        self.linear_parameters = sum(map(_weights_of_linear, linears)) + sum(
+            weight.numel() for weight in stacked
+        )
+        self.packed_parameters = sum(
+            _weights_of_linear(module) - _stored(module)
+            for module in linears
+            if _stored(module) < _weights_of_linear(module)
+        )
+        """Weights that share an element of a tensor with others: two weights of 4 bits in a
+        byte."""
         self.transformer = _shape_of_transformer(config)
-        """Number of layers, and width, of a model that says so in a `config`, as those of Hugging Face and of many scripts do."""
+        """Number of layers, and width, of a model that says so in a `config`, as those of Hugging
+        Face and of many scripts do."""
         self.experts = _experts(modules, stacked, config)
-        """Of a mixture of experts: the parameters of all experts, and the share of them that one token goes through, 0 where no `config` says so."""
+        """Of a mixture of experts: the parameters of all experts, and the share of them that one
+        token goes through, 0 where no `config` says so."""
 
     @property
     def parameters(self) -> list[Any]:
@@ -70,14 +91,20 @@ def _weights_of_linear(module: Any) -> int:
 
 
 def _stored(module: Any) -> int:
-    """The elements of the weight of a Linear layer whose elements hold several weights each; else the number of its weights."""
+    """The elements of the weight of a Linear layer whose elements hold several weights each; else
+    the number of its weights."""
     weight: Any = next(iter(members(module, "_parameters")), None)
-    packed = weight is not None and str(ask(weight, "dtype")) in ("torch.uint8", "torch.int8", "torch.int32")
+    packed = weight is not None and str(ask(weight, "dtype")) in (
+        "torch.uint8",
+        "torch.int8",
+        "torch.int32",
+    )
     return int(weight.numel()) if packed else _weights_of_linear(module)
 
 
 def _number_of_experts(config: Any) -> tuple[int, int]:
-    """The experts of a layer, and those that one token goes through; 0 where a configuration does not say so."""
+    """The experts of a layer, and those that one token goes through; 0 where a configuration does
+    not say so."""
     return _number(config, EXPERTS), _number(config, ACTIVE_EXPERTS)
 
 
@@ -89,38 +116,68 @@ def _number(config: Any, names: tuple[str, ...]) -> int:
 def _stacked_experts(weights: list[Any], config: Any) -> list[Any]:
     """The weights that hold the matrices of all experts of a layer, in their first dimension."""
     count, _ = _number_of_experts(config)
-    return [weight for weight in weights if count > 1 and weight.dim() == 3 and weight.shape[0] == count]
+    return [
+        weight for weight in weights if count > 1 and weight.dim() == 3 and weight.shape[0] == count
+    ]
 
 
 def _experts(modules: list[Any], stacked: list[Any], config: Any) -> dict[str, float]:
     """The facts of a mixture of experts; empty for other models."""
     count, active = _number_of_experts(config)
     lists = [children(module) for module in modules if type(module).__name__ == "ModuleList"]
-    alike = [experts for experts in lists if len(experts) == count > 1 and len({type(expert) for expert in experts}) == 1]
-    inside = {id(weight): weight for weight in (*stacked, *(weight for experts in alike for weight in parameters_of_all(experts)))}
+    alike = [
+        experts
+        for experts in lists
+        if len(experts) == count > 1 and len({type(expert) for expert in experts}) == 1
+    ]
+    inside = {
+        id(weight): weight
+        for weight in (
+            *stacked,
+            *(weight for experts in alike for weight in parameters_of_all(experts)),
+        )
+    }
     if not (inside and active):
         named = [
-            child for module in modules for name, child in (ask(module, "__dict__", {}).get("_modules") or {}).items() if name == "experts"
+            child
+            for module in modules
+            for name, child in (ask(module, "__dict__", {}).get("_modules") or {}).items()
+            if name == "experts"
         ]
-        inside, active = {id(weight): weight for weight in parameters_of_all([child for child in named if child is not None])}, 0
+        inside, active = (
+            {
+                id(weight): weight
+                for weight in parameters_of_all([child for child in named if child is not None])
+            },
+            0,
+        )
     if not inside:
         return {}
-    return {"experts_parameters": float(sum(weight.numel() for weight in inside.values())), "experts_active_ratio": active / max(1, count)}
+    return {
+        "experts_parameters": float(sum(weight.numel() for weight in inside.values())),
+        "experts_active_ratio": active / max(1, count),
+    }
 
 
 _known: tuple[tuple[Any, ...], Structure] | None = None
 
 
 def structure(watch: Watch) -> Structure:
-    """The structure of the modules that the program calls. The look itself calls nothing of the program."""
+    """The structure of the modules that the program calls. The look itself calls nothing of the
+    program."""
     global _known
     roots = watch.alive(watch.roots)
     modules = list(inner_modules(roots))
-    key = (*map(id, roots), len(modules), sum(len(members(module, "_parameters")) for module in modules))
+    key = (
+        *map(id, roots),
+        len(modules),
+        sum(len(members(module, "_parameters")) for module in modules),
+    )
     if _known is None or _known[0] != key or not _known[1].lives():
         _known = key, Structure(modules)
     _known[1].compiles = any(
-        ask(module, "__dict__", {}).get("_compiled_call_impl") is not None or type(module).__name__ == "OptimizedModule"
+        ask(module, "__dict__", {}).get("_compiled_call_impl") is not None
+        or type(module).__name__ == "OptimizedModule"
         for module in modules
     )
     return _known[1]
@@ -132,12 +189,14 @@ def children(module: Any) -> list[Any]:
 
 
 def members(module: Any, kind: str) -> list[Any]:
-    """What a module keeps as `_modules` or `_parameters`; empty for a module that has no such attribute. No method of the program is called."""
+    """What a module keeps as `_modules` or `_parameters`; empty for a module that has no such
+    attribute. No method of the program is called."""
     return list((ask(module, "__dict__", {}).get(kind) or {}).values())
 
 
 def inner_modules(modules: list[Any]) -> Iterator[Any]:
-    """These modules and all in them, each once, in the order of `Module.modules`, which a program may have overridden."""
+    """These modules and all in them, each once, in the order of `Module.modules`, which a program
+    may have overridden."""
     seen, waiting = set[int](), modules[::-1]
     while waiting:
         module = waiting.pop()
@@ -148,13 +207,24 @@ def inner_modules(modules: list[Any]) -> Iterator[Any]:
 
 
 def parameters_of(root: Any) -> Iterator[Any]:
-    """The parameters of a module and of those in it. `Module.parameters` may be one of the program's own."""
-    return (weight for module in inner_modules([root]) for weight in members(module, "_parameters") if weight is not None)
+    """The parameters of a module and of those in it. `Module.parameters` may be one of the
+    program's own."""
+    return (
+        weight
+        for module in inner_modules([root])
+        for weight in members(module, "_parameters")
+        if weight is not None
+    )
 
 
 def parameters_of_all(roots: list[Any]) -> Iterator[Any]:
     """The parameters of several modules and of those in them."""
-    return (weight for module in inner_modules(roots) for weight in members(module, "_parameters") if weight is not None)
+    return (
+        weight
+        for module in inner_modules(roots)
+        for weight in members(module, "_parameters")
+        if weight is not None
+    )
 
 
 def has_parameters(root: Any) -> bool:

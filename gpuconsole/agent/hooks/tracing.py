@@ -1,5 +1,6 @@
-"""What torch does now: whether it traces the program's code, to compile it and not to run it (then the hooks must leave no mark in what is traced),
-whether it keeps what gradients need, and whether it captures a CUDA graph (then a call that waits, queries an event or allocates host memory would
+"""What torch does now: whether it traces the program's code, to compile it and not to run it (then
+the hooks must leave no mark in what is traced), whether it keeps what gradients need, and whether
+it captures a CUDA graph (then a call that waits, queries an event or allocates host memory would
 break the capture, and with it the program)."""
 
 from __future__ import annotations
@@ -60,5 +61,9 @@ def use(
 ) -> None:
     """Take torch's own functions."""
     global is_compiling, grad_enabled, capturing, _torch_is_capturing
-    is_compiling, grad_enabled, _torch_is_capturing = torch_is_compiling, torch_is_grad_enabled, torch_is_capturing
+    is_compiling, grad_enabled, _torch_is_capturing = (
+        torch_is_compiling,
+        torch_is_grad_enabled,
+        torch_is_capturing,
+    )
     capturing = _find_out

@@ -1,10 +1,14 @@
 """Borders by sys.monitoring (PEP 669), on Python 3.12 and newer.
 
-Python itself calls the agent where one of the functions of a table begins and returns. No name of torch or of the program is replaced, and no frame of the
-agent stands between two frames of the program. Python has six ids for tools; the agent takes one that is free, and does without where none is.
+Python itself calls the agent where one of the functions of a table begins and returns. No name of
+torch or of the program is replaced, and no frame of the agent stands between two frames of the
+program. Python has six ids for tools; the agent takes one that is free, and does without where none
+is.
 
-A function can also end by an exception. Python shows that to a tool only for all functions together, at a cost to each exception of the program. So the end
-of `record_function`, which torch has in its functions, stands for it; elsewhere the next border shows that a call is over: see `Opened.begin`.
+A function can also end by an exception. Python shows that to a tool only for all functions
+together, at a cost to each exception of the program. So the end of `record_function`, which torch
+has in its functions, stands for it; elsewhere the next border shows that a call is over: see
+`Opened.begin`.
 """
 
 from __future__ import annotations
@@ -26,17 +30,21 @@ from ..watch import recorder
 from .border import Border, NotedCall, code_of, opened
 
 TOOLS = (4, 3, 5)
-"""Ids of tools. 0 to 2 belong to debuggers, coverage and profilers; small tools of others take 3 to 5 too."""
+"""Ids of tools. 0 to 2 belong to debuggers, coverage and profilers; small tools of others take 3 to
+5 too."""
 TOOL_NAME = "gpuconsole"
 MAX_CALLS = 256
-"""Calls of modules in one step that are looked at: a program may call thousands of small modules by itself. Later ones are not seen in this step."""
+"""Calls of modules in one step that are looked at: a program may call thousands of small modules by
+itself. Later ones are not seen in this step."""
 MAX_FORWARDS = 256
-"""Codes of `forward` functions whose returns are seen. A program may make classes with new code again and again. Of the classes after these, the agent sees
-the return of the call of the module."""
+"""Codes of `forward` functions whose returns are seen. A program may make classes with new code
+again and again. Of the classes after these, the agent sees the return of the call of the module."""
 MAX_RETURNS = 64
-"""Returns in one pass of a `forward` that a root and modules within it share. With more, its returns are not seen, and a pass ends at the next border."""
+"""Returns in one pass of a `forward` that a root and modules within it share. With more, its
+returns are not seen, and a pass ends at the next border."""
 LEVELS = 5
-"""Frames from the `forward` of a module to the call of the module: torch's own functions, and those of its hooks."""
+"""Frames from the `forward` of a module to the call of the module: torch's own functions, and those
+of its hooks."""
 AUTOGRAD_PROFILER, MODULES = "torch.autograd.profiler", "torch.nn.modules.module"
 IMPORT = importlib._bootstrap._find_and_load_unlocked.__code__  # type: ignore[attr-defined]
 
@@ -45,7 +53,8 @@ class Monitor:
     """One per process: the tool, and the functions whose calls it sees."""
 
     def __init__(self, imported: Callable[[str, Any], None]) -> None:
-        """`imported` is called with the name of each module that the program imports, and the module."""
+        """`imported` is called with the name of each module that the program imports, and the
+        module."""
         self._imported = imported
         self._tool: int | None = None
         self._borders: dict[int, Border] = {}
@@ -53,17 +62,21 @@ class Monitor:
         self._codes: list[CodeType] = []
         """All codes with events: an identity is valid as long as its object exists."""
         self._hot: list[tuple[CodeType, int, int]] = []
-        """The codes of the borders that each step has, with their events in a marked step and in one that is only counted."""
+        """The codes of the borders that each step has, with their events in a marked step and in
+        one that is only counted."""
         self._forwards: dict[int, int] = {}
-        """Of the `forward` functions of roots, by the identity of their code: the returns within the pass under way. -1: they are not seen any longer."""
+        """Of the `forward` functions of roots, by the identity of their code: the returns within
+        the pass under way. -1: they are not seen any longer."""
         self._forward_of: dict[int, tuple[int, CodeType | None]] = {}
-        """The identity of the class of a root, and the code of its pass, by the identity of the root. Forgotten where the end of a call was not seen."""
+        """The identity of the class of a root, and the code of its pass, by the identity of the
+        root. Forgotten where the end of a call was not seen."""
         self._calls: CodeType | None = None
         """The code of the call of a module."""
         self._exit: CodeType | None = None
         """The code that ends `record_function`."""
         self._armed = 0
-        """The events of the call of a module that are seen now. PY_START: the next call of a module, which switches it off, so that calls within it cost nothing."""
+        """The events of the call of a module that are seen now. PY_START: the next call of a
+        module, which switches it off, so that calls within it cost nothing."""
         self._called = self._step = 0
         """Calls of modules that were seen in the step `_step`."""
 
@@ -84,7 +97,10 @@ class Monitor:
     def see(self, module: Any, borders: Iterable[Border | NotedCall]) -> None:
         """See the functions `borders` of a module that the program has imported."""
         name = module.__name__
-        if name == AUTOGRAD_PROFILER and (code := code_of(module, "record_function.__exit__")) is not None:
+        if (
+            name == AUTOGRAD_PROFILER
+            and (code := code_of(module, "record_function.__exit__")) is not None
+        ):
             self._exit = code
             self._see(code, START)
             self._hot.append((code, START, 0))
@@ -108,7 +124,13 @@ class Monitor:
                 draws[:] = [functools.partial(self._see_draws, code)]
             self._see(code, events)
             if border.hot:
-                self._hot.append((code, START if border.records else START | RETURN, RETURN if border is STEP else 0))
+                self._hot.append(
+                    (
+                        code,
+                        START if border.records else START | RETURN,
+                        RETURN if border is STEP else 0,
+                    )
+                )
 
     def end(self) -> None:
         """See nothing any longer, and give the id of the tool back."""
@@ -129,7 +151,7 @@ class Monitor:
         self._codes.append(code)
         sys.monitoring.set_local_events(self._tool, code, events)  # type: ignore[arg-type]
 
-    # --- what Python calls ------------------------------------------------------------------------------------
+    # --- what Python calls ------------------------------------------------------------------------
 
     def _began(self, code: CodeType, offset: int) -> None:
         """A function begins."""
@@ -191,7 +213,8 @@ class Monitor:
                 frame = sys._getframe(1)
                 if border is STEP and recorder.counted:
                     if opened:
-                        # A save, a log call or a collective has raised an exception. In a counted step no other border shows that its call is over.
+                        # A save, a log call or a collective has raised an exception. In a counted
+                        # step no other border shows that its call is over.
                         segments = len(recorder.codes)
                         opened.end_lost(frame)
                         if len(recorder.codes) > segments:
@@ -212,7 +235,11 @@ class Monitor:
 
     def _note_batch(self, code: CodeType, frame: FrameType, batch: Any) -> None:
         """A loader has given a batch: what it returns is seen until its size is known."""
-        if recorder.thread and "data" not in switch.parts_off and iterators.note_result(frame.f_locals["self"], batch):
+        if (
+            recorder.thread
+            and "data" not in switch.parts_off
+            and iterators.note_result(frame.f_locals["self"], batch)
+        ):
             sys.monitoring.set_local_events(self._tool, code, START)  # type: ignore[arg-type]
 
     def _see_draws(self, code: CodeType, seen: bool) -> None:
@@ -220,7 +247,7 @@ class Monitor:
         if self._tool is not None:
             sys.monitoring.set_local_events(self._tool, code, START | RETURN if seen else 0)
 
-    # --- passes -----------------------------------------------------------------------------------------------
+    # --- passes -----------------------------------------------------------------------------------
 
     def _arm(self, events: int) -> None:
         """See these events of the call of a module."""
@@ -252,7 +279,8 @@ class Monitor:
         self._see_forward(module)
 
     def _see_forward(self, module: Any) -> None:
-        """See where the pass of a module ends: where its `forward` returns; where that is no Python function, where the call of the module returns."""
+        """See where the pass of a module ends: where its `forward` returns; where that is no Python
+        function, where the call of the module returns."""
         if opened.lost or len(self._forward_of) >= MAX_TRAINED:
             self._forward_of.clear()
             opened.lost = False
@@ -271,7 +299,8 @@ class Monitor:
             self._forwards[id(code)] = 0
 
     def _returned(self, code: CodeType, frame: FrameType) -> None:
-        """A `forward`, or the call of a module, returns. The pass under way ends where it is that of the root."""
+        """A `forward`, or the call of a module, returns. The pass under way ends where it is that
+        of the root."""
         if code is self._calls:
             if opened.is_last(frame, FORWARD_PASS):
                 self._arm(0)
@@ -296,10 +325,11 @@ class Monitor:
                 self._hot.remove((code, RETURN, 0))
                 sys.monitoring.set_local_events(self._tool, code, 0)  # type: ignore[arg-type]
 
-    # --- steps that are only counted ----------------------------------------------------------------------------
+    # --- steps that are only counted --------------------------------------------------------------
 
     def _mark(self, marked: bool) -> None:
-        """Whether the step that begins now is marked: else only the steps of the optimizer, and what is rare, are seen."""
+        """Whether the step that begins now is marked: else only the steps of the optimizer, and
+        what is rare, are seen."""
         for code, events, counted in self._hot:
             sys.monitoring.set_local_events(self._tool, code, events if marked else counted)  # type: ignore[arg-type]
         if not marked:
@@ -307,7 +337,8 @@ class Monitor:
 
 
 def _off(at: Border | NotedCall | None, problem: BaseException) -> bool:
-    """Switch off the part of the agent whose border has failed, or the agent. Returns whether `problem` is not the agent's."""
+    """Switch off the part of the agent whose border has failed, or the agent. Returns whether
+    `problem` is not the agent's."""
     if at is None:
         return switch.off("borders", problem)
     place = f"{at.part or 'borders'}.{at.path}"
@@ -315,11 +346,15 @@ def _off(at: Border | NotedCall | None, problem: BaseException) -> bool:
 
 
 def _forward_code(module: Any) -> CodeType | None:
-    """The code that runs in the call of a module: of its compiled call, or of its `forward`. None where that is no Python function."""
+    """The code that runs in the call of a module: of its compiled call, or of its `forward`. None
+    where that is no Python function."""
     own = object.__getattribute__(module, "__dict__")
     function = own.get("_compiled_call_impl") or own.get("forward")
     if function is None:
-        function = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+        function = next(
+            (vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)),
+            None,
+        )
     while isinstance(function, (MethodType, staticmethod)):
         function = function.__func__
     return function.__code__ if isinstance(function, FunctionType) else None

@@ -1,9 +1,11 @@
 """Borders on Python 3.11, which has no sys.monitoring: fewer of them, in a coarser way.
 
-torch calls registered functions around each step of an optimizer. For the others this file replaces three names of torch: the name that a DataLoader's
-iterator asks for at each batch, and the two that a backward pass asks for where its graph is logged. No function of the program or of torch is wrapped, so no
-frame of the agent stands in its stack. Forward passes, logging, checkpoints and collectives are not seen, nor the lines that made loaders and optimizers: the time between a batch and its backward pass
-counts as forward.
+torch calls registered functions around each step of an optimizer. For the others this file replaces
+three names of torch: the name that a DataLoader's iterator asks for at each batch, and the two that
+a backward pass asks for where its graph is logged. No function of the program or of torch is
+wrapped, so no frame of the agent stands in its stack. Forward passes, logging, checkpoints and
+collectives are not seen, nor the lines that made loaders and optimizers: the time between a batch
+and its backward pass counts as forward.
 """
 
 from __future__ import annotations
@@ -24,14 +26,23 @@ from ..recorder import get_ident
 from ..watch import batch_taken, count_batch, recorder, watch
 from .border import Border, opened
 
-COARSER = "on Python 3.11 gpuconsole does not see forward passes, logging and checkpoints: phases are coarser, and the model is not known. Python 3.12 shows them"
-OPTIMIZER = Border("torch.optim.optimizer", "Optimizer.step", lambda frame: begin_step(_stepping[-1]), end_optimizer_step)
+COARSER = (
+    "on Python 3.11 gpuconsole does not see forward passes, logging and checkpoints: phases are"
+    " coarser, and the model is not known. Python 3.12 shows them"
+)
+OPTIMIZER = Border(
+    "torch.optim.optimizer",
+    "Optimizer.step",
+    lambda frame: begin_step(_stepping[-1]),
+    end_optimizer_step,
+)
 _stepping: list[Any] = []
 """The optimizer that is about to step."""
 
 
 def _guarded(place: str, act: Any, *args: Any) -> Any:
-    """Call `act` on the training thread, or on any thread before the training; what fails in it is the agent's."""
+    """Call `act` on the training thread, or on any thread before the training; what fails in it is
+    the agent's."""
     if switch.failed or (recorder.thread and recorder.thread != get_ident()):
         return None
     try:
@@ -42,14 +53,16 @@ def _guarded(place: str, act: Any, *args: Any) -> Any:
         return None
 
 
-# --- optimizer ------------------------------------------------------------------------------------------------
+# --- optimizer ------------------------------------------------------------------------------------
 
 
 class StepHook:
     """A registered function that torch calls before or after each step of an optimizer.
 
-    Dynamo compiles the calls of registered functions into the step. It takes the first test for a constant, so that the graph of a step stays as it was.
-    dill writes out all that a class of torch refers to, registered functions too: a pickled StepHook is a method of the standard library that does nothing.
+    Dynamo compiles the calls of registered functions into the step. It takes the first test for a
+    constant, so that the graph of a step stays as it was. dill writes out all that a class of torch
+    refers to, registered functions too: a pickled StepHook is a method of the standard library that
+    does nothing.
     """
 
     def __init__(self, torch: Any, act: Callable[[Any, FrameType], Any]) -> None:
@@ -90,11 +103,12 @@ def _begin_step(optimizer: Any, frame: FrameType) -> None:
         _stepping.clear()
 
 
-# --- batches ------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 class Region(str):
-    """The name under which an iterator records a batch. torch holds it as long as the batch is made."""
+    """The name under which an iterator records a batch. torch holds it as long as the batch is
+    made."""
 
     key = 0
     """The identity of the frame of the call that makes the batch."""
@@ -105,12 +119,14 @@ class Region(str):
 
 
 class ProfileName:
-    """In place of the attribute `_profile_name` of iterators, which `__next__` asks for as it begins, and drops as it ends."""
+    """In place of the attribute `_profile_name` of iterators, which `__next__` asks for as it
+    begins, and drops as it ends."""
 
     def __set__(self, iterator: Any, value: str) -> None:
         iterator.__dict__["_profile_name"] = value
         made = sys._getframe(1)
-        if made.f_code.co_name == "__init__" and not switch.failed:  # that of the iterator, which has the loader
+        # that of the iterator, which has the loader
+        if made.f_code.co_name == "__init__" and not switch.failed:
             _guarded("data.made", _note_iterator, iterator, made.f_locals.get("loader"))
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
@@ -121,7 +137,11 @@ class ProfileName:
         except KeyError:
             raise AttributeError("_profile_name") from None
         frame = sys._getframe(1)
-        if not recorder.thread or recorder.thread != get_ident() or frame.f_code.co_name != "__next__":
+        if (
+            not recorder.thread
+            or recorder.thread != get_ident()
+            or frame.f_code.co_name != "__next__"
+        ):
             return name
         region = Region(name)
         if _guarded("data.begin", opened.begin, frame, NEXT):
@@ -131,7 +151,8 @@ class ProfileName:
 
 
 def _note_iterator(iterator: Any, loader: Any) -> None:
-    if loader is not None and not issubclass(type(loader), Spec):  # an iterator of ours, for a change
+    # an iterator of ours, for a change
+    if loader is not None and not issubclass(type(loader), Spec):
         iterators.note(iterator, loader)
 
 
@@ -140,7 +161,7 @@ def on_dataloader(module: Any) -> None:
     put(module._BaseDataLoaderIter, "_profile_name", ProfileName())
 
 
-# --- backward passes -----------------------------------------------------------------------------------------
+# --- backward passes ------------------------------------------------------------------------------
 
 
 def _begin_backward(frame: FrameType) -> bool:
@@ -156,8 +177,8 @@ BACKWARD = Border("torch.autograd.graph", "_engine_run_backward", _begin_backwar
 
 
 class Level:
-    """In place of the logger of torch.autograd.graph, which a backward pass asks for its level: a level of DEBUG makes the pass call `begin`, and at its end
-    what that returned."""
+    """In place of the logger of torch.autograd.graph, which a backward pass asks for its level: a
+    level of DEBUG makes the pass call `begin`, and at its end what that returned."""
 
     def __init__(self, logger: Any, plain: Any) -> None:
         self._logger, self._plain = logger, plain
@@ -196,4 +217,8 @@ def on_graph(module: Any) -> None:
     put(module, "_register_logging_hooks_on_whole_graph", level.begin)
 
 
-HOOKS = {"torch.optim.optimizer": on_optimizer, "torch.utils.data.dataloader": on_dataloader, "torch.autograd.graph": on_graph}
+HOOKS = {
+    "torch.optim.optimizer": on_optimizer,
+    "torch.utils.data.dataloader": on_dataloader,
+    "torch.autograd.graph": on_graph,
+}

@@ -1,4 +1,5 @@
-"""Live changes of a program's training: one module for each knob or group of knobs. `CHANGES` lists them by knob."""
+"""Live changes of a program's training: one module for each knob or group of knobs. `CHANGES` lists
+them by knob."""
 
 from __future__ import annotations
 
@@ -14,14 +15,24 @@ from .optimizer import Optimizer
 
 __all__ = ["CHANGES", "Change", "ChangeRefused", "begin_change", "effects", "observed", "why_fixed"]
 
-_ALL = (NumWorkers, PrefetchFactor, PinMemory, Optimizer, Precision, TorchCompile, ChannelsLast, CudnnBenchmark)
+_ALL = (
+    NumWorkers,
+    PrefetchFactor,
+    PinMemory,
+    Optimizer,
+    Precision,
+    TorchCompile,
+    ChannelsLast,
+    CudnnBenchmark,
+)
 CHANGES: dict[str, Change] = {change.knob: change() for change in _ALL}
 """The changes that this agent can make, by the name of the knob."""
 
 
 @unseen
 def why_fixed(knob: str) -> str:
-    """Why `knob` cannot change while the program runs, with the code that sets it; empty where it can."""
+    """Why `knob` cannot change while the program runs, with the code that sets it; empty where it
+    can."""
     from ..watch import watch
 
     change = CHANGES.get(knob)
@@ -30,7 +41,13 @@ def why_fixed(knob: str) -> str:
     if knob in unreadable:
         return f"its value cannot be read ({unreadable[knob]})"
     reason = change.why_fixed(watch)
-    place = site(watch, "loader") if isinstance(change, LoaderChange) else site(watch, "optimizer") if knob == "optim" else ""
+    place = (
+        site(watch, "loader")
+        if isinstance(change, LoaderChange)
+        else site(watch, "optimizer")
+        if knob == "optim"
+        else ""
+    )
     return f"{reason} ({place})" if reason and place else reason
 
 
@@ -40,19 +57,23 @@ unreadable: dict[str, str] = {}
 
 @unseen
 def observed() -> dict[str, Value]:
-    """The values in force of all settings that can change. A knob that cannot be read is left out, and `unreadable` says why."""
+    """The values in force of all settings that can change. A knob that cannot be read is left out,
+    and `unreadable` says why."""
     from ..watch import watch
 
     values: dict[str, Value] = {}
     for knob, change in CHANGES.items():
         try:
             value = change.read(watch)
-        except Exception as problem:  # a setting that this agent does not know, or an object of the program that raises
+        except Exception as problem:
+            # a setting that this agent does not know, or an object of the program that raises
             if from_outside(problem):
                 raise
             if knob not in unreadable:
                 unreadable[knob] = f"{type(problem).__name__}: {problem}".splitlines()[0]
-                switch.notes.append(f"gpuconsole cannot read {knob} in this program ({unreadable[knob]})")
+                switch.notes.append(
+                    f"gpuconsole cannot read {knob} in this program ({unreadable[knob]})"
+                )
             continue
         if value is not None:
             values[knob] = value
@@ -64,7 +85,11 @@ def effects() -> dict[str, str]:
     """What each change does to the numbers of the program."""
     from ..watch import watch
 
-    return {knob: change.effect_here(watch) for knob, change in CHANGES.items() if knob not in unreadable}
+    return {
+        knob: change.effect_here(watch)
+        for knob, change in CHANGES.items()
+        if knob not in unreadable
+    }
 
 
 def begin_change(knob: str, value: Value, prepare: bool = False) -> None:
@@ -74,8 +99,14 @@ def begin_change(knob: str, value: Value, prepare: bool = False) -> None:
     change = CHANGES.get(knob)
     if change is None or (reason := why_fixed(knob)):
         raise ChangeRefused(f"{knob}: {why_fixed(knob) if change is None else reason}")
-    if change.effect == CHANGES_NUMERICS and not watch.allows_numerics and value != change.read(watch):
-        raise ChangeRefused(f"{knob} changes numerics: it needs your permission: N, or --allow-numerics")
+    if (
+        change.effect == CHANGES_NUMERICS
+        and not watch.allows_numerics
+        and value != change.read(watch)
+    ):
+        raise ChangeRefused(
+            f"{knob} changes numerics: it needs your permission: N, or --allow-numerics"
+        )
     if prepare:
         change.prepare(watch, value)
         return

@@ -1,7 +1,9 @@
-"""Servers of batches: iterators of torch that draw their indices from a feed, in place of the iterator that the program holds. The indices of an epoch are one
-stream, from which all servers draw in turn. The program notices nothing of the worker processes of a server, which are its children.
+"""Servers of batches: iterators of torch that draw their indices from a feed, in place of the
+iterator that the program holds. The indices of an epoch are one stream, from which all servers draw
+in turn. The program notices nothing of the worker processes of a server, which are its children.
 
-They use private names of torch.utils.data. `missing_names` finds out whether this torch has them (2.4 to 2.13 do).
+They use private names of torch.utils.data. `missing_names` finds out whether this torch has them
+(2.4 to 2.13 do).
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from ..guard import from_outside
 from ..identity import ByIdentity
 from .change import ChangeRefused
 
-# --- the indices of an epoch ---------------------------------------------------------------------------------
+# --- the indices of an epoch ----------------------------------------------------------------------
 
 UNKNOWN = object()
 """An index that was drawn before the stream was followed."""
 
 
 class Indices:
-    """The one stream of indices. What was drawn in vain is drawn again. `error`: of the sampler. It is raised after the last batch of the indices before it,
-    as without workers."""
+    """The one stream of indices. What was drawn in vain is drawn again. `error`: of the sampler. It
+    is raised after the last batch of the indices before it, as without workers."""
 
     def __init__(self, draws: Iterator[Any]) -> None:
         self._draws = draws
@@ -74,7 +76,8 @@ class Indices:
 
 
 class IndexFeed:
-    """The indices that one server may draw. `drawn`: those whose batch it has not delivered yet, in order."""
+    """The indices that one server may draw. `drawn`: those whose batch it has not delivered yet, in
+    order."""
 
     def __init__(self, indices: Iterator[Any], drawn: int = 0) -> None:
         """`drawn`: how many indices the server drew before its draws were followed."""
@@ -89,24 +92,32 @@ class IndexFeed:
         if self.closed:
             raise StopIteration
         index = next(self._indices)
-        if type(index) is list:  # a sampler may fill one list again and again, and the queue of a worker pickles it later
+        # a sampler may fill one list again and again, and the queue of a worker pickles it later
+        if type(index) is list:
             index = list(index)
         self.drawn.append(index)
         return index
 
 
-# --- what the program would notice ---------------------------------------------------------------------------
+# --- what the program would notice ----------------------------------------------------------------
 
 
 def handles_children() -> bool:
     """Whether the program has a handler of SIGCHLD, also one that torch's handler calls."""
     handler: Any = signal.getsignal(signal.SIGCHLD)
     while str(getattr(handler, "__module__", "")).startswith("torch."):
-        handler = next((cell.cell_contents for cell in getattr(handler, "__closure__", None) or () if callable(cell.cell_contents)), None)
+        handler = next(
+            (
+                cell.cell_contents
+                for cell in getattr(handler, "__closure__", None) or ()
+                if callable(cell.cell_contents)
+            ),
+            None,
+        )
     return callable(handler)
 
 
-# --- what the workers keep to themselves ---------------------------------------------------------------------
+# --- what the workers keep to themselves ----------------------------------------------------------
 
 OF_TORCH = (signal.SIGTERM, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE)
 """Signals for which torch's workers have handlers of their own."""
@@ -115,12 +126,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def begin_worker(program_own: Any, ready: Any, ends_with_thread: bool, number: int) -> None:
-    """Prepare a worker. Runs in place of the program's `worker_init_fn`, and calls it. The worker leaves the process group of the program, so a signal to
-    that group does not reach it, and it runs no signal handler of the program. It prints into a file in memory, whose length `printed_by` reads. `ready`: a
-    semaphore that is released in the end. `ends_with_thread`: the system kills the worker once the thread that started it has ended."""
+    """Prepare a worker. Runs in place of the program's `worker_init_fn`, and calls it. The worker
+    leaves the process group of the program, so a signal to that group does not reach it, and it
+    runs no signal handler of the program. It prints into a file in memory, whose length
+    `printed_by` reads. `ready`: a semaphore that is released in the end. `ends_with_thread`: the
+    system kills the worker once the thread that started it has ended."""
     with suppress(OSError):
         os.setpgid(0, 0)
-    if ends_with_thread:  # else a signal that ends the whole group of the program leaves the worker for 5 s, with the program's sockets
+    # else a signal that ends the whole group of the program leaves the worker for 5 s, with the
+    # program's sockets
+    if ends_with_thread:
         with suppress(AttributeError, OSError):  # a system without this function
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     signal.set_wakeup_fd(-1)  # the other end is in the program
@@ -132,19 +147,23 @@ def begin_worker(program_own: Any, ready: Any, ends_with_thread: bool, number: i
         if program_own is not None:
             program_own(number)
     finally:
-        with suppress(OSError):  # the program's function may have closed it, or put a file of the program in its place
+        # the program's function may have closed it, or put a file of the program in its place
+        with suppress(OSError):
             if hidden is not None and os.path.samestat(hidden, os.fstat(1)):
-                os.lseek(1, 0, os.SEEK_SET)  # what the beginning of a worker prints is no output of the program
+                # what the beginning of a worker prints is no output of the program
+                os.lseek(1, 0, os.SEEK_SET)
                 os.ftruncate(1, 0)
         ready.release()
 
 
 def _handle_nothing(*_: Any) -> None:
-    """Take the place of a handler of the program. SIG_IGN would also hold for the programs that the worker starts, and would lose their exit codes."""
+    """Take the place of a handler of the program. SIG_IGN would also hold for the programs that the
+    worker starts, and would lose their exit codes."""
 
 
 def _hide_output() -> os.stat_result | None:
-    """Let descriptors 1 and 2 be a file in memory without a name, and let streams write to it at once. None where this is not possible."""
+    """Let descriptors 1 and 2 be a file in memory without a name, and let streams write to it at
+    once. None where this is not possible."""
     try:
         file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
     except (OSError, AttributeError):
@@ -161,9 +180,14 @@ def _hide_output() -> os.stat_result | None:
 
 
 def printed_by(pid: int) -> int:
-    """The bytes that a worker has printed since the end of `begin_worker`; 0 where the output is not hidden."""
+    """The bytes that a worker has printed since the end of `begin_worker`; 0 where the output is
+    not hidden."""
     hidden, own = _of_descriptor(f"/proc/{pid}/fd/1"), _of_descriptor(1)
-    return hidden.st_size if hidden is not None and (own is None or not os.path.samestat(hidden, own)) else 0
+    return (
+        hidden.st_size
+        if hidden is not None and (own is None or not os.path.samestat(hidden, own))
+        else 0
+    )
 
 
 def _of_descriptor(file: str | int) -> os.stat_result | None:
@@ -174,18 +198,23 @@ def _of_descriptor(file: str | int) -> os.stat_result | None:
         return None
 
 
-# --- servers -------------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 PREFETCH = 2
 """torch's own default of prefetch_factor."""
 POLL_S = 0.25
 """Between two looks whether the workers of a server are alive, while a batch is waited for."""
 HANG_S = 60.0
-"""Without a batch for this time, the workers of a server hang. The program's own loader serves again then."""
-NAMES = "_dataset _dataset_kind _auto_collation _drop_last _index_sampler _sampler_iter _num_workers _collate_fn _num_yielded _base_seed"
+"""Without a batch for this time, the workers of a server hang. The program's own loader serves
+again then."""
+NAMES = (
+    "_dataset _dataset_kind _auto_collation _drop_last _index_sampler _sampler_iter _num_workers"
+    " _collate_fn _num_yielded _base_seed"
+)
 NAMES_OF_WORKERS = (
-    "_workers _data_queue _tasks_outstanding _task_info _send_idx _rcvd_idx _prefetch_factor _persistent_workers _try_put_index"
-    " _shutdown _worker_result_queue _index_queues _workers_done_event"
+    "_workers _data_queue _tasks_outstanding _task_info _send_idx _rcvd_idx _prefetch_factor"
+    " _persistent_workers _try_put_index _shutdown _worker_result_queue _index_queues"
+    " _workers_done_event"
 )
 
 
@@ -203,44 +232,65 @@ class LoaderSettings(NamedTuple):
     def with_(self, **changes: Any) -> LoaderSettings:
         """These settings with `changes`."""
         new = self._replace(**changes)
-        return new._replace(prefetch_factor=(new.prefetch_factor or PREFETCH) if new.num_workers else 0)
+        return new._replace(
+            prefetch_factor=(new.prefetch_factor or PREFETCH) if new.num_workers else 0
+        )
 
 
 def settings_of(loader: Any) -> LoaderSettings:
     """The settings with which the program made `loader`."""
-    return LoaderSettings(loader.num_workers, loader.prefetch_factor or PREFETCH if loader.num_workers else 0, bool(loader.pin_memory))
+    return LoaderSettings(
+        loader.num_workers,
+        loader.prefetch_factor or PREFETCH if loader.num_workers else 0,
+        bool(loader.pin_memory),
+    )
 
 
 def missing_names(module: Any, iterator: Any) -> list[str]:
     """Private names that this version of torch lacks. `module`: torch.utils.data.dataloader."""
-    classes = ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter", "_DatasetKind", "_utils")
+    classes = (
+        "_BaseDataLoaderIter",
+        "_SingleProcessDataLoaderIter",
+        "_MultiProcessingDataLoaderIter",
+        "_DatasetKind",
+        "_utils",
+    )
     missing = [name for name in classes if not hasattr(module, name)]
-    names = NAMES.split() + (NAMES_OF_WORKERS.split() if getattr(iterator, "_num_workers", 0) else [])
+    names = NAMES.split() + (
+        NAMES_OF_WORKERS.split() if getattr(iterator, "_num_workers", 0) else []
+    )
     return missing + [name for name in names if not hasattr(iterator, name)]
 
 
 def start_method(context: Any) -> str:
-    """How worker processes start: fork, forkserver or spawn. `context`: the `multiprocessing_context` of a DataLoader. Python 3.14 uses
-    forkserver by default, earlier versions use fork. Reading the default here does not set it."""
+    """How worker processes start: fork, forkserver or spawn. `context`: the
+    `multiprocessing_context` of a DataLoader. Python 3.14 uses forkserver by default, earlier
+    versions use fork. Reading the default here does not set it."""
     if context is not None:
         return str(context.get_start_method())
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return (
+        multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0]
+    )
 
 
 class Spec(SimpleNamespace):
-    """What an iterator of torch reads of its DataLoader. A class of its own, because instances of SimpleNamespace have no weak references."""
+    """What an iterator of torch reads of its DataLoader. A class of its own, because instances of
+    SimpleNamespace have no weak references."""
 
 
 NAMES_OF_LOADER = (
-    "dataset sampler batch_sampler batch_size drop_last collate_fn generator num_workers prefetch_factor pin_memory pin_memory_device timeout"
-    " worker_init_fn multiprocessing_context persistent_workers in_order _dataset_kind"
+    "dataset sampler batch_sampler batch_size drop_last collate_fn generator num_workers"
+    " prefetch_factor pin_memory pin_memory_device timeout worker_init_fn multiprocessing_context"
+    " persistent_workers in_order _dataset_kind"
 )
 """What the changes and the descriptions read of a DataLoader. `in_order` is new in torch 2.6."""
 
 
 class Origin:
-    """The DataLoader of an iterator. Once the program has dropped the loader, as in `for batch in DataLoader(...)`: what `belongs_to` has noted of the
-    loader, as long as the iterator lives. None after that. Keeps neither alive."""
+    """The DataLoader of an iterator. Once the program has dropped the loader, as in
+    `for batch in DataLoader(...)`: what `belongs_to` has noted of the loader, as long as the
+    iterator lives. None after that. Keeps neither alive."""
 
     def __init__(self, loader: Any, placeholder: Spec) -> None:
         self._loader, self._placeholder = weakref.ref(loader), weakref.ref(placeholder)
@@ -257,9 +307,12 @@ _origins = ByIdentity()
 def belongs_to(iterator: Any, loader: Any) -> Origin:
     """Note that `iterator` is one of `loader`.
 
-    The iterator does not keep the loader itself: many loaders keep their iterator, and their workers end with the last reference to the loader.
+    The iterator does not keep the loader itself: many loaders keep their iterator, and their
+    workers end with the last reference to the loader.
     """
-    placeholder = Spec(**{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)})
+    placeholder = Spec(
+        **{name: getattr(loader, name) for name in NAMES_OF_LOADER.split() if hasattr(loader, name)}
+    )
     origin = Origin(loader, placeholder)
     _origins.put(iterator, (origin, placeholder))
     return origin
@@ -272,7 +325,8 @@ def loader_of(iterator: Any) -> Any:
 
 
 class SourceFactory:
-    """What is needed to start workers for one loader of the program. Holds neither the loader nor an iterator of it."""
+    """What is needed to start workers for one loader of the program. Holds neither the loader nor
+    an iterator of it."""
 
     def __init__(self, module: Any, loader: Any, iterator: Any) -> None:
         """`iterator`: one that the program holds."""
@@ -311,12 +365,18 @@ class SourceFactory:
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
             pin_memory=settings.pin_memory and _has_accelerator(),  # else torch warns
-            worker_init_fn=functools.partial(begin_worker, self._worker_init, ready, threading.current_thread() is threading.main_thread()),
+            worker_init_fn=functools.partial(
+                begin_worker,
+                self._worker_init,
+                ready,
+                threading.current_thread() is threading.main_thread(),
+            ),
         )
         kind = self.module._MultiProcessingDataLoaderIter
         iterator = kind.__new__(kind)
         try:
-            # the filters of warnings stay as they are: after a change of a filter Python shows warnings again that it shows once
+            # the filters of warnings stay as they are: after a change of a filter Python shows
+            # warnings again that it shows once
             with unregistered(self.module), signals_wait():
                 iterator.__init__(spec)
             _keep_to_us(iterator)
@@ -334,18 +394,25 @@ def _has_accelerator() -> bool:
     import torch
 
     accelerator = getattr(torch, "accelerator", None)  # torch 2.6 and newer
-    return bool(accelerator.is_available() if accelerator is not None else torch.cuda.is_available())
+    return bool(
+        accelerator.is_available() if accelerator is not None else torch.cuda.is_available()
+    )
 
 
 START_S = 60.0
-"""New workers must be ready within this time. By spawn each one imports the modules of the program first: torch alone takes seconds."""
+"""New workers must be ready within this time. By spawn each one imports the modules of the program
+first: torch alone takes seconds."""
 
 
 class BatchSource:
-    """An iterator that serves batches of the indices that its feed gives: workers of ours, or the iterator that the program holds."""
+    """An iterator that serves batches of the indices that its feed gives: workers of ours, or the
+    iterator that the program holds."""
 
-    def __init__(self, iterator: Any, settings: LoaderSettings, *, own: bool = False, ready: Any = None) -> None:
-        """`own`: the iterator that the program holds. It is not kept alive. `ready`: a semaphore that each worker of ours releases."""
+    def __init__(
+        self, iterator: Any, settings: LoaderSettings, *, own: bool = False, ready: Any = None
+    ) -> None:
+        """`own`: the iterator that the program holds. It is not kept alive. `ready`: a semaphore
+        that each worker of ours releases."""
         self._iterator = weakref.ref(iterator) if own else lambda: iterator
         self.settings, self.own = settings, own
         _of_parent.put(iterator, True)
@@ -356,7 +423,9 @@ class BatchSource:
         """The bytes that each worker had printed at its last batch, by pid."""
         if not own:
             self.limit_s = float(iterator._timeout or HANG_S)
-            iterator._get_data = functools.partial(_receive, weakref.ref(iterator), weakref.ref(self))
+            iterator._get_data = functools.partial(
+                _receive, weakref.ref(iterator), weakref.ref(self)
+            )
 
     @property
     def iterator(self) -> Any:
@@ -377,7 +446,8 @@ class BatchSource:
         return not self._missing
 
     def begin(self, feed: IndexFeed) -> None:
-        """Serve `feed` from its beginning. Batches under way are discarded. Workers begin at once. Raises BatchSourceFailed, RuntimeError."""
+        """Serve `feed` from its beginning. Batches under way are discarded. Workers begin at once.
+        Raises BatchSourceFailed, RuntimeError."""
         self.feed = feed
         if not self.settings.num_workers:
             self.iterator._sampler_iter = feed
@@ -402,11 +472,14 @@ class BatchSource:
         iterator = self.iterator
         if not self.settings.num_workers:
             return
-        for _ in range(iterator._prefetch_factor * iterator._num_workers - iterator._tasks_outstanding):
+        for _ in range(
+            iterator._prefetch_factor * iterator._num_workers - iterator._tasks_outstanding
+        ):
             iterator._try_put_index()
 
     def next(self) -> tuple[Any, Any]:
-        """The next index, and its batch. Raises StopIteration, what the dataset raises, and BatchSourceFailed."""
+        """The next index, and its batch. Raises StopIteration, what the dataset raises, and
+        BatchSourceFailed."""
         iterator = self.iterator
         try:
             batch = type(iterator)._next_data(iterator)
@@ -414,12 +487,14 @@ class BatchSource:
             raise
         except BaseException:
             if self.own and self.feed.drawn:
-                self.feed.drawn.popleft()  # as in the program: an index that raised does not come again
+                # as in the program: an index that raised does not come again
+                self.feed.drawn.popleft()
             raise
         return (self.feed.drawn.popleft() if self.feed.drawn else None), batch
 
     def has_printed(self) -> bool:
-        """Whether the worker that made the last batch has printed something since its batch before."""
+        """Whether the worker that made the last batch has printed something since its batch
+        before."""
         if self.own:
             return False
         pid = self.workers[(self.iterator._rcvd_idx - 1) % self.settings.num_workers].pid
@@ -443,7 +518,8 @@ class BatchSource:
 
 
 def _receive(iterator_ref: Any, server_ref: Any) -> Any:
-    """In place of `_get_data`: finds out soon that a worker died, without torch's signal handler, which would end the program."""
+    """In place of `_get_data`: finds out soon that a worker died, without torch's signal handler,
+    which would end the program."""
     iterator, server = iterator_ref(), server_ref()
     until = time.monotonic() + server.limit_s
     while True:
@@ -453,13 +529,16 @@ def _receive(iterator_ref: Any, server_ref: Any) -> Any:
             if not all(worker.is_alive() for worker in iterator._workers):
                 raise BatchSourceFailed("a worker died") from None
             if time.monotonic() > until:
-                raise BatchSourceFailed(f"no batch from the workers within {server.limit_s:.0f} s") from None
+                raise BatchSourceFailed(
+                    f"no batch from the workers within {server.limit_s:.0f} s"
+                ) from None
         except (ConnectionError, EOFError) as problem:  # tensors come by a socket of the worker
             raise BatchSourceFailed(f"a worker died ({type(problem).__name__})") from None
 
 
 def _keep_to_us(iterator: Any) -> None:
-    """Hide the workers from the program, which may join all children that multiprocessing knows. They end with the iterator, and at the end of Python."""
+    """Hide the workers from the program, which may join all children that multiprocessing knows.
+    They end with the iterator, and at the end of Python."""
     for worker in iterator._workers:
         multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
     weakref.finalize(iterator, _kill, list(iterator._workers), os.getpid())
@@ -472,7 +551,8 @@ def _kill(workers: list[Any], parent: int) -> None:
 
 
 class unregistered:
-    """Workers started in this block are unknown to torch's SIGCHLD handler, which would raise in the program when one of them dies."""
+    """Workers started in this block are unknown to torch's SIGCHLD handler, which would raise in
+    the program when one of them dies."""
 
     def __init__(self, module: Any) -> None:
         self._signals = module._utils.signal_handling
@@ -487,7 +567,8 @@ class unregistered:
 
 
 class Waiting(NamedTuple):
-    """`handler`: the program's own. `action`: what the system does with the signal, as it was before; None where it could not be read."""
+    """`handler`: the program's own. `action`: what the system does with the signal, as it was
+    before; None where it could not be read."""
 
     handler: Any
     action: Any
@@ -501,16 +582,22 @@ ACTION_BYTES = 512
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """The program's own handlers of signals run after this block: Python drops what they raise while it forks, and a thread may be half started.
+    """The program's own handlers of signals run after this block: Python drops what they raise
+    while it forks, and a thread may be half started.
 
-    In the block, Python calls another function for each signal. Nothing else changes: the flags of `signal.siginterrupt`, the handlers of C libraries, and
-    the byte that Python writes to the descriptor of `signal.set_wakeup_fd` when a signal arrives.
+    In the block, Python calls another function for each signal. Nothing else changes: the flags of
+    `signal.siginterrupt`, the handlers of C libraries, and the byte that Python writes to the
+    descriptor of `signal.set_wakeup_fd` when a signal arrives.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers run in the main thread only
         return
     arrived: list[int] = []
-    handlers: dict[int, Any] = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    handlers: dict[int, Any] = {
+        number: handler
+        for number in signal.valid_signals()
+        if callable(handler := signal.getsignal(number))
+    }
     try:
         for number, handler in handlers.items():
             _waiting[number] = Waiting(handler, _action(number))
@@ -530,8 +617,8 @@ def _call(number: int, handler: Any) -> None:
 
 
 def _run(arrived: list[int], handlers: dict[int, Any]) -> None:
-    """Call the program's handlers of the signals that have arrived, also after one has raised. A signal sent again would write a second byte to the
-    program's wakeup descriptor."""
+    """Call the program's handlers of the signals that have arrived, also after one has raised. A
+    signal sent again would write a second byte to the program's wakeup descriptor."""
     if not arrived:
         return
     try:
@@ -574,14 +661,18 @@ def discard(iterator: Any) -> None:
     done = iterator.__dict__.get("_pin_memory_thread_done_event")
     if done is not None:
         done.set()
-    for messages in (*iterator.__dict__.get("_index_queues", ()), iterator.__dict__.get("_worker_result_queue")):
+    for messages in (
+        *iterator.__dict__.get("_index_queues", ()),
+        iterator.__dict__.get("_worker_result_queue"),
+    ):
         if hasattr(messages, "cancel_join_thread"):
             messages.cancel_join_thread()
             messages.close()
 
 
 _of_parent = ByIdentity()
-"""Iterators whose workers belong to this process, not to a worker that is forked from it: those made here, and those that the program holds."""
+"""Iterators whose workers belong to this process, not to a worker that is forked from it: those
+made here, and those that the program holds."""
 
 
 def _forked() -> None:
@@ -594,7 +685,8 @@ in_forked_children(_forked)
 
 
 def in_one_line(problem: BaseException) -> str:
-    """The type and the message of an error. The message of a worker's error is a traceback, and its last line holds the type and the message."""
+    """The type and the message of an error. The message of a worker's error is a traceback, and its
+    last line holds the type and the message."""
     name, lines = type(problem).__name__, str(problem).strip().splitlines()
     if not lines:
         return name

@@ -1,9 +1,11 @@
 """Live changes of the DataLoader that feeds the training: num_workers, prefetch_factor, pin_memory.
 
-And which loaders the training loop cannot reach: a change of their workers needs no permission of the user. Python lets a program change almost everything
-that a dataset reads: its attributes, its lists, globals, files. So this list is short, and everything that is not on it asks. Not on it, for example:
-TensorDataset (a write through `.data` or a numpy view of a tensor leaves no trace), ImageFolder and the other file datasets of torchvision (`samples` and
-`targets` are lists, and files can be written), random transforms, lists, and all classes of the program.
+And which loaders the training loop cannot reach: a change of their workers needs no permission of
+the user. Python lets a program change almost everything that a dataset reads: its attributes, its
+lists, globals, files. So this list is short, and everything that is not on it asks. Not on it, for
+example: TensorDataset (a write through `.data` or a numpy view of a tensor leaves no trace),
+ImageFolder and the other file datasets of torchvision (`samples` and `targets` are lists, and files
+can be written), random transforms, lists, and all classes of the program.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from .state import cannot_share, shared_by
 if TYPE_CHECKING:
     from ..watch import Watch
 
-# --- loaders that the training loop cannot reach -------------------------------------------------------------
+# --- loaders that the training loop cannot reach --------------------------------------------------
 
 
 class KnownType(NamedTuple):
-    """`name`: of the class or the function, with its module. `holds`: whether this object of the class is one that the loop cannot reach."""
+    """`name`: of the class or the function, with its module. `holds`: whether this object of the
+    class is one that the loop cannot reach."""
 
     name: str
     reason: str
@@ -39,7 +42,11 @@ class KnownType(NamedTuple):
 
 def _is_plain_arrow(dataset: Any) -> bool:
     kwargs, features = dataset._format_kwargs, dataset._info.features
-    return dataset._format_type in (None, "torch", "numpy") and not kwargs and all(map(_is_plain_feature, features.values()))
+    return (
+        dataset._format_type in (None, "torch", "numpy")
+        and not kwargs
+        and all(map(_is_plain_feature, features.values()))
+    )
 
 
 def _is_plain_feature(feature: Any) -> bool:
@@ -62,14 +69,27 @@ def _has_known_sampler(batches: Any) -> bool:
 DATASETS = (
     KnownType("builtins.range", "the numbers of a range never change"),
     KnownType(
-        "datasets.arrow_dataset.Dataset", "a table of Arrow cannot be written: map, filter and select give another dataset", _is_plain_arrow
+        "datasets.arrow_dataset.Dataset",
+        "a table of Arrow cannot be written: map, filter and select give another dataset",
+        _is_plain_arrow,
     ),
 )
 SAMPLERS = (
     KnownType("torch.utils.data.sampler.SequentialSampler", "its order is that of the dataset"),
-    KnownType("torch.utils.data.sampler.RandomSampler", "it draws from a generator of its own, which nobody else has", _has_no_generator),
-    KnownType("torch.utils.data.distributed.DistributedSampler", "its order is fixed when the epoch begins"),
-    KnownType("torch.utils.data.sampler.BatchSampler", "it groups what its sampler gives", _has_known_sampler),
+    KnownType(
+        "torch.utils.data.sampler.RandomSampler",
+        "it draws from a generator of its own, which nobody else has",
+        _has_no_generator,
+    ),
+    KnownType(
+        "torch.utils.data.distributed.DistributedSampler",
+        "its order is fixed when the epoch begins",
+    ),
+    KnownType(
+        "torch.utils.data.sampler.BatchSampler",
+        "it groups what its sampler gives",
+        _has_known_sampler,
+    ),
 )
 COLLATES = (
     KnownType("torch.utils.data._utils.collate.default_collate", "it uses the samples only"),
@@ -79,9 +99,12 @@ COLLATES = (
 
 
 def is_in(table: tuple[KnownType, ...], given: Any) -> bool:
-    """Whether an object, or a function, is of a row of `table`. A subclass is not: it may read what it wants."""
+    """Whether an object, or a function, is of a row of `table`. A subclass is not: it may read what
+    it wants."""
     named = given if hasattr(given, "__qualname__") else type(given)
-    row = next((row for row in table if row.name == f"{named.__module__}.{named.__qualname__}"), None)
+    row = next(
+        (row for row in table if row.name == f"{named.__module__}.{named.__qualname__}"), None
+    )
     return row is not None and row.holds(given)
 
 
@@ -94,7 +117,10 @@ def is_out_of_reach(loader: Any) -> bool:
             and type(loader) is module.DataLoader
             and loader.worker_init_fn is None
             and is_in(DATASETS, loader.dataset)
-            and is_in(SAMPLERS, loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
+            and is_in(
+                SAMPLERS,
+                loader.batch_sampler if loader.batch_sampler is not None else loader.sampler,
+            )
             and is_in(COLLATES, loader.collate_fn)
         )
     except Exception as problem:  # another version of a library: then the user is asked
@@ -103,15 +129,32 @@ def is_out_of_reach(loader: Any) -> bool:
         return False
 
 
-# --- the changes ---------------------------------------------------------------------------------------------
+# --- the changes ----------------------------------------------------------------------------------
 
-NO_LOADER = "the program has no DataLoader: the function that makes a batch would have to become a Dataset"
-NO_EPOCH = "no epoch of the DataLoader is under way; where next(iter(loader)) takes one batch of each epoch, new workers would load batches that nobody uses"
-ONE_BATCH = "the program has no DataLoader at its steps: it drops each one before, as next(iter(DataLoader(...))) does"
-ITERABLE = "an IterableDataset divides its samples among the workers itself: another number of workers would lose or repeat samples"
+NO_LOADER = (
+    "the program has no DataLoader: the function that makes a batch would have to become a Dataset"
+)
+NO_EPOCH = (
+    "no epoch of the DataLoader is under way; where next(iter(loader)) takes one batch of each"
+    " epoch, new workers would load batches that nobody uses"
+)
+ONE_BATCH = (
+    "the program has no DataLoader at its steps: it drops each one before, as"
+    " next(iter(DataLoader(...))) does"
+)
+ITERABLE = (
+    "an IterableDataset divides its samples among the workers itself: another number of workers"
+    " would lose or repeat samples"
+)
 SEVERAL = "the steps take their batches from several DataLoaders in turn"
-WORKERS_NEEDED = "the program's workers have the dataset, and its own process would load with other random numbers and files: num_workers=0 needs a new start"
-NEW_LOADER = "the program made a new DataLoader, and the program's own settings are back: make it once, before the epochs"
+WORKERS_NEEDED = (
+    "the program's workers have the dataset, and its own process would load with other random"
+    " numbers and files: num_workers=0 needs a new start"
+)
+NEW_LOADER = (
+    "the program made a new DataLoader, and the program's own settings are back: make it once,"
+    " before the epochs"
+)
 
 _controls: dict[int, LoaderSwitch] = {}
 """By the id of the DataLoader."""
@@ -132,12 +175,15 @@ def control_of(loader: Any, iterator: Any = None) -> LoaderSwitch | None:
 
 
 def training_loader(watch: Watch) -> tuple[Any, Any]:
-    """The DataLoader of the last training batch and its newest iterator; None for each that does not exist."""
+    """The DataLoader of the last training batch and its newest iterator; None for each that does
+    not exist."""
     iterators = [iterator for ref in watch.iterators if (iterator := ref()) is not None]
     loader = watch.loader() if watch.loader is not None else None
     if loader is None and iterators:
         loader = loader_of(iterators[-1])
-    newest = next((iterator for iterator in reversed(iterators) if loader_of(iterator) is loader), None)
+    newest = next(
+        (iterator for iterator in reversed(iterators) if loader_of(iterator) is loader), None
+    )
     return loader, newest
 
 
@@ -160,11 +206,16 @@ def why_not(loader: Any, iterator: Any) -> str:
         return ITERABLE
     if missing := missing_names(data, iterator):
         return f"this version of torch lacks {', '.join(missing)}"
-    if type(iterator) not in (data._SingleProcessDataLoaderIter, data._MultiProcessingDataLoaderIter):
+    if type(iterator) not in (
+        data._SingleProcessDataLoaderIter,
+        data._MultiProcessingDataLoaderIter,
+    ):
         return f"{type(iterator).__name__} keeps a state of its own"
     if not getattr(loader, "in_order", True):
         return "in_order=False: the batches have no order that could be kept"
-    if getattr(iterator, "_shared_seed", None) is not None or any(kind.__name__ == "MapDataPipe" for kind in type(loader.dataset).__mro__):
+    if getattr(iterator, "_shared_seed", None) is not None or any(
+        kind.__name__ == "MapDataPipe" for kind in type(loader.dataset).__mro__
+    ):
         return "a DataPipe is divided among the workers"
     return ""
 
@@ -177,7 +228,8 @@ def why_no_workers(loader: Any) -> str:
     if method == "fork" or _main_is_guarded():
         return ""
     return (
-        f"Python starts workers by {method} here, and the script has no `if __name__ == '__main__'`: each worker would run the script again"
+        f"Python starts workers by {method} here, and the script has no `if __name__ =="
+        " '__main__'`: each worker would run the script again"
     )
 
 
@@ -194,24 +246,30 @@ def _main_is_guarded() -> bool:
             body = ast.parse(source.read()).body
     except (OSError, ValueError, SyntaxError):
         return False
-    return any(isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test) for statement in body)
+    return any(
+        isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test)
+        for statement in body
+    )
 
 
-# --- the loaders that are under control ----------------------------------------------------------------------
+# --- the loaders that are under control -----------------------------------------------------------
 
 
 def under_control(loader: Any, iterator: Any) -> LoaderSwitch:
     """The control of `loader`; made when a change begins."""
     control = control_of(loader, iterator)
     if control is None:
-        control = _controls[id(loader)] = LoaderSwitch(module(), loader, iterator, functools.partial(_end, id(loader)))
+        control = _controls[id(loader)] = LoaderSwitch(
+            module(), loader, iterator, functools.partial(_end, id(loader))
+        )
         weakref.finalize(loader, _dropped, id(loader), weakref.ref(control)).atexit = False
         _put()
     return control
 
 
 def _put() -> None:
-    """Let new epochs of changed loaders begin with the servers in force. Torch's function is back in its place when no change is left."""
+    """Let new epochs of changed loaders begin with the servers in force. Torch's function is back
+    in its place when no change is left."""
     global _plain_get
     if _plain_get is not None:
         return
@@ -236,7 +294,8 @@ def _end(key: int) -> None:
 
 
 def _dropped(key: int, ref: weakref.ref[LoaderSwitch]) -> None:
-    """The program has dropped a loader. The epoch that is under way goes on; the loader that the program makes next has the program's own settings."""
+    """The program has dropped a loader. The epoch that is under way goes on; the loader that the
+    program makes next has the program's own settings."""
     control = ref()
     if control is None or _controls.get(key) is not control:
         return
@@ -248,7 +307,8 @@ def _dropped(key: int, ref: weakref.ref[LoaderSwitch]) -> None:
 
 
 def leave() -> bool:
-    """The agent leaves the program: the program's own iterators serve again, from their next batch on. Returns whether anything must stay in its place."""
+    """The agent leaves the program: the program's own iterators serve again, from their next batch
+    on. Returns whether anything must stay in its place."""
     for key, control in list(_controls.items()):
         control.gone = True
         if control.present is None:
@@ -259,7 +319,8 @@ def leave() -> bool:
 
 
 def _forked() -> None:
-    """In a forked child: its DataLoaders load with the program's own settings, and the workers of the parent stay as they are."""
+    """In a forked child: its DataLoaders load with the program's own settings, and the workers of
+    the parent stay as they are."""
     for key, control in list(_controls.items()):
         control.resume_in_child()
         _end(key)
@@ -269,14 +330,16 @@ in_forked_children(_forked)
 
 
 def is_served(iterator: Any) -> bool:
-    """Whether the batches of `iterator` come by a change, in place of the program's own iterator."""
+    """Whether the batches of `iterator` come by a change, in place of the program's own
+    iterator."""
     epoch = vars(iterator).get("_gpuconsole_epoch")
     return epoch is not None and not epoch.over
 
 
 class LoaderChange(Change):
-    """What the three knobs of a loader have in common. Workers load ahead, from copies of the dataset: where the loop can reach what the samples come from,
-    a change needs the permission of the user."""
+    """What the three knobs of a loader have in common. Workers load ahead, from copies of the
+    dataset: where the loop can reach what the samples come from, a change needs the permission of
+    the user."""
 
     effect = MAY_DIFFER
 
@@ -296,7 +359,9 @@ class LoaderChange(Change):
         if loader is None and watch.last_loader is not None:
             return ONE_BATCH
         control = control_of(loader, iterator)
-        loads_here = iterator is not None and (control is None or control.in_force == control.program)
+        loads_here = iterator is not None and (
+            control is None or control.in_force == control.program
+        )
         shared = shared_by(iterator._dataset, iterator._collate_fn) if loads_here else ""
         return cannot_share(shared) if shared else why_not(loader, iterator)
 
@@ -311,7 +376,10 @@ class LoaderChange(Change):
         if loader is None:
             raise ChangeRefused(LoaderChange.why_fixed(self, watch))
         control = control_of(loader, iterator)
-        wanted = self.changed((control.wanted or control.in_force) if control is not None else settings_of(loader), value)
+        wanted = self.changed(
+            (control.wanted or control.in_force) if control is not None else settings_of(loader),
+            value,
+        )
         own = control.program if control is not None else settings_of(loader)
         if control is None and wanted == own:
             return
@@ -319,7 +387,9 @@ class LoaderChange(Change):
             self._may(watch, loader, iterator, wanted, own)
         under_control(loader, iterator).ask(wanted, iterator, held)
 
-    def _may(self, watch: Watch, loader: Any, iterator: Any, wanted: LoaderSettings, own: LoaderSettings) -> None:
+    def _may(
+        self, watch: Watch, loader: Any, iterator: Any, wanted: LoaderSettings, own: LoaderSettings
+    ) -> None:
         """Raises ChangeRefused where the change is not possible, or not allowed."""
         if reason := LoaderChange.why_fixed(self, watch):
             raise ChangeRefused(reason)
@@ -327,7 +397,10 @@ class LoaderChange(Change):
             raise ChangeRefused(reason)
         if own.num_workers and not wanted.num_workers:
             raise ChangeRefused(WORKERS_NEEDED)
-        if any(other is not control_of(loader, iterator) and other.present is not None for other in _controls.values()):
+        if any(
+            other is not control_of(loader, iterator) and other.present is not None
+            for other in _controls.values()
+        ):
             raise ChangeRefused(SEVERAL)
         if wanted.num_workers and not watch.allows_loader and not is_out_of_reach(loader):
             raise ChangeRefused(f"{self.knob}: {NEEDS_PERMISSION}")
@@ -384,14 +457,19 @@ class PrefetchFactor(LoaderChange):
 
 
 class PinMemory(LoaderChange):
-    """Page-locked memory. Without workers the same process loads the same samples; with workers, others begin."""
+    """Page-locked memory. Without workers the same process loads the same samples; with workers,
+    others begin."""
 
     knob = "pin_memory"
 
     def effect_here(self, watch: Watch) -> str:
         control = control_of(*training_loader(watch))
         loader, _ = training_loader(watch)
-        workers = control.in_force.num_workers if control is not None else getattr(loader, "num_workers", 0)
+        workers = (
+            control.in_force.num_workers
+            if control is not None
+            else getattr(loader, "num_workers", 0)
+        )
         return super().effect_here(watch) if workers else SAME_BITS
 
     def value(self, settings: LoaderSettings) -> Value:

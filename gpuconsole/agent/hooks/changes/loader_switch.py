@@ -1,10 +1,14 @@
-"""Who serves the batches of one DataLoader of the program, while a change of it is under way or in force.
+"""Who serves the batches of one DataLoader of the program, while a change of it is under way or in
+force.
 
-The iterator that the program holds stays the same object, with a `_next_data` of its own, which torch's `__next__` calls. All servers draw from one stream
-of indices. Where a change takes effect, the present server gets no more indices and hands out what it has under way, and the new one follows: no sample is
-lost, repeated or moved. Where a new server fails, the program's own iterator serves from the first batch on that was not delivered. Workers load ahead,
-from copies of the dataset: that the loop does not change meanwhile what they load, nobody can find out, so the user is asked first (see `known`).
-Everything happens on the thread that asks for batches; other threads only set `wanted`.
+The iterator that the program holds stays the same object, with a `_next_data` of its own, which
+torch's `__next__` calls. All servers draw from one stream of indices. Where a change takes effect,
+the present server gets no more indices and hands out what it has under way, and the new one
+follows: no sample is lost, repeated or moved. Where a new server fails, the program's own iterator
+serves from the first batch on that was not delivered. Workers load ahead, from copies of the
+dataset: that the loop does not change meanwhile what they load, nobody can find out, so the user is
+asked first (see `known`). Everything happens on the thread that asks for batches; other threads
+only set `wanted`.
 """
 
 from __future__ import annotations
@@ -17,34 +21,53 @@ from collections.abc import Callable
 from typing import Any
 
 from ..guard import from_outside
-from .batch_sources import BatchSource, IndexFeed, Indices, LoaderSettings, SourceFactory, handles_children, in_one_line, settings_of
+from .batch_sources import (
+    BatchSource,
+    IndexFeed,
+    Indices,
+    LoaderSettings,
+    SourceFactory,
+    handles_children,
+    in_one_line,
+    settings_of,
+)
 from .change import ChangeRefused
 from .state import WRITES, Use, cannot_share, shared_by, use
 
 IDLE_S = 60.0
 """Workers that have not served for this time end. A trial needs both sides again within seconds."""
 WATCHED = 3
-"""Batches that the program's own process loads before workers start: what they read and write is looked at."""
+"""Batches that the program's own process loads before workers start: what they read and write is
+looked at."""
 UNUSED_S = 18.0
 UNUSED_LOOKS = 16
 """A change is refused where the program asks for no batch in so many seconds and so many steps."""
 EPOCHS = 5
 """Epochs in which a change must take effect."""
-SHORT = "the program takes only a few batches of each epoch, as next(iter(loader)) does: it ends before new workers are ready"
-INTERLEAVED = "the program takes batches of two epochs of one DataLoader in turn: make one DataLoader for each"
+SHORT = (
+    "the program takes only a few batches of each epoch, as next(iter(loader)) does: it ends before"
+    " new workers are ready"
+)
+INTERLEAVED = (
+    "the program takes batches of two epochs of one DataLoader in turn: make one DataLoader for"
+    " each"
+)
 BROKEN_OFF = "an exception of the program has ended the wait for a batch"
 CHILDREN = "the program has a handler of SIGCHLD, which would see the workers end"
 UNASKED = "the program asked for no batch that could show whether the change works"
 FALLEN = "the DataLoader has the program's own settings again"
 
 lost: list[str] = []
-"""Why settings that were in force are not any longer, without a change that was asked for, in one line each; the service reports them."""
+"""Why settings that were in force are not any longer, without a change that was asked for, in one
+line each; the service reports them."""
 _broken: dict[LoaderSettings, str] = {}
-"""Settings whose workers failed when they were in force. The next change to them is refused, once: a block of a trial had other settings."""
+"""Settings whose workers failed when they were in force. The next change to them is refused, once:
+a block of a trial had other settings."""
 
 
 class Epoch:
-    """One iterator of the program that is served here. `line`: the servers in the order in which they deliver; only the last one draws indices."""
+    """One iterator of the program that is served here. `line`: the servers in the order in which
+    they deliver; only the last one draws indices."""
 
     def __init__(self, control: LoaderSwitch, outer: Any) -> None:
         """`outer`: the iterator that the program holds. It owns this object."""
@@ -55,11 +78,14 @@ class Epoch:
         self.own.feed = outer._sampler_iter = IndexFeed(self.indices, drawn=under_way)
         self.line: deque[BatchSource] = deque([self.own])
         self.over = self.left = False
-        """`left`: the program has begun another epoch of the loader, and may come back to this one."""
+        """`left`: the program has begun another epoch of the loader, and may come back to this
+        one."""
         self.broken_off = False
-        """Whether an exception from outside, such as that of a signal handler of the program, has ended a call in its middle."""
+        """Whether an exception from outside, such as that of a signal handler of the program, has
+        ended a call in its middle."""
         self._anew = False
-        """Whether the own iterator has batches under way that come later than others that nobody has any longer."""
+        """Whether the own iterator has batches under way that come later than others that nobody
+        has any longer."""
         self._kept_workers = getattr(outer, "_persistent_workers", False)
         outer.__dict__["_gpuconsole_epoch"], outer.__dict__["_next_data"] = self, self.serve
         control.epoch = weakref.ref(self)
@@ -130,9 +156,9 @@ class Epoch:
         if server.own:
             self._open_own()
             return
-        feed = IndexFeed(
-            self.indices
-        )  # noted before `server` draws: what it has drawn is known wherever an exception from outside ends the call
+        # noted before `server` draws: what it has drawn is known wherever an exception from outside
+        # ends the call
+        feed = IndexFeed(self.indices)
         server.feed = feed
         self.line.append(server)
         try:
@@ -143,7 +169,8 @@ class Epoch:
             last.feed.closed = False
             raise
         if last.own and last.settings.num_workers and outer is not None:
-            outer._persistent_workers = True  # torch must not end its workers when it has nothing to do
+            # torch must not end its workers when it has nothing to do
+            outer._persistent_workers = True
 
     def _open_own(self) -> None:
         if self.line[-1] is not self.own:
@@ -152,7 +179,8 @@ class Epoch:
         self.own.fill()
 
     def back_to_own(self) -> None:
-        """Only the program's own iterator serves, from the first batch on that was not delivered."""
+        """Only the program's own iterator serves, from the first batch on that was not
+        delivered."""
         self._give_back()
         anew, self._anew = self._anew, False
         if anew:
@@ -161,10 +189,13 @@ class Epoch:
             self._open_own()
 
     def _give_back(self) -> None:
-        """Take the indices back that were drawn in vain. The own iterator keeps what it has under way, if that comes first."""
+        """Take the indices back that were drawn in vain. The own iterator keeps what it has under
+        way, if that comes first."""
         first = self.line[0] is self.own
         self._anew = self._anew or (not first and self.own in self.line)
-        self.indices.give_back([index for server in list(self.line)[first:] for index in server.feed.drawn])
+        self.indices.give_back(
+            [index for server in list(self.line)[first:] for index in server.feed.drawn]
+        )
         for server in list(self.line)[first:]:
             server.feed.drawn.clear()
             server.feed.closed = True
@@ -180,7 +211,8 @@ class Epoch:
         self.control.epoch_ended()
 
     def detach(self) -> None:
-        """The iterator of the program serves without us from now on. Only where its own server is alone."""
+        """The iterator of the program serves without us from now on. Only where its own server is
+        alone."""
         self.over, outer = True, self.outer()
         if outer is None:
             return
@@ -192,13 +224,15 @@ class Epoch:
             outer.__dict__.pop(name, None)
 
     def abandon(self) -> None:
-        """The program begins another epoch. If it comes back to this one, its own iterator serves."""
+        """The program begins another epoch. If it comes back to this one, its own iterator
+        serves."""
         self.left = True
         self.own.feed.closed = True
         self._give_back()
 
     def resume_in_child(self) -> None:
-        """In a forked child: the iterator serves without us, from the first batch on that was not delivered. The workers are those of the parent."""
+        """In a forked child: the iterator serves without us, from the first batch on that was not
+        delivered. The workers are those of the parent."""
         if not self.over:
             self._give_back()
             self.own.feed.closed = False
@@ -208,9 +242,11 @@ class Epoch:
 class LoaderSwitch:
     """One DataLoader of the program, from the beginning of a change until nothing of it is left.
 
-    `in_force`: the settings that serve or will serve next. `wanted`: the settings that a change asks for; None where no change is under way.
-    `held`: the change is only prepared: `wanted` does not serve before the next `ask`.
-    `gone`: the agent leaves. `writes`: loading prints, or writes files. `in_turn`: the program takes batches of two epochs in turn.
+    `in_force`: the settings that serve or will serve next. `wanted`: the settings that a change
+    asks for; None where no change is under way. `held`: the change is only prepared: `wanted` does
+    not serve before the next `ask`.
+    `gone`: the agent leaves. `writes`: loading prints, or writes files. `in_turn`: the program
+    takes batches of two epochs in turn.
     """
 
     def __init__(self, module: Any, loader: Any, outer: Any, on_done: Callable[[], None]) -> None:
@@ -227,11 +263,13 @@ class LoaderSwitch:
         """The newest iterator."""
         self._asked = 0.0
         self._looks = self._epochs = self._watched = 0
-        """Looks since the last batch, and new epochs and watched batches, since the change was asked for."""
+        """Looks since the last batch, and new epochs and watched batches, since the change was
+        asked for."""
         self._file = ""
         """A file that the loading of a batch has read, and that stays open."""
         self._received: set[tuple[int, int]] | None = None
-        """The connections that have received something at each watched batch; None before the first one."""
+        """The connections that have received something at each watched batch; None before the first
+        one."""
         self._servers: dict[LoaderSettings, BatchSource] = {}
         self._persistent = bool(loader.persistent_workers)
 
@@ -249,12 +287,19 @@ class LoaderSwitch:
     @property
     def is_done(self) -> bool:
         """Whether nothing of a change is left."""
-        return self.in_force == self.program and self.wanted is None and not self._servers and not self.failure and not self.in_turn
+        return (
+            self.in_force == self.program
+            and self.wanted is None
+            and not self._servers
+            and not self.failure
+            and not self.in_turn
+        )
 
-    # --- asked for by the training thread ----------------------------------------------------------------------
+    # --- asked for by the training thread ---------------------------------------------------------
 
     def ask(self, settings: LoaderSettings, outer: Any, held: bool = False) -> None:
-        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of the loader. Raises ChangeRefused."""
+        """Begin to change to `settings`, or only to prepare that. `outer`: the newest iterator of
+        the loader. Raises ChangeRefused."""
         if why := _broken.pop(settings, ""):
             raise ChangeRefused(f"the last change to these settings ended: {why}")
         if self.in_turn and settings != self.program:
@@ -292,18 +337,24 @@ class LoaderSwitch:
         return self.wanted is not None or (epoch is not None and len(epoch.line) > 1)
 
     def is_ready(self) -> bool:
-        """Whether `wanted` can serve the next batch that is drawn. Raises ChangeRefused where the preparation failed."""
+        """Whether `wanted` can serve the next batch that is drawn. Raises ChangeRefused where the
+        preparation failed."""
         under_way, epoch = self.under_way(), self.present
         if self.wanted is None:
             return not under_way
         server = self._servers.get(self.wanted)
         own = self._is_own(self.wanted) or self.wanted == self.in_force
-        return epoch is not None and len(epoch.line) == 1 and (own or (server is not None and server.is_ready()))
+        return (
+            epoch is not None
+            and len(epoch.line) == 1
+            and (own or (server is not None and server.is_ready()))
+        )
 
-    # --- on the thread that asks for batches --------------------------------------------------------------------
+    # --- on the thread that asks for batches ------------------------------------------------------
 
     def new_iterator(self, loader: Any, plain: Any) -> Any:
-        """The iterator of a new epoch. Its workers begin anew, as torch's own do, and see what the program has changed between the epochs."""
+        """The iterator of a new epoch. Its workers begin anew, as torch's own do, and see what the
+        program has changed between the epochs."""
         self._leave_epoch()
         if not self._persistent:
             self.close()
@@ -338,7 +389,8 @@ class LoaderSwitch:
             self.present.abandon()
 
     def refuse_interleaved(self, epoch: Epoch) -> None:
-        """The program comes back to `epoch` after it has begun another one: the program's own settings serve from now on, in both."""
+        """The program comes back to `epoch` after it has begun another one: the program's own
+        settings serve from now on, in both."""
         self.in_turn = True
         if self.present is not None and self.present is not epoch:
             self.recover(self.present, INTERLEAVED)
@@ -346,14 +398,16 @@ class LoaderSwitch:
             self._fall(INTERLEAVED)
 
     def resume(self, epoch: Epoch) -> None:
-        """Take the change one step further. Raises nothing of its own: the program gets its batches, whatever goes wrong here."""
+        """Take the change one step further. Raises nothing of its own: the program gets its
+        batches, whatever goes wrong here."""
         try:
             self._resume(epoch)
         except Exception as problem:
             if from_outside(problem):
                 raise
             why = str(problem) if isinstance(problem, ChangeRefused) else in_one_line(problem)
-            if epoch.line[-1].settings != self.in_force:  # at the begin of an epoch: the settings in force have no server
+            # at the begin of an epoch: the settings in force have no server
+            if epoch.line[-1].settings != self.in_force:
                 self.recover(epoch, why)
             else:
                 self._give_up(why)
@@ -367,12 +421,16 @@ class LoaderSwitch:
             self._end_idle(epoch)
         elif self.wanted == self.in_force:
             self.wanted = None
-        elif (self._is_own(self.wanted) or (not self.watches(epoch) and self._server(self.wanted).is_ready())) and not self.held:
+        elif (
+            self._is_own(self.wanted)
+            or (not self.watches(epoch) and self._server(self.wanted).is_ready())
+        ) and not self.held:
             self._serve_by(self.wanted, epoch)
             self.in_force, self.wanted = self.wanted, None
 
     def _is_own(self, settings: LoaderSettings) -> bool:
-        """Whether the program's own iterator serves these settings: its own ones, and page-locked memory without workers."""
+        """Whether the program's own iterator serves these settings: its own ones, and page-locked
+        memory without workers."""
         return settings == self.program or not settings.num_workers
 
     def _serve_by(self, settings: LoaderSettings, epoch: Epoch) -> None:
@@ -392,8 +450,15 @@ class LoaderSwitch:
         return self._servers[settings]
 
     def _start(self, settings: LoaderSettings) -> BatchSource:
-        """New workers. Raises ChangeRefused where they would share what processes cannot share, or where the program would notice them."""
-        shared = f"the open file {self._file}" if self._file else "an open socket" if self._received else ""
+        """New workers. Raises ChangeRefused where they would share what processes cannot share, or
+        where the program would notice them."""
+        shared = (
+            f"the open file {self._file}"
+            if self._file
+            else "an open socket"
+            if self._received
+            else ""
+        )
         if shared := shared or shared_by(self._recipe.dataset, self._recipe.collate):
             raise ChangeRefused(cannot_share(shared))
         if self.writes:
@@ -407,8 +472,13 @@ class LoaderSwitch:
         self._looks = 0
 
     def watches(self, epoch: Epoch) -> bool:
-        """Whether to look at what the loading of the next batch reads and writes, in the program's own process, before workers start."""
-        waits = self.wanted is not None and not self._is_own(self.wanted) and self.wanted not in self._servers
+        """Whether to look at what the loading of the next batch reads and writes, in the program's
+        own process, before workers start."""
+        waits = (
+            self.wanted is not None
+            and not self._is_own(self.wanted)
+            and self.wanted not in self._servers
+        )
         alone = len(epoch.line) == 1 and epoch.line[0].own
         return waits and not self.program.num_workers and alone and self._watched < WATCHED
 
@@ -427,16 +497,19 @@ class LoaderSwitch:
         if epoch is not None:
             epoch.resume_in_child()
 
-    # --- ends ---------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def recover(self, epoch: Epoch, why: str) -> None:
-        """The server in force has failed: the program's own settings serve again, from the first batch on that was not delivered."""
+        """The server in force has failed: the program's own settings serve again, from the first
+        batch on that was not delivered."""
         failed = [server for server in epoch.line if not server.own]
         epoch.own.settings = self.program
         epoch.back_to_own()
         self._fall(why)
         for server in failed:
-            self._servers = {settings: kept for settings, kept in self._servers.items() if kept is not server}
+            self._servers = {
+                settings: kept for settings, kept in self._servers.items() if kept is not server
+            }
             server.close(kill=True)
 
     def _fall(self, why: str) -> None:
@@ -458,7 +531,8 @@ class LoaderSwitch:
             self._on_done()
 
     def _end_idle(self, epoch: Epoch) -> None:
-        """End workers that have long had nothing to do, and the change where nothing is left of it."""
+        """End workers that have long had nothing to do, and the change where nothing is left of
+        it."""
         for settings, server in list(self._servers.items()):
             if server not in epoch.line and time.monotonic() - server.idle_since > IDLE_S:
                 del self._servers[settings]

@@ -1,4 +1,5 @@
-"""Settings of how the model computes: precision, torch.compile, memory layout, and cuDNN's choice of algorithms. Only TF32 and cuDNN's choice change live."""
+"""Settings of how the model computes: precision, torch.compile, memory layout, and cuDNN's choice
+of algorithms. Only TF32 and cuDNN's choice change live."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from ..watch import Watch
 
 HALF = ("torch.bfloat16", "torch.float16")
-BY_RESTART = "it cannot change while the program runs. Set it in the code, or let a trial restart the program (--restart-knob)"
+BY_RESTART = (
+    "it cannot change while the program runs. Set it in the code, or let a trial restart the"
+    " program (--restart-knob)"
+)
 BF16_CODE = "with torch.autocast(device_type, dtype=torch.bfloat16): loss = model(batch)"
 COMPILE_CODE = "model = torch.compile(model)"
 
@@ -35,7 +39,8 @@ def device_of(watch: Watch) -> str:
 
 
 class MatmulPrecision:
-    """TF32 for matrix products in fp32. torch 2.9 has a second interface for it, and each raises where the program has used the other."""
+    """TF32 for matrix products in fp32. torch 2.9 has a second interface for it, and each raises
+    where the program has used the other."""
 
     @staticmethod
     def is_tf32() -> bool:
@@ -43,7 +48,11 @@ class MatmulPrecision:
         import torch
 
         present = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-        return bool(torch.get_float32_matmul_precision() != "highest") if present is None else str(present) == "tf32"
+        return (
+            bool(torch.get_float32_matmul_precision() != "highest")
+            if present is None
+            else str(present) == "tf32"
+        )
 
     @staticmethod
     def set_tf32(on: bool) -> Callable[[], None]:
@@ -66,11 +75,16 @@ def convolutions_in_tf32() -> bool:
     import torch
 
     convolutions = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9, as above
-    return bool(torch.backends.cudnn.allow_tf32) if convolutions is None else str(convolutions.fp32_precision) == "tf32"
+    return (
+        bool(torch.backends.cudnn.allow_tf32)
+        if convolutions is None
+        else str(convolutions.fp32_precision) == "tf32"
+    )
 
 
 def _of_passes(watch: Watch) -> str:
-    """`bf16` or `fp16` where the passes compute in it: by the counted step, or by autocast around them."""
+    """`bf16` or `fp16` where the passes compute in it: by the counted step, or by autocast around
+    them."""
     counted = watch.counted_precision if watch.counted_precision in ("bf16", "fp16") else ""
     return counted or watch.autocast
 
@@ -104,9 +118,19 @@ class Precision(TriedChange):
         if watch.autocast:
             return "the program calls its model inside autocast: the precision is set there"
         if found := _of_passes(watch):
-            return f"the passes of the model compute in {found}: the precision is set within the model"
-        if (bits := 8 * next(weight for root in _roots(watch) for weight in parameters_of(root)).dtype.itemsize) != 32:
-            return f"the weights of the model are in {bits} bits: the precision was chosen when the model was made"
+            return (
+                f"the passes of the model compute in {found}: the precision is set within the model"
+            )
+        if (
+            bits := 8
+            * next(
+                weight for root in _roots(watch) for weight in parameters_of(root)
+            ).dtype.itemsize
+        ) != 32:
+            return (
+                f"the weights of the model are in {bits} bits: the precision was chosen when the"
+                " model was made"
+            )
         return "" if device_of(watch) == "cuda" else f"{BY_RESTART}: {BF16_CODE}"
 
     @unseen
@@ -125,7 +149,8 @@ class Precision(TriedChange):
 
 
 class TorchCompile(Change):
-    """torch.compile of the model. Observed, and never changed here: what it compiles, and the settings and caches of torch for it, stay in the process."""
+    """torch.compile of the model. Observed, and never changed here: what it compiles, and the
+    settings and caches of torch for it, stay in the process."""
 
     knob, effect = "torch_compile", CHANGES_NUMERICS
 
@@ -142,11 +167,15 @@ class TorchCompile(Change):
 
 
 def _is_compiled(root: Any) -> bool:
-    return type(root).__name__ == "OptimizedModule" or getattr(root, "_compiled_call_impl", None) is not None
+    return (
+        type(root).__name__ == "OptimizedModule"
+        or getattr(root, "_compiled_call_impl", None) is not None
+    )
 
 
 class ChannelsLast(Change):
-    """NHWC layout of the convolutions' weights. Never changed here: the strides of a weight would differ, and `weight.view(-1)` of the program would fail."""
+    """NHWC layout of the convolutions' weights. Never changed here: the strides of a weight would
+    differ, and `weight.view(-1)` of the program would fail."""
 
     knob, effect = "channels_last", SAME_SAMPLES
 
@@ -156,7 +185,8 @@ class ChannelsLast(Change):
 
     def why_fixed(self, watch: Watch) -> str:
         return (
-            "the weights would have other strides, and code such as weight.view(-1) would fail: model.to(memory_format=torch.channels_last)"
+            "the weights would have other strides, and code such as weight.view(-1) would fail:"
+            " model.to(memory_format=torch.channels_last)"
         )
 
     def set(self, watch: Watch, value: Value) -> None:
@@ -164,8 +194,13 @@ class ChannelsLast(Change):
 
 
 def _weights_of_convolutions(watch: Watch) -> list[Any]:
-    """The weights whose layout matters: 1x1 convolutions with one channel are the same in both layouts."""
-    return [weight for weight in structure(watch).images if weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1]
+    """The weights whose layout matters: 1x1 convolutions with one channel are the same in both
+    layouts."""
+    return [
+        weight
+        for weight in structure(watch).images
+        if weight.shape[1] > 1 and weight.shape[2] * weight.shape[3] > 1
+    ]
 
 
 def _is_channels_last(weight: Any) -> bool:
@@ -175,7 +210,8 @@ def _is_channels_last(weight: Any) -> bool:
 
 
 class CudnnBenchmark(TriedChange):
-    """cuDNN times its algorithms for each new shape and takes the fastest. Another algorithm may round in another way."""
+    """cuDNN times its algorithms for each new shape and takes the fastest. Another algorithm may
+    round in another way."""
 
     knob, effect = "cudnn_benchmark", SAME_SAMPLES
 
@@ -190,7 +226,11 @@ class CudnnBenchmark(TriedChange):
             return "no GPU: cuDNN is not used"
         import torch
 
-        return "the program asks for deterministic algorithms" if torch.backends.cudnn.deterministic else graphs.why_fixed()
+        return (
+            "the program asks for deterministic algorithms"
+            if torch.backends.cudnn.deterministic
+            else graphs.why_fixed()
+        )
 
     @unseen
     def set(self, watch: Watch, value: Value) -> None:

@@ -9,7 +9,14 @@ from ...protocol import Value
 from ..guard import from_outside, unseen
 from ..identity import ByIdentity
 from .batch_sources import in_one_line
-from .change import SAME_SAMPLES, ChangeRefused, TriedChange, on_this_device, require_room, why_bound
+from .change import (
+    SAME_SAMPLES,
+    ChangeRefused,
+    TriedChange,
+    on_this_device,
+    require_room,
+    why_bound,
+)
 
 if TYPE_CHECKING:
     from ..watch import Watch
@@ -17,14 +24,20 @@ if TYPE_CHECKING:
 Flags = tuple[Any, Any]
 """`fused` and `foreach` of a parameter group."""
 TAKES_SCALE = "_step_supports_amp_scaling"
-"""The attribute of a fused optimizer by which GradScaler leaves the scaling of gradients to the step."""
+"""The attribute of a fused optimizer by which GradScaler leaves the scaling of gradients to the
+step."""
 OF_SCALER = ("grad_scale", "found_inf")
 """What GradScaler gives to such an optimizer for the time of a step."""
-FLAGS: dict[str, Flags] = {"adamw": (False, False), "adamw_foreach": (False, True), "adamw_fused": (True, False)}
+FLAGS: dict[str, Flags] = {
+    "adamw": (False, False),
+    "adamw_foreach": (False, True),
+    "adamw_fused": (True, False),
+}
 
 
 class Optimizer(TriedChange):
-    """Adam and AdamW. The flags are set for the time of a step only, so a checkpoint of the program holds its own flags.
+    """Adam and AdamW. The flags are set for the time of a step only, so a checkpoint of the program
+    holds its own flags.
 
     The moments are kept. A fused update rounds in another order.
     """
@@ -47,7 +60,8 @@ class Optimizer(TriedChange):
             return "the program has no optimizer of torch"
         if reason := why_bound():
             return reason
-        return next((reason for optimizer in optimizers if (reason := _why_not(optimizer))), "")  # one that does not fit: none is changed
+        # one that does not fit: none is changed
+        return next((reason for optimizer in optimizers if (reason := _why_not(optimizer))), "")
 
     @unseen
     def set(self, watch: Watch, value: Value) -> None:
@@ -56,13 +70,21 @@ class Optimizer(TriedChange):
             raise ChangeRefused(reason)
         optimizers = _optimizers(watch)
         if name not in FLAGS:
-            raise ChangeRefused(f"optim={name}: another algorithm has another state; only the implementation of Adam and AdamW can change")
+            raise ChangeRefused(
+                f"optim={name}: another algorithm has another state; only the implementation of"
+                " Adam and AdamW can change"
+            )
         for optimizer in optimizers:
             if name != present(optimizer):
                 _try_out(optimizer, FLAGS[name])
             if FLAGS[name][1] and present(optimizer) != name:
-                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-                needed = sum(on_this_device(parameter).numel() * parameter.element_size() for parameter in parameters)
+                parameters = [
+                    parameter for group in optimizer.param_groups for parameter in group["params"]
+                ]
+                needed = sum(
+                    on_this_device(parameter).numel() * parameter.element_size()
+                    for parameter in parameters
+                )
                 require_room(needed, parameters[0].device, "the temporary tensors of foreach")
         for optimizer in optimizers:
             flagged = self._changed.pop(optimizer)
@@ -79,7 +101,8 @@ class Flagged:
         self.name = name
         self._optimizer = weakref.ref(optimizer)
         self._own: list[tuple[dict[str, Any], Flags]] = []
-        """During an update: the groups, and the program's own flags of each. An update that raises leaves them here."""
+        """During an update: the groups, and the program's own flags of each. An update that raises
+        leaves them here."""
         self._took_scale = bool(getattr(optimizer, TAKES_SCALE, False)) and not FLAGS[name][0]
         if self._took_scale:  # only the fused update can scale: the others raise
             setattr(optimizer, TAKES_SCALE, False)
@@ -102,7 +125,8 @@ class Flagged:
                 move_counters(optimizer, group, bool(group.get("fused")))
 
     def _begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Set the flags before the update: after the closure, which belongs to the program and may raise."""
+        """Set the flags before the update: after the closure, which belongs to the program and may
+        raise."""
         self._put_back()  # the last update may have raised
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -138,7 +162,8 @@ class Flagged:
 
 
 def present(optimizer: Any) -> str:
-    """The implementation that the program chose. Where it chose none, torch takes foreach on a GPU. Another optimizer has its own name."""
+    """The implementation that the program chose. Where it chose none, torch takes foreach on a GPU.
+    Another optimizer has its own name."""
     import torch
 
     group = optimizer.param_groups[0]
@@ -154,7 +179,8 @@ def present(optimizer: Any) -> str:
 
 
 def move_counters(optimizer: Any, group: dict[str, Any], fused: bool) -> None:
-    """Put the step counters where the implementation wants them: fused on the parameter's device, else on the CPU."""
+    """Put the step counters where the implementation wants them: fused on the parameter's device,
+    else on the CPU."""
     for parameter in group["params"]:
         step = optimizer.state.get(parameter, {}).get("step")
         if step is None or not hasattr(step, "device"):
@@ -177,7 +203,10 @@ def _why_not(optimizer: Any) -> str:
 
     name = type(optimizer).__name__
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-        return f"{name} is made by the program with one implementation; for Adam and AdamW it can change"
+        return (
+            f"{name} is made by the program with one implementation; for Adam and AdamW it can"
+            " change"
+        )
     if not optimizer.state:
         return f"{name} has not stepped"
     if not hasattr(optimizer, "register_step_pre_hook"):
@@ -191,9 +220,11 @@ def _why_not(optimizer: Any) -> str:
 
 
 def _try_out(optimizer: Any, flags: Flags) -> None:
-    """Run the update once on a copy of the smallest parameter of each kind. Raises ChangeRefused where it does not work.
+    """Run the update once on a copy of the smallest parameter of each kind. Raises ChangeRefused
+    where it does not work.
 
-    A kernel that fails within a step of the program would end the program. Gradients must lie in memory as their parameters do.
+    A kernel that fails within a step of the program would end the program. Gradients must lie in
+    memory as their parameters do.
     """
     import torch
 
@@ -203,13 +234,20 @@ def _try_out(optimizer: Any, flags: Flags) -> None:
             state = optimizer.state.get(parameter)
             if not state:
                 continue
-            beside = [value for value in (*state.values(), parameter.grad) if isinstance(value, torch.Tensor) and value.dim()]
+            beside = [
+                value
+                for value in (*state.values(), parameter.grad)
+                if isinstance(value, torch.Tensor) and value.dim()
+            ]
             if any(
                 tensor.dtype != parameter.dtype or tensor.stride() != parameter.stride()
                 for tensor in beside
                 if tensor.shape == parameter.shape
             ):
-                raise ChangeRefused("parameters, gradients and moments have different types or layouts: the fused kernel would fail")
+                raise ChangeRefused(
+                    "parameters, gradients and moments have different types or layouts: the fused"
+                    " kernel would fail"
+                )
             kind = (parameter.dtype, parameter.device, parameter.is_contiguous())
             if kind not in kinds or parameter.numel() < kinds[kind][0].numel():
                 kinds[kind] = parameter, group
@@ -230,12 +268,22 @@ def _step_of_a_copy(optimizer: Any, parameter: Any, group: dict[str, Any], flags
 
     replacement = torch.nn.Parameter(parameter.detach().clone(memory_format=torch.preserve_format))
     replacement.grad = (
-        torch.zeros_like(replacement) if parameter.grad is None else parameter.grad.detach().clone(memory_format=torch.preserve_format)
+        torch.zeros_like(replacement)
+        if parameter.grad is None
+        else parameter.grad.detach().clone(memory_format=torch.preserve_format)
     )
     other = object.__new__(type(optimizer))
-    other.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in ("state", "param_groups", *OF_SCALER)})
+    other.__dict__.update(
+        {
+            name: value
+            for name, value in optimizer.__dict__.items()
+            if name not in ("state", "param_groups", *OF_SCALER)
+        }
+    )
     other.state = {replacement: copy.deepcopy(dict(optimizer.state[parameter]))}
-    other.param_groups = [{**group, "params": [replacement], "fused": flags[0], "foreach": flags[1]}]
+    other.param_groups = [
+        {**group, "params": [replacement], "fused": flags[0], "foreach": flags[1]}
+    ]
     move_counters(other, other.param_groups[0], bool(flags[0]))
     step = type(optimizer).step
     while getattr(step, "hooked", False):

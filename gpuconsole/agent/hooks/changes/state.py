@@ -1,4 +1,5 @@
-"""What loading uses that processes cannot share, such as an open file, and what it writes. A dataset with such a thing gets no new workers."""
+"""What loading uses that processes cannot share, such as an open file, and what it writes. A
+dataset with such a thing gets no new workers."""
 
 from __future__ import annotations
 
@@ -33,17 +34,21 @@ HANDLES: dict[str, tuple[str, ...]] = {
 }
 """Classes whose objects processes cannot share, by the package that defines them."""
 
-# --- what the loader holds -----------------------------------------------------------------------------------
+# --- what the loader holds ------------------------------------------------------------------------
 
 
 def cannot_share(name: str) -> str:
     """Why a dataset that holds `name` gets no new workers."""
-    return f"the dataset holds {name}, which processes cannot share: {'move' if 'tensor' in name else 'open'} it in each worker"
+    return (
+        f"the dataset holds {name}, which processes cannot share:"
+        f" {'move' if 'tensor' in name else 'open'} it in each worker"
+    )
 
 
 def shared_by(*holders: Any) -> str:
-    """What processes cannot share of that which the dataset and the function that collates hold, or the globals that their methods name; empty where nothing
-    was found. Reads attributes without the program's own `__getattr__`."""
+    """What processes cannot share of that which the dataset and the function that collates hold, or
+    the globals that their methods name; empty where nothing was found. Reads attributes without the
+    program's own `__getattr__`."""
     seen: set[int] = set()
     waiting = [(holder, DEPTH) for holder in holders]
     while waiting and len(seen) < MAX_OBJECTS:
@@ -73,22 +78,37 @@ def _parts(value: Any) -> Iterator[Any]:
     elif kind is types.MethodType:
         yield from (value.__self__, value.__func__)
     elif kind is types.FunctionType:
-        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType())
-        yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
+        yield from (
+            cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()
+        )
+        yield from (
+            value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__
+        )
     else:
         with contextlib.suppress(AttributeError):
             yield from islice(object.__getattribute__(value, "__dict__").values(), ITEMS)
-        if kind.__module__.partition(".")[0] not in sys.stdlib_module_names | {"torch", "numpy", "builtins"}:
-            yield from (member for member in vars(kind).values() if type(member) is types.FunctionType)
+        if kind.__module__.partition(".")[0] not in sys.stdlib_module_names | {
+            "torch",
+            "numpy",
+            "builtins",
+        }:
+            yield from (
+                member for member in vars(kind).values() if type(member) is types.FunctionType
+            )
 
 
 def _name_of_handle(value: Any) -> str:
-    """What `value` is, where processes cannot share it; empty for other objects, and for files that are closed."""
+    """What `value` is, where processes cannot share it; empty for other objects, and for files that
+    are closed."""
     kind = type(value)
     if hasattr(kind, "data_ptr") and value.device.type != "cpu":
         return f"a tensor on {value.device}"
     if issubclass(kind, io.IOBase):
-        closed = issubclass(kind, (io.BytesIO, io.StringIO)) or value.closed or value in (sys.stdout, sys.stderr)
+        closed = (
+            issubclass(kind, (io.BytesIO, io.StringIO))
+            or value.closed
+            or value in (sys.stdout, sys.stderr)
+        )
         return "" if closed else _named("the open file", getattr(value, "name", ""))
     for base in kind.__mro__:
         package = base.__module__.partition(".")[0].lstrip("_")
@@ -98,7 +118,11 @@ def _name_of_handle(value: Any) -> str:
             if package == "tarfile":
                 return _named("the open file", value.name) if not value.closed else ""
             if package == "h5py":
-                return _named("the open file", getattr(getattr(value, "file", None), "filename", "")) if value else ""
+                return (
+                    _named("the open file", getattr(getattr(value, "file", None), "filename", ""))
+                    if value
+                    else ""
+                )
             if package == "socket":
                 return "an open socket" if value.fileno() >= 0 else ""
             return f"an open {package} {base.__name__}"
@@ -107,7 +131,9 @@ def _name_of_handle(value: Any) -> str:
 
 def _named(what: str, name: Any) -> str:
     return (
-        f"{what} {os.path.basename(os.fsdecode(name))}" if isinstance(name, (str, bytes)) and name else f"{what} of {type(name).__name__}"
+        f"{what} {os.path.basename(os.fsdecode(name))}"
+        if isinstance(name, (str, bytes)) and name
+        else f"{what} of {type(name).__name__}"
     )
 
 
@@ -123,21 +149,25 @@ def state_of_generator(value: Any) -> Any:
     return None
 
 
-# --- what the loading of a batch reads and writes ------------------------------------------------------------
+# --- what the loading of a batch reads and writes -------------------------------------------------
 
 WRITES = "loading prints, or writes files: workers would write in another order"
 
 
 class Use(NamedTuple):
-    """This process before the loading of a batch. `sockets`: the bytes that each TCP connection has received."""
+    """This process before the loading of a batch. `sockets`: the bytes that each TCP connection has
+    received."""
 
     files: dict[str, tuple[str, int]]
     sockets: dict[tuple[int, int], int]
     written: int | None
 
     def reads(self) -> tuple[str, set[tuple[int, int]]]:
-        """A file that was read since then and stays open, and the connections that have received something."""
-        received = {key for key, count in _received().items() if count > self.sockets.get(key, count)}
+        """A file that was read since then and stays open, and the connections that have received
+        something."""
+        received = {
+            key for key, count in _received().items() if count > self.sockets.get(key, count)
+        }
         return _moved(self.files, _positions()), received
 
     def wrote(self) -> bool:
@@ -159,7 +189,8 @@ def _descriptors() -> list[str]:
 
 
 def _positions() -> dict[str, tuple[str, int]]:
-    """The path and the position of each regular file that this process has open for reading, by its number. Empty where the system does not tell."""
+    """The path and the position of each regular file that this process has open for reading, by its
+    number. Empty where the system does not tell."""
     found = {}
     for number in _descriptors():
         with contextlib.suppress(OSError, ValueError, KeyError):  # closed meanwhile
@@ -174,7 +205,8 @@ def _positions() -> dict[str, tuple[str, int]]:
 
 
 def _moved(before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]) -> str:
-    """The name of a file whose position differs, or that was opened and read; empty where there is none."""
+    """The name of a file whose position differs, or that was opened and read; empty where there is
+    none."""
     for number, (path, position) in after.items():
         if before.get(number, (path, 0)) != (path, position):
             return os.path.basename(path)
@@ -188,29 +220,38 @@ RECEIVED_AT = 128
 
 
 def _received() -> dict[tuple[int, int], int]:
-    """The bytes that each TCP connection of this process has received, by descriptor and inode. No socket object is made: Python would set its mode."""
+    """The bytes that each TCP connection of this process has received, by descriptor and inode. No
+    socket object is made: Python would set its mode."""
     found: dict[tuple[int, int], int] = {}
     if sys.platform != "linux":
         return found
     library, information = ctypes.CDLL(None), ctypes.create_string_buffer(RECEIVED_AT + 8)
     for number in map(int, _descriptors()):
         size = ctypes.c_uint32(len(information))
-        if library.getsockopt(number, IPPROTO_TCP, TCP_INFO, information, ctypes.byref(size)) == 0 and size.value == len(information):
+        if library.getsockopt(
+            number, IPPROTO_TCP, TCP_INFO, information, ctypes.byref(size)
+        ) == 0 and size.value == len(information):
             with contextlib.suppress(OSError):
-                found[number, os.fstat(number).st_ino] = int.from_bytes(information.raw[RECEIVED_AT:], sys.byteorder)
+                found[number, os.fstat(number).st_ino] = int.from_bytes(
+                    information.raw[RECEIVED_AT:], sys.byteorder
+                )
     return found
 
 
 def _written_here() -> int | None:
-    """The bytes that this thread has written to files, pipes and terminals, with what was printed until now, without writes of one byte, with which
-    multiprocessing wakes threads. None where the system does not tell. Streams of the program's own classes are left alone."""
+    """The bytes that this thread has written to files, pipes and terminals, with what was printed
+    until now, without writes of one byte, with which multiprocessing wakes threads. None where the
+    system does not tell. Streams of the program's own classes are left alone."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(
             OSError, ValueError
         ):  # nobody reads the pipe any longer: the program's own next line says so; or it is closed
             if type(stream) is io.TextIOWrapper:
                 stream.flush()
-    with contextlib.suppress(OSError, ValueError, KeyError), open("/proc/thread-self/io", encoding="ascii") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError),
+        open("/proc/thread-self/io", encoding="ascii") as file,
+    ):
         fields = dict(line.split(": ", 1) for line in file)
         return int(fields["wchar"]) - int(fields["syscw"])
     return None

@@ -1,11 +1,15 @@
 """FLOPs of one step: how many, in which number types, and how many of them a second time.
 
-A dispatch mode counts them in the passes of one step by torch's own formulas (torch.utils.flop_counter). It calls each operator as it is: the program's code
-runs once, as ever. A model under torch.compile is not counted: torch would run it uncompiled in that step, with other rounding.
+A dispatch mode counts them in the passes of one step by torch's own formulas
+(torch.utils.flop_counter). It calls each operator as it is: the program's code runs once, as ever.
+A model under torch.compile is not counted: torch would run it uncompiled in that step, with other
+rounding.
 
-And attention that keeps its scores in memory: the bytes that operators on the matrices of scores move in the counted step.
-softmax(q k^T) v, operator by operator, is a product of matrices, a softmax over its result, and a product with the result of the softmax. Everything between them, and
-the backward pass, reads and writes a T x T matrix for each head. One fused kernel (FlashAttention and its like) never writes this matrix, and shows none of these operators.
+And attention that keeps its scores in memory: the bytes that operators on the matrices of scores
+move in the counted step. softmax(q k^T) v, operator by operator, is a product of matrices, a
+softmax over its result, and a product with the result of the softmax. Everything between them, and
+the backward pass, reads and writes a T x T matrix for each head. One fused kernel (FlashAttention
+and its like) never writes this matrix, and shows none of these operators.
 """
 
 from __future__ import annotations
@@ -28,62 +32,117 @@ from ..threads import calls_are_seen
 from ..watch import module_name, place_name, watch
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
 
-# --- the FLOPs of a step -------------------------------------------------------------------------------------
+# --- the FLOPs of a step --------------------------------------------------------------------------
 
 MODES = "the program has a mode on that would see how its operators are counted"
 COMPILED = "the model is compiled: torch would run it uncompiled while its operators are counted"
-OBSERVED = "a profiler, a debugger or coverage of the program would see the calls that count its operators"
+OBSERVED = (
+    "a profiler, a debugger or coverage of the program would see the calls that count its operators"
+)
 OBSERVED_S = 20.0
 """Seconds to wait for the end of such a tool."""
-OTHER_ROUNDING = "the backward pass of torch.prod, masked_fill or lstsq rounds differently while operators are counted"
+OTHER_ROUNDING = (
+    "the backward pass of torch.prod, masked_fill or lstsq rounds differently while operators are"
+    " counted"
+)
 PRODUCTS = ("prod", "cumprod", "linalg_lstsq")
-OTHER_NODES, FILLED = ("prodbackward", "cumprodbackward", "linalglstsqbackward"), "maskedfillbackward1"
-"""Operators whose backward pass takes another way where any dispatch mode is on, and the nodes of their backward passes: `isTensorSubclassLike` in
-torch/csrc/autograd/FunctionsManual.cpp. Found by running 261 operators with and without such a mode. FILLED is the node of `masked_fill` with a tensor as the
-value, which counts where this value has a gradient."""
+OTHER_NODES, FILLED = (
+    ("prodbackward", "cumprodbackward", "linalglstsqbackward"),
+    "maskedfillbackward1",
+)
+"""Operators whose backward pass takes another way where any dispatch mode is on, and the nodes of
+their backward passes: `isTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp. Found by
+running 261 operators with and without such a mode. FILLED is the node of `masked_fill` with a
+tensor as the value, which counts where this value has a gradient."""
 MAX_NODES = 100_000
 """Of the graph of a loss, which is searched for such operators."""
 INTERRUPTED = "an exception of the program ended the step whose operators were counted"
 NO_FORMULA = "no operator with a known formula ran in the passes that are seen"
-TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int8": "int8"}
-"""Number types of the operands by the name of torch's dtype. Those with 8 and 4 bits are `fp8` and `fp4`."""
-NAMESPACES = ("aten", "prim", "prims", "c10d", "c10d_functional", "_c10d_functional", "_dtensor", "fsdp", "profiler", "symm_mem")
+TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "int8": "int8",
+}
+"""Number types of the operands by the name of torch's dtype. Those with 8 and 4 bits are `fp8` and
+`fp4`."""
+NAMESPACES = (
+    "aten",
+    "prim",
+    "prims",
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "_dtensor",
+    "fsdp",
+    "profiler",
+    "symm_mem",
+)
 """Operators of torch. An operator of another library may multiply, and nobody knows how much."""
-MULTIPLY = frozenset(("mm", "addmm", "bmm", "baddbmm", "rnn", "attention", "encoder", "convolution"))
-"""Words in the names of torch's operators that multiply. One of them without a formula makes the count a lower bound (`_grouped_mm` of experts, RNNs)."""
+MULTIPLY = frozenset(
+    ("mm", "addmm", "bmm", "baddbmm", "rnn", "attention", "encoder", "convolution")
+)
+"""Words in the names of torch's operators that multiply. One of them without a formula makes the
+count a lower bound (`_grouped_mm` of experts, RNNs)."""
 LIKE = {
     "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward"
+    ): "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_fused_attention_overrideable": "_scaled_dot_product_flash_attention",
     "_addmm_activation": "addmm",
 }
 """Operators without a formula in torch that take the arguments of others with one."""
 AGAIN_IN_ATTENTION = 1 / 5
-"""The backward pass of fused attention makes the scores again: one of the five products in torch's formula (`sdpa_backward_flop_count`)."""
+"""The backward pass of fused attention makes the scores again: one of the five products in torch's
+formula (`sdpa_backward_flop_count`)."""
 
 
 def number_type(args: Any) -> str:
-    """Return the number type in which an operator multiplies: that of its first tensor. Empty where it has none."""
-    dtype = next((str(dtype) for argument in args if (dtype := getattr(argument, "dtype", None)) is not None), "").removeprefix("torch.")
-    return TYPES.get(dtype, dtype[:5].replace("float", "fp") + dtype[5:6] if dtype.startswith(("float8", "float4")) else dtype)
+    """Return the number type in which an operator multiplies: that of its first tensor. Empty where
+    it has none."""
+    dtype = next(
+        (
+            str(dtype)
+            for argument in args
+            if (dtype := getattr(argument, "dtype", None)) is not None
+        ),
+        "",
+    ).removeprefix("torch.")
+    return TYPES.get(
+        dtype,
+        dtype[:5].replace("float", "fp") + dtype[5:6]
+        if dtype.startswith(("float8", "float4"))
+        else dtype,
+    )
 
 
 def formulas() -> dict[str, Callable[..., float]]:
-    """Return torch's formulas of operators by name, without the name of their overload, and those of LIKE."""
+    """Return torch's formulas of operators by name, without the name of their overload, and those
+    of LIKE."""
     from torch.utils.flop_counter import flop_registry
 
-    of_torch = {operator.__name__: formula for operator, formula in flop_registry.items() if hasattr(operator, "__name__")}
+    of_torch = {
+        operator.__name__: formula
+        for operator, formula in flop_registry.items()
+        if hasattr(operator, "__name__")
+    }
     return of_torch | {name: of_torch[other] for name, other in LIKE.items() if other in of_torch}
 
 
 class StepCount:
     """Counts the FLOPs of the passes of one step.
 
-    `flops`: forward and backward, recomputation included; None where they are not known, and `reason` says why. `recomputed`: those of forward passes that the
-    backward pass repeats (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type of the operands. `convolved`: those of
-    convolutions. `masked`: those of attention that a causal mask leaves out, where it computes the scores for the first time; `flops` counts all scores.
-    `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`: operators that wait for the GPU; the host is slower than
-    usual in this step, so these operators wait for less time than usual. `scores`: the bytes that operators on the scores of attention read and write.
+    `flops`: forward and backward, recomputation included; None where they are not known, and
+    `reason` says why. `recomputed`: those of forward passes that the backward pass repeats
+    (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type of the
+    operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask
+    leaves out, where it computes the scores for the first time; `flops` counts all scores.
+    `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`:
+    operators that wait for the GPU; the host is slower than usual in this step, so these operators
+    wait for less time than usual. `scores`: the bytes that operators on the scores of attention
+    read and write.
     """
 
     def __init__(self) -> None:
@@ -105,18 +164,24 @@ class StepCount:
         self._backward = False
         """Whether the pass under way is a backward pass."""
         self._in_backward = {True: 0.0, False: 0.0}
-        """FLOPs of this backward pass, by whether torch recorded gradients meanwhile: it does so where it repeats a forward pass."""
+        """FLOPs of this backward pass, by whether torch recorded gradients meanwhile: it does so
+        where it repeats a forward pass."""
         self._counts = False
         """Whether the mode is on."""
         self._products = False
         """Whether one of PRODUCTS has run, or `masked_fill` with a value that has a gradient."""
 
         class Counts(TorchDispatchMode):
-            supports_higher_order_operators = True  # else torch raises an exception where the program runs one of them
+            # else torch raises an exception where the program runs one of them
+            supports_higher_order_operators = True
 
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 if types and any(kind.__module__ != "torch" for kind in types):
-                    return NotImplemented  # a class of tensors goes first, as ever: its operators on plain tensors come here (DTensor: those of this rank)
+                    # a class of tensors goes first, as ever: its operators on plain tensors come
+                    # here (DTensor: those of this rank)
+                    return NotImplemented
                 begun = now()
                 out = func(*args, **(kwargs or {}))
                 count.note(func, args, kwargs or {}, out, begun, sys._getframe(1))
@@ -126,7 +191,15 @@ class StepCount:
         compiled.on_use = self.give_up
 
     @entry("arithmetic.note")
-    def note(self, operator: Any, args: Any, kwargs: dict[str, Any], out: Any, begun: float, frame: FrameType) -> None:
+    def note(
+        self,
+        operator: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Any,
+        begun: float,
+        frame: FrameType,
+    ) -> None:
         """Count an operator that has run since `begun`. `frame`: that of its caller."""
         before, self._last_end = self._last_end, now()
         self.operators += 1
@@ -136,7 +209,9 @@ class StepCount:
             return
         name = packet.__name__
         if name in WAITING_OPERATORS and operator_waits(name, args, kwargs, out):
-            self.waits.note(begun - before if name == AFTER_A_COPY else self._last_end - begun, frame)
+            self.waits.note(
+                begun - before if name == AFTER_A_COPY else self._last_end - begun, frame
+            )
         if operator.namespace == "aten":
             self.scores.see(operator, args, out, frame)
         plain = name.rstrip("_")
@@ -150,7 +225,9 @@ class StepCount:
                 if from_outside(problem):
                     raise
                 self.flops = None
-        elif formula is None and (operator.namespace not in NAMESPACES or not MULTIPLY.isdisjoint(name.split("_"))):
+        elif formula is None and (
+            operator.namespace not in NAMESPACES or not MULTIPLY.isdisjoint(name.split("_"))
+        ):
             self.unknown.add(f"{operator.namespace}::{name}")
 
     def _add(self, operator: Any, flops: float, args: Any, kwargs: dict[str, Any]) -> None:
@@ -167,7 +244,9 @@ class StepCount:
             self.recomputed += again
             parameters = [argument.name for argument in operator._schema.arguments]
             place = parameters.index("is_causal") if "is_causal" in parameters else len(args)
-            if not records and (args[place] if place < len(args) else kwargs.get("is_causal", False)):
+            if not records and (
+                args[place] if place < len(args) else kwargs.get("is_causal", False)
+            ):
                 self.masked += (flops - again) / 2
 
     @entry("arithmetic.enter")
@@ -177,7 +256,17 @@ class StepCount:
         if self._depth > 1:
             return
         rounds = loss is not None and (self._products or has_products(loss))
-        reason = COMPILED if has_compiled() else MODES if has_modes() else OTHER_ROUNDING if rounds else OBSERVED if is_observed() else ""
+        reason = (
+            COMPILED
+            if has_compiled()
+            else MODES
+            if has_modes()
+            else OTHER_ROUNDING
+            if rounds
+            else OBSERVED
+            if is_observed()
+            else ""
+        )
         if reason:
             self.flops, self.reason = None, reason
             return
@@ -191,12 +280,14 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._exit()
-            if self._in_backward[False]:  # else the backward pass itself records gradients: the program differentiates it again
+            # else the backward pass itself records gradients: the program differentiates it again
+            if self._in_backward[False]:
                 self.recomputed += self._in_backward[True]
             self._in_backward = {True: 0.0, False: 0.0}
 
     def _exit(self) -> None:
-        if self._counts and self._newest_mode() is self._mode:  # else it would end a mode of the program
+        # else it would end a mode of the program
+        if self._counts and self._newest_mode() is self._mode:
             self._counts = modes.counting = False
             self._mode.__exit__(None, None, None)
 
@@ -213,7 +304,8 @@ class StepCount:
 
 
 def has_products(loss: Any) -> bool:
-    """Return whether the graph of `loss`, a tensor or several, has a node that rounds differently while operators are counted; also where the graph is too large to be searched."""
+    """Return whether the graph of `loss`, a tensor or several, has a node that rounds differently
+    while operators are counted; also where the graph is too large to be searched."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
     nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen = set(nodes)
@@ -228,7 +320,8 @@ def has_products(loss: Any) -> bool:
 
 
 def _rounds_otherwise(node: Any) -> bool:
-    """Return whether a node of a graph is one of OTHER_NODES, or FILLED with a value that has a gradient."""
+    """Return whether a node of a graph is one of OTHER_NODES, or FILLED with a value that has a
+    gradient."""
     name = node.name().lower()
     if name == FILLED:
         return node.next_functions[1][0] is not None
@@ -236,11 +329,13 @@ def _rounds_otherwise(node: Any) -> bool:
 
 
 class Arithmetic:
-    """Counts one whole step, as soon as the program runs evenly. `done`: it is counted, or cannot be. `reason`: why there is no figure. `waits`: those of operators
-    in the passes of this step. `signals`: what the step says of attention.
+    """Counts one whole step, as soon as the program runs evenly. `done`: it is counted, or cannot
+    be. `reason`: why there is no figure. `waits`: those of operators in the passes of this step.
+    `signals`: what the step says of attention.
 
-    `facts`: FLOPs of a sample without recomputation, that of recomputation, and without the masked half of causal attention; shares of all FLOPs of convolutions and
-    of each number type; the number of operators, and of those that may multiply and have no formula.
+    `facts`: FLOPs of a sample without recomputation, that of recomputation, and without the masked
+    half of causal attention; shares of all FLOPs of convolutions and of each number type; the
+    number of operators, and of those that may multiply and have no formula.
     """
 
     def __init__(self) -> None:
@@ -257,7 +352,8 @@ class Arithmetic:
         return self._count is not None
 
     def step_ended(self, last_samples: int) -> bool:
-        """Call after each step. Returns whether the next step is being counted; such a step does not count for the times."""
+        """Call after each step. Returns whether the next step is being counted; such a step does
+        not count for the times."""
         if self._count is None:
             if is_compiled():
                 self.done, self.reason = True, COMPILED
@@ -273,7 +369,11 @@ class Arithmetic:
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
         if count.reason == OBSERVED:
             return False
-        self.done, self.waits, self.reason = True, count.waits, "" if count.flops and last_samples else count.reason
+        self.done, self.waits, self.reason = (
+            True,
+            count.waits,
+            "" if count.flops and last_samples else count.reason,
+        )
         if count.operators:
             self.facts["operators_per_step"] = float(count.operators)
         if count.flops:
@@ -288,48 +388,74 @@ class Arithmetic:
         self.facts |= {f"flops_{name}_ratio": share for name, share in shares.items() if name}
         if samples:
             model = flops - count.recomputed
-            self.facts |= {"flops_per_sample": model / samples, "convolution_flops_ratio": count.convolved / flops}
+            self.facts |= {
+                "flops_per_sample": model / samples,
+                "convolution_flops_ratio": count.convolved / flops,
+            }
             more = {
                 "recomputed_flops_per_sample": count.recomputed / samples,
-                "causal_flops_per_sample": (model - count.masked) / samples if count.masked else 0.0,
+                "causal_flops_per_sample": (model - count.masked) / samples
+                if count.masked
+                else 0.0,
                 "operators_without_formula": float(len(count.unknown)),
             }
             self.facts |= {name: value for name, value in more.items() if value}
 
 
 def is_observed() -> bool:
-    """Return whether a profiler, a debugger or coverage of the program sees calls of Python functions. Such a tool would see the calls that count operators."""
-    return sys.getprofile() is not None or sys.gettrace() is not None or calls_are_seen() or is_profiled()
+    """Return whether a profiler, a debugger or coverage of the program sees calls of Python
+    functions. Such a tool would see the calls that count operators."""
+    return (
+        sys.getprofile() is not None
+        or sys.gettrace() is not None
+        or calls_are_seen()
+        or is_profiled()
+    )
 
 
 def is_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process, or will do so in a later pass."""
+    """Return whether torch.compile has compiled anything in this process, or will do so in a later
+    pass."""
     return has_compiled() or structure(watch).compiles
 
 
 def has_compiled() -> bool:
-    """Return whether torch.compile was used in this process. What it compiles as one graph (`fullgraph`) it does not count as a frame."""
+    """Return whether torch.compile was used in this process. What it compiles as one graph
+    (`fullgraph`) it does not count as a frame."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return compiled.used or (dynamo is not None and bool(dynamo.counters["frames"]["total"] or dynamo.counters["stats"]["unique_graphs"]))
+    return compiled.used or (
+        dynamo is not None
+        and bool(dynamo.counters["frames"]["total"] or dynamo.counters["stats"]["unique_graphs"])
+    )
 
 
-# --- attention that keeps its scores in memory ---------------------------------------------------------------
+# --- attention that keeps its scores in memory ----------------------------------------------------
 
 MIN_SCORES = 2**24
-"""Elements of a matrix of scores. A smaller one may stay in the L2 cache between two operators (32 MB in bf16, twice for what an operator reads and writes; an H100 has 50 MB)."""
+"""Elements of a matrix of scores. A smaller one may stay in the L2 cache between two operators (32
+MB in bf16, twice for what an operator reads and writes; an H100 has 50 MB)."""
 MIN_KEYS_RATIO = 2
-"""Keys over the width of a head. The plain formula moves the scores 19 times in a step, and a fused kernel moves q, k, v, the result and their gradients about 12 times: with fewer keys
-(windows of an image) a fused kernel saves less than two thirds of the traffic."""
+"""Keys over the width of a head. The plain formula moves the scores 19 times in a step, and a fused
+kernel moves q, k, v, the result and their gradients about 12 times: with fewer keys (windows of an
+image) a fused kernel saves less than two thirds of the traffic."""
 BATCHED_PRODUCTS = {"bmm": 0, "baddbmm": 1}
 """Products of batches of matrices, with the place of their left operand."""
 SOFTMAX = ("_softmax", "_safe_softmax")
-NO_TRAFFIC = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+NO_TRAFFIC = (
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+)
 BETWEEN = ("torch._compile", "torch._dynamo", "torch.utils._python_dispatch", "torch._ops")
 """Modules of torch between a dispatch mode and the code that calls the operator."""
 BY_TORCH, WRITTEN_OUT = "torch's scaled_dot_product_attention without a fused kernel", "written out"
 
 Kind = tuple[int, int]
-"""The elements and the last dimension of a tensor: views of a matrix of scores, with batch and heads apart or together, have the same."""
+"""The elements and the last dimension of a tensor: views of a matrix of scores, with batch and
+heads apart or together, have the same."""
 
 
 def caller(frame: FrameType | None, beside: tuple[str, ...] = BETWEEN) -> FrameType | None:
@@ -352,13 +478,21 @@ class Scores:
         self._weights: Kind | None = None
         """The last product that may be scores, and the softmax of it."""
         self._calls = set[Any]()
-        """The instructions that made this product and this softmax: one, where one function of torch makes both."""
+        """The instructions that made this product and this softmax: one, where one function of
+        torch makes both."""
 
     def see(self, operator: Any, args: Any, out: Any, frame: FrameType) -> None:
         """Look at an operator that has run. `frame`: that of its caller."""
         name = operator._overloadpacket.__name__
-        outs, tensor_type = out if isinstance(out, (tuple, list)) else (out,), sys.modules["torch"].Tensor
-        tensors = [each for each in (*args, *outs) if isinstance(each, tensor_type) and not each.is_nested and each.numel() >= MIN_SCORES]
+        outs, tensor_type = (
+            out if isinstance(out, (tuple, list)) else (out,),
+            sys.modules["torch"].Tensor,
+        )
+        tensors = [
+            each
+            for each in (*args, *outs)
+            if isinstance(each, tensor_type) and not each.is_nested and each.numel() >= MIN_SCORES
+        ]
         if not tensors or name in NO_TRAFFIC or is_view(operator):
             return
         for tensor in tensors:
@@ -377,12 +511,15 @@ class Scores:
             self._matrices |= {(elements, keys), (elements, left.shape[-2])}
             self._calls.add(call_at(frame))
             where = caller(frame, ("torch.", "torchvision."))
-            place = place_name(where.f_code.co_filename, where.f_lineno) if where is not None else ""
+            place = (
+                place_name(where.f_code.co_filename, where.f_lineno) if where is not None else ""
+            )
             self._places[BY_TORCH if len(self._calls) == 1 else WRITTEN_OUT, place] += 1
             self._product = self._weights = None
 
     def signals(self) -> Signals:
-        """Return the bytes of the step as a signal; its source says how attention is computed, and where most of it."""
+        """Return the bytes of the step as a signal; its source says how attention is computed, and
+        where most of it."""
         moved = sum(self._bytes[matrix] for matrix in self._matrices)
         source = "operators on the scores of attention in the counted step"
         for (how, place), _ in self._places.most_common(1):
@@ -402,5 +539,9 @@ def call_at(frame: FrameType) -> Any:
 
 def is_view(operator: Any) -> bool:
     """Return whether an operator only returns another view of its operand."""
-    aliases = [argument.alias_info for argument in operator._schema.arguments if argument.alias_info is not None]
+    aliases = [
+        argument.alias_info
+        for argument in operator._schema.arguments
+        if argument.alias_info is not None
+    ]
     return bool(aliases) and not any(alias.is_write for alias in aliases)

@@ -1,11 +1,15 @@
-"""What DistributedDataParallel (DDP) itself times of its exchanges of gradients: how long the step waits after its own computation.
+"""What DistributedDataParallel (DDP) itself times of its exchanges of gradients: how long the step
+waits after its own computation.
 
-DDP has a timer (torch/csrc/distributed/c10d/reducer_timer.hpp and logger.cpp). In its first ten iterations, and then in each 100th, it notes when the
-backward computation begins and ends, and when the exchange begins and ends. The exchange outlasts the computation by
-`backward_comm_time - backward_compute_comm_overlap_time`: computation does not hide this part. The agent only reads the last of these times.
+DDP has a timer (torch/csrc/distributed/c10d/reducer_timer.hpp and logger.cpp). In its first ten
+iterations, and then in each 100th, it notes when the backward computation begins and ends, and when
+the exchange begins and ends. The exchange outlasts the computation by `backward_comm_time -
+backward_compute_comm_overlap_time`: computation does not hide this part. The agent only reads the
+last of these times.
 
-A reading takes 10 µs between two steps (up to 40 µs with cold caches), at most ten times a second, and waits for nothing. An iteration that is timed takes
-10 to 20 µs more on a CPU. There the agent lets DDP time more iterations, about one in TIMED_EVERY_S seconds. On a GPU it never does: at the
+A reading takes 10 µs between two steps (up to 40 µs with cold caches), at most ten times a second,
+and waits for nothing. An iteration that is timed takes 10 to 20 µs more on a CPU. There the agent
+lets DDP time more iterations, about one in TIMED_EVERY_S seconds. On a GPU it never does: at the
 start of the pass after such an iteration, DDP waits for the events of that iteration.
 """
 
@@ -28,20 +32,24 @@ FIRST = 10
 """DDP times each of its first iterations."""
 TORCH_RATE = 100
 RATES = tuple(3**power for power in range(8))
-"""Iterations from one that is timed to the next. Each divides the next one, so that processes with other rates have timed iterations in common. None
-shares a factor with 10 or 100, the usual distances of logging and saving."""
+"""Iterations from one that is timed to the next. Each divides the next one, so that processes with
+other rates have timed iterations in common. None shares a factor with 10 or 100, the usual
+distances of logging and saving."""
 TIMED_EVERY_S = 0.05
 MAX_KEPT_EXCHANGES = 200
 NS = 1e-9
 HOOKS_OF_TORCH = {
-    "": "none", "allreduce_hook": "none", "BuiltinCommHookType.ALLREDUCE": "none", "bf16_compress_hook": "bf16", "fp16_compress_hook": "fp16",
-    "BuiltinCommHookType.FP16_COMPRESS": "fp16", "powerSGD_hook": "powersgd", "batched_powerSGD_hook": "powersgd",
+    "": "none", "allreduce_hook": "none", "BuiltinCommHookType.ALLREDUCE": "none",
+    "bf16_compress_hook": "bf16", "fp16_compress_hook": "fp16",
+    "BuiltinCommHookType.FP16_COMPRESS": "fp16", "powerSGD_hook": "powersgd",
+    "batched_powerSGD_hook": "powersgd",
 }  # fmt: skip
 """The knob `comm_hook` by the name that DDP's logger has of a hook."""
 
 
 class Replica:
-    """One DDP module of the program, and what is known of its exchanges. `number`: in the order in which the program made them."""
+    """One DDP module of the program, and what is known of its exchanges. `number`: in the order in
+    which the program made them."""
 
     def __init__(self, number: int, module: Any) -> None:
         self.number = number
@@ -61,7 +69,8 @@ class Replica:
         """Exchanges in a step."""
 
     def newest(self) -> Exchange | None:
-        """The last iteration that DDP has timed; None where it is known already, or where its times are those of an earlier one."""
+        """The last iteration that DDP has timed; None where it is known already, or where its times
+        are those of an earlier one."""
         module = self.ref()
         if module is None or module.logger is None:
             return None
@@ -79,9 +88,14 @@ class Replica:
         self._choose_rate(iteration)
         compute, comm = times.get("backward_compute_time", 0), times.get("backward_comm_time", 0)
         exposed = comm - times.get("backward_compute_comm_overlap_time", 0)
-        if ended == before or compute <= 0 or comm <= 0 or exposed < 0:  # the pass had no backward pass
+        # the pass had no backward pass
+        if ended == before or compute <= 0 or comm <= 0 or exposed < 0:
             return None
-        forward = 0 if module.broadcast_buffers and module.modules_buffers else times.get("forward_compute_time", 0)
+        forward = (
+            0
+            if module.broadcast_buffers and module.modules_buffers
+            else times.get("forward_compute_time", 0)
+        )
         seconds = (round(time * NS, 9) for time in (forward, compute, comm, exposed))
         return Exchange(self.number, iteration, recorder.index, *seconds)
 
@@ -170,7 +184,8 @@ class DdpExchanges:
         return [replica for replica in self.replicas if replica.bytes and replica.ref() is not None]
 
     def facts(self) -> dict[str, float]:
-        """Bytes of gradients that an exchange sends, and the pieces of them now and in the first iteration; empty before the first readings."""
+        """Bytes of gradients that an exchange sends, and the pieces of them now and in the first
+        iteration; empty before the first readings."""
         used = self._in_use()
         if not used:
             return {}
@@ -189,7 +204,8 @@ class DdpExchanges:
         if watch.micro_batches > 1:
             knobs["sync_each_batch"] = max(replica.per_step for replica in used) > 1.5
         hook = used[-1].hook
-        if hook is not None and getattr(used[-1].ref(), "device_type", "") == "cuda":  # torch refuses the bf16 hook on a CPU
+        # torch refuses the bf16 hook on a CPU
+        if hook is not None and getattr(used[-1].ref(), "device_type", "") == "cuda":
             knobs["comm_hook"] = hook
         return knobs
 
@@ -199,7 +215,8 @@ in_forked_children(exchanges.reset)
 
 
 def sharding() -> str:
-    """How several processes divide the state of the model: `zero3` where a module of FSDP is in use, else `ddp`."""
+    """How several processes divide the state of the model: `zero3` where a module of FSDP is in
+    use, else `ddp`."""
     kinds = {kind.__name__ for root in watch.alive(watch.roots) for kind in type(root).__mro__}
     return "zero3" if kinds & {"FSDPModule", "FullyShardedDataParallel"} else "ddp"
 
@@ -212,8 +229,9 @@ def ddp_made(frame: FrameType, result: Any) -> None:
 
 
 def begin_gather(frame: FrameType) -> bool:
-    """FSDP 2 waits for parameters of a layer that it has gathered from the other processes. On a GPU the stream of the computation waits there; the host does
-    not. On a CPU the host waits in the collectives themselves."""
+    """FSDP 2 waits for parameters of a layer that it has gathered from the other processes. On a
+    GPU the stream of the computation waits there; the host does not. On a CPU the host waits in the
+    collectives themselves."""
     if not recorder.thread or not recorder.on_stream or COMM in recorder.stack:
         return False
     recorder.enter(COMM)
@@ -229,7 +247,8 @@ def end_gather(failed: bool) -> None:
 _DDP = "torch.nn.parallel.distributed"
 BORDERS = (
     NotedCall(_DDP, "DistributedDataParallel.__init__", ddp_made, "communication"),
-    # before a forward pass, process 0 sends its buffers, such as those of batch normalization, to the others
+    # before a forward pass, process 0 sends its buffers, such as those of batch normalization, to
+    # the others
     segment(_DDP, "DistributedDataParallel._sync_buffers", COMM),
     Border(
         "torch.distributed.fsdp._fully_shard._fsdp_param_group",

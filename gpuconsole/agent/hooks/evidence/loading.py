@@ -1,9 +1,11 @@
 """Whether the processes that load data compute or wait, and what the starts of epochs cost.
 
-Only /proc and the clocks are read. The probe of a loader of ours (`workloads/training/probes/loader.py`) measures another thing: the rate of a second
-loader that runs alone. A dataset of a user is never opened a second time.
+Only /proc and the clocks are read. The probe of a loader of ours
+(`workloads/training/probes/loader.py`) measures another thing: the rate of a second loader that
+runs alone. A dataset of a user is never opened a second time.
 
-Many programs make a new DataLoader in each epoch. So all that is kept belongs to the place in the program that makes loaders, not to a loader.
+Many programs make a new DataLoader in each epoch. So all that is kept belongs to the place in the
+program that makes loaders, not to a loader.
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ from ..recorder import LOADER, LOADERS
 from ..watch import program_frame, watch, within
 
 SAMPLE_EVERY_S = 0.04
-"""Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to 80 µs."""
+"""Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to
+80 µs."""
 WORKERS_EVERY_S = 0.25
-"""Seconds between two readings of the loader's processes at least, apart from those of each message: 5 µs for each process."""
+"""Seconds between two readings of the loader's processes at least, apart from those of each
+message: 5 µs for each process."""
 MAX_PLACES = 512
-"""Places that are told apart. The oldest is forgotten then: it may be one of a class of datasets that the program no longer has."""
+"""Places that are told apart. The oldest is forgotten then: it may be one of a class of datasets
+that the program no longer has."""
 MAX_BATCHES_PER_EPOCH = 1.2
 EPOCHS_SEEN = 4
-"""Calls of `next` in an epoch, on average over so many epochs at least, below which the program makes an iterator for each batch. A loop over a loader calls
-it once more than there are batches, so an epoch of one batch has two."""
+"""Calls of `next` in an epoch, on average over so many epochs at least, below which the program
+makes an iterator for each batch. A loop over a loader calls it once more than there are batches, so
+an epoch of one batch has two."""
 FRAMES = 2
-"""Calls in the program that tell places apart: the call that makes the loader, and the call of the function around it. One helper may make the loader
-of the training and the one of the evaluation."""
+"""Calls in the program that tell places apart: the call that makes the loader, and the call of the
+function around it. One helper may make the loader of the training and the one of the evaluation."""
 
 
 class LoaderPlace:
@@ -50,9 +56,11 @@ class LoaderPlace:
 
 
 class Loading:
-    """Totals since the start. `here_*`: the training thread within sampled `next()` calls; `workers_*`: the loader's processes.
+    """Totals since the start. `here_*`: the training thread within sampled `next()` calls;
+    `workers_*`: the loader's processes.
 
-    `place`: the one with the most batches, because an evaluation has loaders of its own. The totals grow with its batches and epochs only.
+    `place`: the one with the most batches, because an evaluation has loaders of its own. The totals
+    grow with its batches and epochs only.
     """
 
     def __init__(self) -> None:
@@ -69,7 +77,8 @@ class Loading:
         self.due = self._workers_due = 0.0
         """When the next batch is sampled, and when the loader's processes are read."""
         self._of_steps = (0, 0)
-        """The batches of the last two marked steps. The smaller number is that of a step: the last step of an epoch asks once more."""
+        """The batches of the last two marked steps. The smaller number is that of a step: the last
+        step of an epoch asks once more."""
         self._counted_at: tuple[LoaderPlace | None, int] = None, 0
         """The place whose batches they are, and its batches then."""
         self.began: tuple[float, float, float] | None = None
@@ -84,7 +93,7 @@ class Loading:
         if self._times is not None:
             self._times.close()
 
-    # --- places -----------------------------------------------------------------------------------------------
+    # --- places -----------------------------------------------------------------------------------
 
     def made(self, loader: Any) -> None:
         """The program makes `loader`: called while its `__init__` runs."""
@@ -92,13 +101,19 @@ class Loading:
         while frame is not None and len(calls) < FRAMES:
             calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
             frame = program_frame(frame.f_back)
-        # a loop over two datasets may make both loaders by one call: they then differ in what they load, and in which order. (Identities: a class that is held
-        # here holds its module's globals, and what stands in them would outlive the program.)
-        kind = (id(type(loader.dataset)), id(type(getattr(loader, "sampler", None))), loader.batch_size)
+        # a loop over two datasets may make both loaders by one call: they then differ in what they
+        # load, and in which order. (Identities: a class that is held here holds its module's
+        # globals, and what stands in them would outlive the program.)
+        kind = (
+            id(type(loader.dataset)),
+            id(type(getattr(loader, "sampler", None))),
+            loader.batch_size,
+        )
         self._keep(loader, (*calls, *kind))
 
     def place_of(self, loader: Any) -> LoaderPlace:
-        """The place that has made `loader`. A loader that was not seen while it was made has a place of its own."""
+        """The place that has made `loader`. A loader that was not seen while it was made has a
+        place of its own."""
         place = self._place_of.get(loader)
         return place if place is not None else self._keep(loader, None)
 
@@ -118,14 +133,18 @@ class Loading:
                 return self._keep(None, id(type(loader)))
         return place
 
-    # --- batches and epochs -----------------------------------------------------------------------------------
+    # --- batches and epochs -----------------------------------------------------------------------
 
     def epoch_opened(self, loader: Any, seconds: float) -> None:
         """`iter(loader)` has taken so long."""
         place = self.place_of(loader)
         place.epochs = max(place.epochs, int(place.batches > 0)) + 1
         place.opened = seconds
-        if not place.renews and place.epochs > EPOCHS_SEEN and place.batches <= MAX_BATCHES_PER_EPOCH * (place.epochs - 1):
+        if (
+            not place.renews
+            and place.epochs > EPOCHS_SEEN
+            and place.batches <= MAX_BATCHES_PER_EPOCH * (place.epochs - 1)
+        ):
             place.renews = True
             watch.note_made("iterator", loader)
         if place is self.place:
@@ -138,7 +157,8 @@ class Loading:
         self.began = (t, self._times.cpu_s(), self._times.runq_s())
 
     def batch_ends(self, place: LoaderPlace | None, begun: float) -> None:
-        """The training thread has its batch, or the epoch is over. `place`: None where the loader is not known. `begun`: when it asked."""
+        """The training thread has its batch, or the epoch is over. `place`: None where the loader
+        is not known. `begun`: when it asked."""
         if place is None:
             return
         place.batches += 1
@@ -155,7 +175,8 @@ class Loading:
             return  # the loader's processes have just started
         if self.began is not None and self._times is not None:
             self.due = t + SAMPLE_EVERY_S
-            now_here = (t, self._times.cpu_s(), self._times.runq_s())  # /proc counts the time on a core only at the ticks of the scheduler
+            # /proc counts the time on a core only at the ticks of the scheduler
+            now_here = (t, self._times.cpu_s(), self._times.runq_s())
             for i in range(3):
                 self._here[i] += now_here[i] - self.began[i]
             self.began = None
@@ -163,7 +184,8 @@ class Loading:
                 self._read_workers(t)
 
     def step_ended(self, marked: bool) -> None:
-        """A step has ended. Where the batches of a step that was only counted were not seen, it had as many as a marked one."""
+        """A step has ended. Where the batches of a step that was only counted were not seen, it had
+        as many as a marked one."""
         place = self.place
         if place is None:
             return
@@ -176,22 +198,27 @@ class Loading:
         self._counted_at = place, place.batches
 
     def drawn(self, place: LoaderPlace, seconds: float) -> None:
-        """The sampler has taken so long for the first indices of an epoch. It runs in the training process, whoever loads."""
+        """The sampler has taken so long for the first indices of an epoch. It runs in the training
+        process, whoever loads."""
         if place is self.place:
             self._sampler_s += seconds
 
-    # --- what is sent -----------------------------------------------------------------------------------------
+    # --- what is sent -----------------------------------------------------------------------------
 
     def facts(self) -> dict[str, float]:
         """Return the number of tensors and the bytes of a batch; empty before a batch was seen."""
         return (
-            {"loader.batch_tensors": float(self.batch[0]), "loader.batch_bytes": float(self.batch[1])}
+            {
+                "loader.batch_tensors": float(self.batch[0]),
+                "loader.batch_bytes": float(self.batch[1]),
+            }
             if self.batch and self.batch[0]
             else {}
         )
 
     def read(self) -> dict[str, float]:
-        """The counters; empty before the first batch of a DataLoader. Reads the loader's processes, which takes 5 µs each."""
+        """The counters; empty before the first batch of a DataLoader. Reads the loader's processes,
+        which takes 5 µs each."""
         if self.place is None:
             return {}
         self._read_workers(now())
@@ -202,7 +229,10 @@ class Loading:
             "loader.sampler_s": self._sampler_s,
         }
         for who, totals in (("here", self._here), ("workers", self._workers)):
-            counters |= {f"loader.{who}_{name}": total for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)}
+            counters |= {
+                f"loader.{who}_{name}": total
+                for name, total in zip(("s", "cpu_s", "runq_s"), totals, strict=True)
+            }
         return counters
 
     def _read_workers(self, t: float) -> None:
@@ -227,8 +257,8 @@ DEPTH = 3
 
 @unseen
 def size_of(batch: Any) -> tuple[int, int]:
-    """The number of tensors in a batch, and their bytes; 0 for a batch of too many parts. No code of the program runs: other objects are known by what they
-    hold."""
+    """The number of tensors in a batch, and their bytes; 0 for a batch of too many parts. No code
+    of the program runs: other objects are known by what they hold."""
     torch, tensors, size = sys.modules["torch"], 0, 0
     parts, seen = [(batch, DEPTH)], 0
     while parts:

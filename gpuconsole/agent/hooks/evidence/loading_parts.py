@@ -1,8 +1,11 @@
-"""Which part of loading takes the time: a transform, a function or a line of the dataset. Stack samples in the processes that load.
+"""Which part of loading takes the time: a transform, a function or a line of the dataset. Stack
+samples in the processes that load.
 
-A worker of a DataLoader is a process of its own. A thread of each worker (see `threads`) looks a few times a second for a file of the training process in the folder
-of the job. The file says until when samples are wanted. The samples of a worker are another file, which the training process reads. Without workers, the sampler
-of the training thread takes the samples. No code of the program runs for a sample, and no sample of a worker is taken outside the window.
+A worker of a DataLoader is a process of its own. A thread of each worker (see `threads`) looks a
+few times a second for a file of the training process in the folder of the job. The file says until
+when samples are wanted. The samples of a worker are another file, which the training process reads.
+Without workers, the sampler of the training thread takes the samples. No code of the program runs
+for a sample, and no sample of a worker is taken outside the window.
 """
 
 from __future__ import annotations
@@ -36,30 +39,41 @@ from ..watch import is_program, place_name
 LENGTH_S = 3.0
 MORE_S = 12.0
 AGAIN_S = 4.0
-"""Seconds until the first answer, of further samples after it, and between two answers. 150 samples give a share within 8 points, 700 within 4."""
+"""Seconds until the first answer, of further samples after it, and between two answers. 150 samples
+give a share within 8 points, 700 within 4."""
 LOOK_EVERY_S = 0.25
 EVERY_S = 0.02
 """Mean seconds between two samples of a worker. A sample takes 100 to 200 µs."""
 WRITE_EVERY_S = 0.3
 """A worker writes so often within the window: it may end with its epoch."""
 MIN_SAMPLES = 20
-SHOWN, LOCKED = ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio"), "loading.lock_ratio"
-"""Signals of the parts with most of the time, and of the time in which loading waits for a lock. The source of each signal names the part: see `signals_of`."""
-FETCH, QUEUES = os.path.join("data", "_utils", "fetch.py"), os.path.join("multiprocessing", "queues.py")
+SHOWN, LOCKED = (
+    ("loading.first_ratio", "loading.second_ratio", "loading.third_ratio"),
+    "loading.lock_ratio",
+)
+"""Signals of the parts with most of the time, and of the time in which loading waits for a lock.
+The source of each signal names the part: see `signals_of`."""
+FETCH, QUEUES = (
+    os.path.join("data", "_utils", "fetch.py"),
+    os.path.join("multiprocessing", "queues.py"),
+)
 WORKER_LOOP = "_worker_loop"
 ENTRIES = ("__getitem__", "__getitems__", "__iter__", "__next__")
-"""Functions of a dataset that stand for all of its work. Of these each line is a part of its own."""
+"""Functions of a dataset that stand for all of its work. Of these each line is a part of its
+own."""
 CALLS = ("__call__", "forward", "_call_impl", "_wrapped_call_impl")
 """A method with such a name is named by its class."""
 LOCK, SHARED_LOCKS = "waiting for a lock", os.path.join("multiprocessing", "synchronize.py")
 TAKES_LOCK = re.compile(r"\.acquire\(|\b(flock|lockf)\(")
-"""Matches a line of the program that takes a lock by a C function, which has no Python frame. `with lock` needs no match: a lock of `multiprocessing` has a
-Python frame there, and workers do not share a lock of `threading`."""
+"""Matches a line of the program that takes a lock by a C function, which has no Python frame.
+`with lock` needs no match: a lock of `multiprocessing` has a Python frame there, and workers do not
+share a lock of `threading`."""
 
 
 class LoadingPart(NamedTuple):
-    """A part of loading. `name`: a transform, a function, or what a line calls; empty where a line calls nothing. `file`: empty where no line is known.
-    `by_line`: each line is a part, as in the dataset's own `__getitem__`. `locked`: the thread waits for a lock."""
+    """A part of loading. `name`: a transform, a function, or what a line calls; empty where a line
+    calls nothing. `file`: empty where no line is known. `by_line`: each line is a part, as in the
+    dataset's own `__getitem__`. `locked`: the thread waits for a lock."""
 
     name: str
     file: str
@@ -82,17 +96,20 @@ class Seconds(defaultdict[LoadingPart, float]):
         super().__init__(float)
 
 
-# --- one sample ---------------------------------------------------------------------------------------------
+# --- one sample -----------------------------------------------------------------------------------
 
 
 class Code:
-    """Facts about a code object. They are kept, so that a sample is short. `holds`: whether its first argument has members (see `_members`)."""
+    """Facts about a code object. They are kept, so that a sample is short. `holds`: whether its
+    first argument has members (see `_members`)."""
 
     def __init__(self, code: CodeType) -> None:
         self.fetches = code.co_filename.endswith(FETCH)
         self.queues = code.co_filename.endswith(QUEUES)
         self.of_program = is_program(code.co_filename)
-        by_name = code.co_name == "acquire" or (code.co_name == "__enter__" and code.co_filename.endswith(SHARED_LOCKS))
+        by_name = code.co_name == "acquire" or (
+            code.co_name == "__enter__" and code.co_filename.endswith(SHARED_LOCKS)
+        )
         self.locks = by_name and not self.of_program
         self.first = code.co_varnames[0] if code.co_argcount else ""
         self.holds: bool | None = None if self.first else False
@@ -104,7 +121,8 @@ MAX_CODES = 4096
 
 
 def part_of(frame: FrameType | None) -> LoadingPart | None:
-    """The part of loading in which a thread is whose innermost frame is `frame`; None where it does not load."""
+    """The part of loading in which a thread is whose innermost frame is `frame`; None where it does
+    not load."""
     stack: list[tuple[FrameType, Code]] = []
     while frame is not None:
         code = _codes.get(frame.f_code)
@@ -125,7 +143,9 @@ def part_of(frame: FrameType | None) -> LoadingPart | None:
     for inner, (around, code) in enumerate(stack):
         if code.holds is not False and (member := _member(around, code)):
             own = next((frame for frame, code in stack[:inner] if code.of_program), None)
-            return LoadingPart(member, *_line(own)) if own is not None else LoadingPart(member, "", 0)
+            return (
+                LoadingPart(member, *_line(own)) if own is not None else LoadingPart(member, "", 0)
+            )
     outermost = stack[-1][0]
     place = next((place for place, (_, code) in enumerate(stack) if code.of_program), None)
     if place is None:
@@ -133,18 +153,25 @@ def part_of(frame: FrameType | None) -> LoadingPart | None:
     own = stack[place][0]
     if own.f_code.co_name not in ENTRIES:
         return LoadingPart(_name(own.f_code), *_line(own))
-    return LoadingPart(_name(stack[place - 1][0].f_code) if place else "", *_line(own), by_line=True)
+    return LoadingPart(
+        _name(stack[place - 1][0].f_code) if place else "", *_line(own), by_line=True
+    )
 
 
 def _sends(stack: list[tuple[FrameType, Code]]) -> bool:
-    """Whether a worker with this stack works between two batches, and does not wait for its next task."""
-    in_queue = any(frame.f_code.co_name == "get" and frame.f_code.co_filename.endswith(QUEUES) for frame, _ in stack)
+    """Whether a worker with this stack works between two batches, and does not wait for its next
+    task."""
+    in_queue = any(
+        frame.f_code.co_name == "get" and frame.f_code.co_filename.endswith(QUEUES)
+        for frame, _ in stack
+    )
     return not in_queue and any(frame.f_code.co_name == WORKER_LOOP for frame, _ in stack)
 
 
 def _takes_lock(stack: list[tuple[FrameType, Code]]) -> FrameType | None:
-    """Return the frame of the program that waits for a lock in library code; None without such a wait. The lock of a queue does not count, because a queue
-    waits for its next element by this lock."""
+    """Return the frame of the program that waits for a lock in library code; None without such a
+    wait. The lock of a queue does not count, because a queue waits for its next element by this
+    lock."""
     within = list(itertools.takewhile(lambda entry: not entry[1].of_program, stack))
     if not any(code.locks for _, code in within) or any(code.queues for _, code in within):
         return None
@@ -156,15 +183,21 @@ def _line(frame: FrameType) -> tuple[str, int]:
 
 
 def _member(frame: FrameType, code: Code) -> str:
-    """The transform that `frame` has under way, where its first argument holds transforms; empty otherwise.
+    """The transform that `frame` has under way, where its first argument holds transforms; empty
+    otherwise.
 
-    Compose of torchvision, albumentations, MONAI and torch_geometric keep their members as `transforms`; torch.nn.Sequential keeps modules.
+    Compose of torchvision, albumentations, MONAI and torch_geometric keep their members as
+    `transforms`; torch.nn.Sequential keeps modules.
     """
     values = frame.f_locals
     members = _members(values.get(code.first))
     if code.holds is None:
         code.holds = bool(members)
-    under_way = [value for value in values.values() if any(value is member for member in members)] if members else []
+    under_way = (
+        [value for value in values.values() if any(value is member for member in members)]
+        if members
+        else []
+    )
     return _name_of(under_way[-1]) if under_way else ""
 
 
@@ -188,21 +221,25 @@ def _members(owner: Any) -> list[Any]:
 def _name_of(member: Any) -> str:
     while isinstance(member, functools.partial):
         member = member.func
-    return str(getattr(member, "__qualname__", None) or type(member).__qualname__).replace("<locals>.", "")
+    return str(getattr(member, "__qualname__", None) or type(member).__qualname__).replace(
+        "<locals>.", ""
+    )
 
 
 def _name(code: CodeType) -> str:
-    """The name of a function with its class, where Python knows it (3.11); a class alone for its call."""
+    """The name of a function with its class, where Python knows it (3.11); a class alone for its
+    call."""
     name = str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
     owner, _, last = name.rpartition(".")
     return owner if owner and last in CALLS else name
 
 
-# --- samples of a thread ------------------------------------------------------------------------------------
+# --- samples of a thread --------------------------------------------------------------------------
 
 
 class Samples:
-    """Stack samples of one thread. `seconds`: the time that they stand for, by part of loading. `count`: the number of samples within a part."""
+    """Stack samples of one thread. `seconds`: the time that they stand for, by part of loading.
+    `count`: the number of samples within a part."""
 
     def __init__(self) -> None:
         self.seconds = Seconds()
@@ -217,28 +254,33 @@ class Samples:
 
 
 class WorkerSampler:
-    """Samples the stacks of a worker process, in a thread of this process. `folder`: the folder of the job. `thread`: the thread that loads. `parent`: the
-    process ID of the training process."""
+    """Samples the stacks of a worker process, in a thread of this process. `folder`: the folder of
+    the job. `thread`: the thread that loads. `parent`: the process ID of the training process."""
 
     def __init__(self, folder: str, thread: int, parent: int) -> None:
         self._asked = asked_file(folder, parent)
         self._folder, self._loads = folder, thread
         self._answer = f"{self._asked}-{os.getpid()}"
-        self._random = random.Random(os.getpid())  # the program's own random numbers stay as they are
+        # the program's own random numbers stay as they are
+        self._random = random.Random(os.getpid())
         self._samples: Samples | None = None
         """Those of the window under way."""
         self._until = self._due = self._write_at = 0.0
         self._switches = ShortSwitches()
 
     def tick(self) -> float | None:
-        """Take a sample, or look whether samples are wanted. Returns the seconds until the next call; None: the console has gone, or this part is off."""
+        """Take a sample, or look whether samples are wanted. Returns the seconds until the next
+        call; None: the console has gone, or this part is off."""
         try:
             t = now()
             if self._samples is None:
                 return self._look(t)
             self._switches.end()  # the stack must not change while it is read
-            # A call that holds the interpreter's lock delays a sample until the call returns: the sample stands for the delay too.
-            self._samples.see(sys._current_frames().get(self._loads), EVERY_S + max(0.0, t - self._due))
+            # A call that holds the interpreter's lock delays a sample until the call returns: the
+            # sample stands for the delay too.
+            self._samples.see(
+                sys._current_frames().get(self._loads), EVERY_S + max(0.0, t - self._due)
+            )
             if t >= self._write_at and not self._goes_on(self._samples, t):
                 self._samples = None
                 return LOOK_EVERY_S
@@ -257,7 +299,8 @@ class WorkerSampler:
         return self._pause_s()
 
     def end(self) -> None:
-        """Give the interpreter its usual switch interval back. Call it once the thread has ended: the thread may have waited for a sample."""
+        """Give the interpreter its usual switch interval back. Call it once the thread has ended:
+        the thread may have waited for a sample."""
         self._switches.end()
 
     def _pause_s(self) -> float:
@@ -279,7 +322,13 @@ class WorkerSampler:
     def _write(self, samples: Samples) -> None:
         with contextlib.suppress(OSError):  # the console has ended
             with open(self._answer + ".new", "w", encoding="utf-8") as file:
-                json.dump([samples.count, [[*part, seconds] for part, seconds in samples.seconds.items()]], file)
+                json.dump(
+                    [
+                        samples.count,
+                        [[*part, seconds] for part, seconds in samples.seconds.items()],
+                    ],
+                    file,
+                )
             os.replace(self._answer + ".new", self._answer)
 
 
@@ -325,10 +374,14 @@ def _end_sampling() -> None:
         worker_sampler.end()
 
 
-BORDERS = (Border("torch.utils.data._utils.worker", "_worker_loop", begin_worker, lambda failed: None, "parts"),)
+BORDERS = (
+    Border(
+        "torch.utils.data._utils.worker", "_worker_loop", begin_worker, lambda failed: None, "parts"
+    ),
+)
 
 
-# --- the window ---------------------------------------------------------------------------------------------
+# --- the window -----------------------------------------------------------------------------------
 
 
 class OfWorkers:
@@ -363,7 +416,11 @@ class OfWorkers:
     def _answers(self) -> list[str]:
         folder, name = os.path.split(self._asked)
         with contextlib.suppress(OSError):  # the console has ended
-            return [os.path.join(folder, other) for other in os.listdir(folder) if re.fullmatch(rf"{name}-\d+", other)]
+            return [
+                os.path.join(folder, other)
+                for other in os.listdir(folder)
+                if re.fullmatch(rf"{name}-\d+", other)
+            ]
         return []
 
 
@@ -386,7 +443,8 @@ class LocalSampler:
 
 
 class LoadingWindow:
-    """The samples under way, if any: P16. The first answer comes after LENGTH_S; the window goes on beside the ordinary steps, and answers again.
+    """The samples under way, if any: P16. The first answer comes after LENGTH_S; the window goes on
+    beside the ordinary steps, and answers again.
 
     `request`: the command that waits for the first answer; 0: none does.
     """
@@ -405,11 +463,13 @@ class LoadingWindow:
         self._until = self._due + MORE_S
 
     def due(self) -> bool:
-        """Whether an answer is due: the first one, one with more samples, or the reason why there is none."""
+        """Whether an answer is due: the first one, one with more samples, or the reason why there
+        is none."""
         return now() >= self._due if self._samples is not None else self.request != 0
 
     def answer(self) -> Signals:
-        """What the samples show so far. Raises ProbeError where there are too few samples, and where something has ended them."""
+        """What the samples show so far. Raises ProbeError where there are too few samples, and
+        where something has ended them."""
         samples, self.request = self._samples, 0
         if samples is None:
             raise ProbeError("a change, or a new process, has ended the samples")
@@ -435,7 +495,8 @@ in_forked_children(window.forget)
 
 
 def signals_of(seconds: Mapping[LoadingPart, float], count: int, whose: str) -> Signals:
-    """Return the signals SHOWN and LOCKED of these samples. Raises ProbeError for too few samples."""
+    """Return the signals SHOWN and LOCKED of these samples. Raises ProbeError for too few
+    samples."""
     if count < MIN_SAMPLES:
         raise ProbeError(f"only {count} stack samples {whose} were possible")
     source, total = f"{count} stack samples {whose}", sum(seconds.values())
@@ -443,17 +504,27 @@ def signals_of(seconds: Mapping[LoadingPart, float], count: int, whose: str) -> 
     locked = [(part, of_part) for part, of_part in rows if part.locked]
     most = f": {locked[0][0]}" if locked else ""
     shown = {
-        signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}") for signal, (part, of_part) in zip(SHOWN, rows, strict=False)
+        signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}")
+        for signal, (part, of_part) in zip(SHOWN, rows, strict=False)
     }
-    return shown | {LOCKED: Signal(sum(of_part for _, of_part in locked) / total, "ratio", f"{source}{most}")}
+    return shown | {
+        LOCKED: Signal(sum(of_part for _, of_part in locked) / total, "ratio", f"{source}{most}")
+    }
 
 
 def _with_locks(seconds: Mapping[LoadingPart, float]) -> Seconds:
-    """Return `seconds`, with each line that takes a lock by a C function as a part that waits for a lock."""
+    """Return `seconds`, with each line that takes a lock by a C function as a part that waits for a
+    lock."""
     lines, marked = functools.cache(_lines_of), Seconds()
     for part, of_part in seconds.items():
-        takes = part.file and not part.locked and TAKES_LOCK.search("".join(lines(part.file)[part.line - 1 : part.line]))
-        marked[LoadingPart(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part] += of_part
+        takes = (
+            part.file
+            and not part.locked
+            and TAKES_LOCK.search("".join(lines(part.file)[part.line - 1 : part.line]))
+        )
+        marked[
+            LoadingPart(LOCK, part.file, part.line, by_line=True, locked=True) if takes else part
+        ] += of_part
     return marked
 
 
@@ -462,11 +533,15 @@ def joined(seconds: Mapping[LoadingPart, float]) -> list[tuple[LoadingPart, floa
     rows: dict[object, Seconds] = {}
     for part, of_line in seconds.items():
         rows.setdefault(part if part.by_line else part.name, Seconds())[part] += of_line
-    return sorted(((max(lines, key=lines.__getitem__), sum(lines.values())) for lines in rows.values()), key=lambda row: -row[1])
+    return sorted(
+        ((max(lines, key=lines.__getitem__), sum(lines.values())) for lines in rows.values()),
+        key=lambda row: -row[1],
+    )
 
 
 def _placed(part: LoadingPart) -> LoadingPart:
-    """A transform of a library is made at a line of the program: this line, where only one line of the program names it."""
+    """A transform of a library is made at a line of the program: this line, where only one line of
+    the program names it."""
     if part.file:
         return part
     call = re.compile(rf"\b{re.escape(part.name.rpartition('.')[2])}\(")

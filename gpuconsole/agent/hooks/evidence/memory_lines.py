@@ -1,8 +1,10 @@
-"""With consent: torch's own history of allocations, and from it the lines of the program that own GPU memory.
+"""With consent: torch's own history of allocations, and from it the lines of the program that own
+GPU memory.
 
-torch notes the Python stack of each allocation, and keeps the last ENTRIES allocations and frees in a ring (`torch.cuda.memory._snapshot` describes the
-format). A snapshot has the blocks that live now. The allocations and frees since a past moment, undone backwards, give the blocks of that moment: that
-of the largest allocation, or that of an allocation that failed.
+torch notes the Python stack of each allocation, and keeps the last ENTRIES allocations and frees in
+a ring (`torch.cuda.memory._snapshot` describes the format). A snapshot has the blocks that live
+now. The allocations and frees since a past moment, undone backwards, give the blocks of that
+moment: that of the largest allocation, or that of an allocation that failed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any, NamedTuple
 from ..guard import from_outside
 
 ENTRIES = 50_000
-"""Allocations and frees that are kept. By torch's documentation an entry with a stack takes several KB of host memory; entries of frees have none."""
+"""Allocations and frees that are kept. By torch's documentation an entry with a stack takes several
+KB of host memory; entries of frees have none."""
 LINES = 10
 NO_LINE = "no line of the program: the backward pass, and work of libraries"
 BEFORE = "allocated before the history began, or before the oldest entry that it keeps"
@@ -23,7 +26,8 @@ CONSENT_FILE = "memory"
 
 
 class Held(NamedTuple):
-    """Bytes that one line of the program holds. `file` is empty for NO_LINE and BEFORE, which `function` holds then."""
+    """Bytes that one line of the program holds. `file` is empty for NO_LINE and BEFORE, which
+    `function` holds then."""
 
     file: str
     line: int
@@ -32,9 +36,12 @@ class Held(NamedTuple):
     blocks: int
 
 
-def owners_by_line(snapshot: Mapping[str, Any], device: int, failed: bool, is_program: Callable[[str], bool]) -> tuple[list[Held], float]:
-    """The LINES lines that hold most, the largest first, and all bytes that are held: at the largest allocation within the history; with `failed` at
-    the last allocation that failed, or now where the history has none."""
+def owners_by_line(
+    snapshot: Mapping[str, Any], device: int, failed: bool, is_program: Callable[[str], bool]
+) -> tuple[list[Held], float]:
+    """The LINES lines that hold most, the largest first, and all bytes that are held: at the
+    largest allocation within the history; with `failed` at the last allocation that failed, or now
+    where the history has none."""
     trace = _trace(snapshot, device)
     live = _live(snapshot, device)
     end = _failure(trace) if failed else _peak(trace, sum(size for size, _ in live.values()))
@@ -51,7 +58,8 @@ def owners_by_line(snapshot: Mapping[str, Any], device: int, failed: bool, is_pr
 
 
 Block = tuple[float, "Sequence[Mapping[str, Any]] | None"]
-"""Bytes of a block, and the stack that allocated it, the innermost frame first; None: it was allocated before the history."""
+"""Bytes of a block, and the stack that allocated it, the innermost frame first; None: it was
+allocated before the history."""
 
 
 def _trace(snapshot: Mapping[str, Any], device: int) -> list[Mapping[str, Any]]:
@@ -71,18 +79,24 @@ def _live(snapshot: Mapping[str, Any], device: int) -> dict[int, Block]:
         for block in segment["blocks"]:
             start = block.get("address", address)
             if block["state"].startswith("active"):
-                blocks[start] = float(block.get("requested_size", block["size"])), block.get("frames") or None
+                blocks[start] = (
+                    float(block.get("requested_size", block["size"])),
+                    block.get("frames") or None,
+                )
             address = start + block["size"]
     return blocks
 
 
 def _failure(trace: Sequence[Mapping[str, Any]]) -> int:
     """The number of entries before the last failure; all where there is none."""
-    return next((n for n in range(len(trace) - 1, -1, -1) if trace[n]["action"] == "oom"), len(trace))
+    return next(
+        (n for n in range(len(trace) - 1, -1, -1) if trace[n]["action"] == "oom"), len(trace)
+    )
 
 
 def _peak(trace: Sequence[Mapping[str, Any]], used: float) -> int:
-    """The number of entries after which most bytes are in use. `used`: bytes in use after all entries."""
+    """The number of entries after which most bytes are in use. `used`: bytes in use after all
+    entries."""
     most, at = used, len(trace)
     for n in range(len(trace) - 1, -1, -1):
         used += _change(trace[n])
@@ -97,8 +111,8 @@ def _change(entry: Mapping[str, Any]) -> float:
 
 
 def _undo(live: dict[int, Block], trace: Sequence[Mapping[str, Any]], end: int) -> None:
-    """Take back the entries from `end` on. A block without a stack, or that these entries freed, gets the stack of the allocation before: an empty
-    one where no line of Python ran."""
+    """Take back the entries from `end` on. A block without a stack, or that these entries freed,
+    gets the stack of the allocation before: an empty one where no line of Python ran."""
     missing = {address: size for address, (size, frames) in live.items() if frames is None}
     for n in range(len(trace) - 1, -1, -1):
         entry = trace[n]
@@ -116,15 +130,20 @@ def _undo(live: dict[int, Block], trace: Sequence[Mapping[str, Any]], end: int) 
             missing.pop(address, None)
 
 
-def _line(frames: Sequence[Mapping[str, Any]] | None, is_program: Callable[[str], bool]) -> tuple[str, int, str]:
+def _line(
+    frames: Sequence[Mapping[str, Any]] | None, is_program: Callable[[str], bool]
+) -> tuple[str, int, str]:
     if frames is None:
         return "", 0, BEFORE
     place = next((frame for frame in frames if is_program(frame["filename"])), None)
-    return (place["filename"], place["line"], place["name"]) if place is not None else ("", 0, NO_LINE)
+    return (
+        (place["filename"], place["line"], place["name"]) if place is not None else ("", 0, NO_LINE)
+    )
 
 
 class AllocationHistory:
-    """torch's history of allocations in this process. `wanted`: the user has agreed. `reason`: why there is none; empty: there is."""
+    """torch's history of allocations in this process. `wanted`: the user has agreed. `reason`: why
+    there is none; empty: there is."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -143,15 +162,20 @@ class AllocationHistory:
         try:
             import torch
 
-            torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python", max_entries=ENTRIES)
+            torch.cuda.memory._record_memory_history(
+                enabled="all", context="alloc", stacks="python", max_entries=ENTRIES
+            )
             self.on = True
         except Exception as problem:  # another version of torch, or a device without a history
             if from_outside(problem):
                 raise
-            self.reason = f"torch records no history of allocations here: {type(problem).__name__}: {problem}".splitlines()[0]
+            self.reason = (
+                f"torch records no history of allocations here: {type(problem).__name__}: {problem}"
+            ).splitlines()[0]
 
     def stop(self) -> None:
-        """The agent is off: torch keeps no history any longer, and begins none when the program initialises CUDA."""
+        """The agent is off: torch keeps no history any longer, and begins none when the program
+        initialises CUDA."""
         self.wanted = False
         torch = sys.modules.get("torch")
         if torch is None:
@@ -162,9 +186,17 @@ class AllocationHistory:
         waiting = getattr(torch.cuda, "_queued_calls", [])
         waiting[:] = [call for call in waiting if call[0] != self.begin]
 
-    def report(self, device: int, failed: bool, is_program: Callable[[str], bool]) -> dict[str, Any]:
+    def report(
+        self, device: int, failed: bool, is_program: Callable[[str], bool]
+    ) -> dict[str, Any]:
         """The fields of the event `MemoryLines`, without `rank`."""
-        fields: dict[str, Any] = {"device": f"cuda:{device}", "failed": failed, "lines": [], "total_bytes": 0.0, "reason": self.reason}
+        fields: dict[str, Any] = {
+            "device": f"cuda:{device}",
+            "failed": failed,
+            "lines": [],
+            "total_bytes": 0.0,
+            "reason": self.reason,
+        }
         if not self.on:
             return fields
         try:
@@ -175,7 +207,11 @@ class AllocationHistory:
         except Exception as problem:
             if from_outside(problem):
                 raise
-            return fields | {"reason": f"torch's history could not be read: {type(problem).__name__}: {problem}".splitlines()[0]}
+            return fields | {
+                "reason": (
+                    f"torch's history could not be read: {type(problem).__name__}: {problem}"
+                ).splitlines()[0]
+            }
 
 
 history = AllocationHistory()

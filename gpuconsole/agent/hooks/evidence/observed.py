@@ -1,5 +1,5 @@
-"""What is observed in a job without an experiment: the memory of its parts, the copies from the host to the GPU and the waits of the host for it in a few
-steps."""
+"""What is observed in a job without an experiment: the memory of its parts, the copies from the
+host to the GPU and the waits of the host for it in a few steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
 from ..structure import parameters_of
 from ..watch import place_name, program_frame, recorder, watch
 
-# --- memory of the parts ------------------------------------------------------------------------------------
+# --- memory of the parts --------------------------------------------------------------------------
 
 
 @unseen
 def memory_parts() -> Signals:
-    """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the allocator's peak counts as activations."""
+    """Bytes of parameters, gradients and optimizer states, as signals. On CUDA the rest of the
+    allocator's peak counts as activations."""
     roots = watch.alive(watch.roots)
     tensors = tensors_of_program(roots)
     parts = {
@@ -32,16 +33,27 @@ def memory_parts() -> Signals:
         "memory.gradients_bytes": tensors.gradients,
         "memory.optimizer_bytes": tensors.optimizer,
     }
-    groups = (group["params"] for optimizer in watch.alive(watch.optimizers) for group in optimizer.param_groups)
-    device = next((p.device for parameters in (*map(parameters_of, roots), *groups) for p in parameters), None)
+    groups = (
+        group["params"]
+        for optimizer in watch.alive(watch.optimizers)
+        for group in optimizer.param_groups
+    )
+    device = next(
+        (p.device for parameters in (*map(parameters_of, roots), *groups) for p in parameters), None
+    )
     source = "the tensors of the program"
     signals = {name: Signal(value, "B", source) for name, value in parts.items() if value}
-    return signals if device is None or device.type != "cuda" else signals | peaks(counted(device.index), sum(parts.values()))
+    return (
+        signals
+        if device is None or device.type != "cuda"
+        else signals | peaks(counted(device.index), sum(parts.values()))
+    )
 
 
 def peaks(figures: OwnerCounts, states: float) -> Signals:
-    """Return the peaks of torch's allocator since the start of the program, and the size of the GPU's memory, as signals in bytes. `states`: the bytes of
-    parameters, gradients and optimizer states. The rest of the peak counts as activations."""
+    """Return the peaks of torch's allocator since the start of the program, and the size of the
+    GPU's memory, as signals in bytes. `states`: the bytes of parameters, gradients and optimizer
+    states. The rest of the peak counts as activations."""
     values = {
         "memory.activations_bytes": max(0.0, figures.peak - states),
         "memory.allocated_peak_bytes": figures.peak,
@@ -49,17 +61,22 @@ def peaks(figures: OwnerCounts, states: float) -> Signals:
         "memory.limit_bytes": figures.total,
         "memory.others_bytes": figures.others,
     }
-    source = "torch's allocator and the driver, the peaks of the run (since the program reset them, if it does); activations are what is neither parameter nor gradient nor optimizer state"
+    source = (
+        "torch's allocator and the driver, the peaks of the run (since the program reset them, if"
+        " it does); activations are what is neither parameter nor gradient nor optimizer state"
+    )
     return {name: Signal(value, "B", source) for name, value in values.items()}
 
 
-# --- copies from the host to the GPU, and waits of the host for it ------------------------------------------
+# --- copies from the host to the GPU, and waits of the host for it --------------------------------
 
 STEPS = 3
-"""Steps in which copies and waits are counted. In all other steps the methods of the class are torch's own."""
+"""Steps in which copies and waits are counted. In all other steps the methods of the class are
+torch's own."""
 COPIES = ("to", "cuda")
 WAITS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
-"""Methods of a tensor on a GPU that wait until the GPU has computed its values. `to` waits where it copies to the host."""
+"""Methods of a tensor on a GPU that wait until the GPU has computed its values. `to` waits where it
+copies to the host."""
 
 
 WAITING_OPERATORS = frozenset(
@@ -78,18 +95,27 @@ WAITING_OPERATORS = frozenset(
         "lift_fresh",
     )
 )
-"""Operators of torch that may wait for the GPU, by name: the sizes of their results, or their results, are values."""
+"""Operators of torch that may wait for the GPU, by name: the sizes of their results, or their
+results, are values."""
 AFTER_A_COPY = "lift_fresh"
-"""The operator that ends `torch.tensor(number, device="cuda")`. The copy before this operator waits for the GPU, and no dispatch mode sees the copy."""
+"""The operator that ends `torch.tensor(number, device="cuda")`. The copy before this operator waits
+for the GPU, and no dispatch mode sees the copy."""
 
 
 def operator_waits(name: str, args: Any, kwargs: Any, out: Any) -> bool:
-    """Whether a call of one of WAITING_OPERATORS has waited for the GPU: for numbers that it reads, for a mask, or for a copy from or to the host."""
+    """Whether a call of one of WAITING_OPERATORS has waited for the GPU: for numbers that it reads,
+    for a mask, or for a copy from or to the host."""
     if name in ("_to_copy", "copy_"):
         target, source = (out, args[0]) if name == "_to_copy" else args[:2]
         ahead = kwargs.get("non_blocking", False) or (name == "copy_" and len(args) > 2 and args[2])
-        return bool(source.is_cuda != target.is_cuda and not ahead and "meta" not in (source.device.type, target.device.type))
-    if name == "index" and not any(str(getattr(index, "dtype", "")) in ("torch.bool", "torch.uint8") for index in args[1]):
+        return bool(
+            source.is_cuda != target.is_cuda
+            and not ahead
+            and "meta" not in (source.device.type, target.device.type)
+        )
+    if name == "index" and not any(
+        str(getattr(index, "dtype", "")) in ("torch.bool", "torch.uint8") for index in args[1]
+    ):
         return False
     return bool(args[0].is_cuda)
 
@@ -104,7 +130,9 @@ class Waits:
     def note(self, seconds: float, frame: FrameType) -> None:
         """Add a call that has waited. `frame`: the frame of its caller."""
         program = program_frame(frame)
-        place = place_name(program.f_code.co_filename, program.f_lineno) if program is not None else ""
+        place = (
+            place_name(program.f_code.co_filename, program.f_lineno) if program is not None else ""
+        )
         self.calls += 1
         self.seconds[place] = self.seconds.get(place, 0.0) + seconds
 
@@ -113,16 +141,20 @@ class Waits:
         return sum(self.seconds.values())
 
     def where(self) -> str:
-        """Return the line of the program with most of the seconds, as the end of a sentence; empty if no line is known."""
+        """Return the line of the program with most of the seconds, as the end of a sentence; empty
+        if no line is known."""
         place = max(self.seconds, key=self.seconds.__getitem__, default="")
         return f", most of it at {place}" if place else ""
 
     def signals(self, steps: int, source: str) -> Signals:
-        """Return the calls and the seconds of a step as signals. `steps`: the steps that were watched. `source`: their description."""
+        """Return the calls and the seconds of a step as signals. `steps`: the steps that were
+        watched. `source`: their description."""
         source += self.where()
         return {
             "sync.calls": Signal(self.calls / steps, "", f"{source}; calls a step"),
-            "sync.wait_s": Signal(self.total_s() / steps, "s", f"{source}; seconds of the host a step"),
+            "sync.wait_s": Signal(
+                self.total_s() / steps, "s", f"{source}; seconds of the host a step"
+            ),
         }
 
 
@@ -132,30 +164,42 @@ def evaluated() -> bool:
 
 
 def why_unpatched() -> str:
-    """Why methods of torch.Tensor must not be replaced in this program, not even for a few steps; empty where they may.
+    """Why methods of torch.Tensor must not be replaced in this program, not even for a few steps;
+    empty where they may.
 
-    A subclass with a `__torch_function__` of its own gets the method that it must handle from the attribute of torch.Tensor, and compares it with the
-    one that it has seen at its import: quantized weights and annotated images would lose their meaning. And torch's warnings of synchronisations
-    name the frame that calls the method.
+    A subclass with a `__torch_function__` of its own gets the method that it must handle from the
+    attribute of torch.Tensor, and compares it with the one that it has seen at its import:
+    quantized weights and annotated images would lose their meaning. And torch's warnings of
+    synchronisations name the frame that calls the method.
     """
     import torch
 
     if torch.cuda.is_initialized() and getattr(torch._C, "_cuda_get_sync_debug_mode", lambda: 0)():
         return "the program asks torch for warnings of synchronisations"
-    torchs_own = (getattr(torch.Tensor.__torch_function__, "__func__", None), torch._C._disabled_torch_function_impl)
+    torchs_own = (
+        getattr(torch.Tensor.__torch_function__, "__func__", None),
+        torch._C._disabled_torch_function_impl,
+    )
     waiting = list[Any](torch.Tensor.__subclasses__())
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()
         function = cls.__torch_function__
-        if getattr(function, "__func__", function) not in torchs_own and cls.__module__.partition(".")[0] != "torch":
-            return f"{cls.__module__}.{cls.__qualname__} handles the methods of torch.Tensor in its own way"
+        if (
+            getattr(function, "__func__", function) not in torchs_own
+            and cls.__module__.partition(".")[0] != "torch"
+        ):
+            return (
+                f"{cls.__module__}.{cls.__qualname__} handles the methods of torch.Tensor in its"
+                " own way"
+            )
     return ""
 
 
 class CopyCount:
-    """Counts from now on, until `over`. `in_passes`: the waits of all operators in the passes of the step before. `torch.Tensor` inherits the methods, so that its own attributes can be taken away again. Make one only where
-    `why_unpatched` is empty."""
+    """Counts from now on, until `over`. `in_passes`: the waits of all operators in the passes of
+    the step before. `torch.Tensor` inherits the methods, so that its own attributes can be taken
+    away again. Make one only where `why_unpatched` is empty."""
 
     def __init__(self, in_passes: Waits) -> None:
         import torch
@@ -177,7 +221,9 @@ class CopyCount:
         for (target, name), method in self._set.items():
             setattr(target, name, method)
         emptied.note = self._note_emptied
-        self._synchronize = torch.cuda.synchronize = self._counted_synchronize(torch.cuda.synchronize)
+        self._synchronize = torch.cuda.synchronize = self._counted_synchronize(
+            torch.cuda.synchronize
+        )
         switch.undo.append(self.stop)
         switch.undo_part["copies"] = self.stop
 
@@ -211,7 +257,8 @@ class CopyCount:
 
     @entry("copies.note")
     def _note(self, tensor: Any, result: Any, copies: bool, waits: bool, seconds: float) -> None:
-        """A method of `tensor` has returned. Copies and waits of an evaluation are not those of a step."""
+        """A method of `tensor` has returned. Copies and waits of an evaluation are not those of a
+        step."""
         if tracing.capturing() or evaluated():
             return
         if copies:
@@ -255,20 +302,36 @@ class CopyCount:
             if target.__dict__.get(name) is method:
                 delattr(target, name)
         self._set = {}
-        if sys.modules["torch"].cuda.synchronize is self._synchronize:  # the program may have put another function in its place
+        # the program may have put another function in its place
+        if sys.modules["torch"].cuda.synchronize is self._synchronize:
             sys.modules["torch"].cuda.synchronize = self._plain_synchronize
 
     def signals(self) -> Signals:
-        copies = f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from page-locked memory"
+        copies = (
+            f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from"
+            " page-locked memory"
+        )
         cache = f"calls of torch.cuda.empty_cache in {STEPS} steps{self.emptied.where()}"
-        waits = self.waits.signals(STEPS, f"calls that wait for the GPU in {STEPS} steps (Tensor.item and the like)")
+        waits = self.waits.signals(
+            STEPS, f"calls that wait for the GPU in {STEPS} steps (Tensor.item and the like)"
+        )
         if self._in_passes.calls > self.waits.calls / STEPS:
-            waits = self._in_passes.signals(1, "operators that wait for the GPU in the passes of one step")
+            waits = self._in_passes.signals(
+                1, "operators that wait for the GPU in the passes of one step"
+            )
         return {
-            "h2d.pageable_copies": Signal(self.pageable / STEPS, "", f"{copies}; copies a step from pageable memory"),
-            "h2d.pageable_bytes": Signal(self.bytes / STEPS, "B", f"{copies}; bytes a step from pageable memory"),
-            "h2d.pinned_bytes": Signal(self.pinned_bytes / STEPS, "B", f"{copies}; bytes a step from page-locked memory"),
+            "h2d.pageable_copies": Signal(
+                self.pageable / STEPS, "", f"{copies}; copies a step from pageable memory"
+            ),
+            "h2d.pageable_bytes": Signal(
+                self.bytes / STEPS, "B", f"{copies}; bytes a step from pageable memory"
+            ),
+            "h2d.pinned_bytes": Signal(
+                self.pinned_bytes / STEPS, "B", f"{copies}; bytes a step from page-locked memory"
+            ),
             **waits,
             "cache.emptied_calls": Signal(self.emptied.calls / STEPS, "", f"{cache}; calls a step"),
-            "cache.emptied_s": Signal(self.emptied.total_s() / STEPS, "s", f"{cache}; seconds of the host a step"),
+            "cache.emptied_s": Signal(
+                self.emptied.total_s() / STEPS, "s", f"{cache}; seconds of the host a step"
+            ),
         }

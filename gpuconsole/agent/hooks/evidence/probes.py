@@ -1,7 +1,8 @@
 """Experiments on a user's job, with consent: the probes that it allows, and the profiler window.
 
-Passes run on copies of the last inputs of the program. Their gradients come from `torch.autograd.grad`, so the gradients of the parameters stay as
-they are. Random state and buffers are put back. The next losses of the program are the same bits with these probes as without.
+Passes run on copies of the last inputs of the program. Their gradients come from
+`torch.autograd.grad`, so the gradients of the parameters stay as they are. Random state and buffers
+are put back. The next losses of the program are the same bits with these probes as without.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from ..sampler import sampler
 from ..watch import recorder, watch
 
 Probing = Generator[None, None, Signals]
-"""A probe under way: it yields where it waits for further steps of the program, and returns signals."""
+"""A probe under way: it yields where it waits for further steps of the program, and returns
+signals."""
 
-# --- the last pass of the program ---------------------------------------------------------------------------
+# --- the last pass of the program -----------------------------------------------------------------
 
 WAIT_STEPS = 50
 """Steps within which the inputs of a pass must come."""
@@ -45,7 +47,19 @@ STATE_STEPS = 2
 """Steps between the two looks at the attributes of the modules."""
 HELD = ("_parameters", "_buffers", "_modules", "training")
 SIMPLE = (int, float, complex, bool, str, bytes, type(None))
-CONSTANT = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, re.Pattern, Enum, PurePath, range, slice, ReferenceType)
+CONSTANT = (
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    ModuleType,
+    re.Pattern,
+    Enum,
+    PurePath,
+    range,
+    slice,
+    ReferenceType,
+)
 """Kinds of objects that a call leaves as they are."""
 CONTAINERS = (tuple, list, set, frozenset, deque, dict)
 MAX_ITEMS = 64
@@ -53,7 +67,8 @@ MAX_BYTES = 2**20
 
 
 ROOM_MARGIN = 1.25
-"""Memory that a pass takes over what it has saved for its backward pass: temporary tensors, and blocks of the allocator that fit badly."""
+"""Memory that a pass takes over what it has saved for its backward pass: temporary tensors, and
+blocks of the allocator that fit badly."""
 
 
 class JobTimed:
@@ -63,11 +78,13 @@ class JobTimed:
         self.breakdown, self.device, self.world = account, device, World()
 
     def release_cached_memory(self) -> None:
-        """The cache belongs to the program. What a probe adds to it is freed after the probe: `JobLoop.beside_the_peak`."""
+        """The cache belongs to the program. What a probe adds to it is freed after the probe:
+        `JobLoop.beside_the_peak`."""
 
 
 class LastPass(JobTimed):
-    """The module that the program called last, and copies of its arguments: the subject of probes (see `loop.Subject`).
+    """The module that the program called last, and copies of its arguments: the subject of probes
+    (see `loop.Subject`).
 
     Raises ProbeError where there is no room for gradients beside those of the program.
     """
@@ -76,13 +93,16 @@ class LastPass(JobTimed):
     pass_note = "; without the loss function of the script"
 
     def __init__(self, module: Any, arguments: tuple[Any, Any], account: Any, knobs: Knobs) -> None:
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
         super().__init__(account, self._parameters[0].device)
         self.model, self.knobs = module, knobs
         self._precision = watch.autocast
         """The autocast of the passes."""
         self._saved_bytes: float | None = None
-        """Device memory that the forward pass of the first pass has left for its backward pass; None before it, and on a CPU."""
+        """Device memory that the forward pass of the first pass has left for its backward pass;
+        None before it, and on a CPU."""
         self._tensors: list[Any] = []
         check_room(self._parameters, self.device)
         self.batch = self._copied(arguments)
@@ -96,17 +116,22 @@ class LastPass(JobTimed):
 
         sizes = [tensor.shape[0] for tensor in self._tensors if tensor.ndim]
         if len(set(sizes)) != 1 or not sizes[0]:
-            raise ProbeError("the inputs of the model have different first dimensions, so the batch is not known")
+            raise ProbeError(
+                "the inputs of the model have different first dimensions, so the batch is not known"
+            )
         return mapped(batch, lambda tensor: torch.cat([tensor] * factor) if tensor.ndim else tensor)
 
     def make_room(self, factor: int) -> bool:
-        """A pass that does not fit is not tried: the allocator would empty the program's cache, and would count a retry, before it gives up."""
+        """A pass that does not fit is not tried: the allocator would empty the program's cache, and
+        would count a retry, before it gives up."""
         if self._saved_bytes is None:
             return True
         import torch
 
         needed, free = factor * self._saved_bytes * ROOM_MARGIN, free_and_total(self.device)[0]
-        if needed > free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device):
+        if needed > free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(
+            self.device
+        ):
             return False
         if needed > free:
             torch.cuda.empty_cache()
@@ -133,10 +158,19 @@ class LastPass(JobTimed):
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """The random state of Python and of numpy, the generators of the modules, and what the modules refer to: a pass with another precision or
-        another size may put other tensors into a cache of the model."""
-        kept = [(inner, dict(inner.__dict__), dict(inner._buffers), _containers(inner)) for inner in self.model.modules()]
-        generators = [(value, value.get_state()) for _, attributes, _, _ in kept for value in attributes.values() if _is_generator(value)]
+        """The random state of Python and of numpy, the generators of the modules, and what the
+        modules refer to: a pass with another precision or another size may put other tensors into a
+        cache of the model."""
+        kept = [
+            (inner, dict(inner.__dict__), dict(inner._buffers), _containers(inner))
+            for inner in self.model.modules()
+        ]
+        generators = [
+            (value, value.get_state())
+            for _, attributes, _, _ in kept
+            for value in attributes.values()
+            if _is_generator(value)
+        ]
         numbers = sys.modules.get("numpy.random")
         python, numpy = random.getstate(), numbers.get_state() if numbers is not None else None
         try:
@@ -185,31 +219,46 @@ def put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def check_room(parameters: Iterable[Any], device: Any) -> None:
-    """Raises ProbeError where a pass does not fit beside the gradients that the program holds. Otherwise it fits where a step of the program fits."""
+    """Raises ProbeError where a pass does not fit beside the gradients that the program holds.
+    Otherwise it fits where a step of the program fits."""
     if device.type != "cuda":
         return
     import torch
 
-    gradients = sum(parameter.grad.numel() * parameter.grad.element_size() for parameter in parameters if parameter.grad is not None)
+    gradients = sum(
+        parameter.grad.numel() * parameter.grad.element_size()
+        for parameter in parameters
+        if parameter.grad is not None
+    )
     figures = torch.cuda.memory_stats_as_nested_dict(device)
-    never_used = figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
+    never_used = (
+        figures["reserved_bytes"]["all"]["current"] - figures["allocated_bytes"]["all"]["peak"]
+    )
     require_room(gradients - max(0, never_used), device, "gradients beside those of the program")
 
 
 def require_room(needed: float, device: Any, what: str) -> None:
-    """Raises ProbeError where `what`, of so many bytes, does not fit into the memory that nobody uses."""
+    """Raises ProbeError where `what`, of so many bytes, does not fit into the memory that nobody
+    uses."""
     free = free_bytes(device)
     if free is not None and needed > free:
-        raise ProbeError(f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are free")
+        raise ProbeError(
+            f"no room for {what}: {needed / 1e9:.2g} GB are needed, and {free / 1e9:.2g} GB are"
+            " free"
+        )
 
 
-# --- the inputs of a pass -----------------------------------------------------------------------------------
+# --- the inputs of a pass -------------------------------------------------------------------------
 
 
 def last_pass(loop: Any) -> Generator[None, None, LastPass]:
-    """Wait for the next pass of the program, and keep its inputs. Raises ProbeError where a pass must not be repeated."""
+    """Wait for the next pass of the program, and keep its inputs. Raises ProbeError where a pass
+    must not be repeated."""
     if loop.knobs.get("nproc", 1) != 1:
-        raise ProbeError("several processes train together; a pass of one of them alone would disturb their exchange")
+        raise ProbeError(
+            "several processes train together; a pass of one of them alone would disturb their"
+            " exchange"
+        )
     watch.keep_inputs, watch.last_inputs = True, None
     before: dict[str, Any] | None = None
     first = recorder.index
@@ -227,35 +276,57 @@ def last_pass(loop: Any) -> Generator[None, None, LastPass]:
             elif recorder.index - first > WAIT_STEPS:
                 raise ProbeError("no forward pass was seen")
         if unknown := unknown_state(module):
-            raise ProbeError(f"a pass calls an object of the model whose state is not known ({unknown}); it could not be put back")
-        changed = [name for name, value in python_state(module).items() if before.get(name) != value]
+            raise ProbeError(
+                f"a pass calls an object of the model whose state is not known ({unknown}); it"
+                " could not be put back"
+            )
+        changed = [
+            name for name, value in python_state(module).items() if before.get(name) != value
+        ]
         if changed:
-            raise ProbeError(f"the model keeps Python state that a pass changes ({changed[0]}); it could not be put back")
+            raise ProbeError(
+                f"the model keeps Python state that a pass changes ({changed[0]}); it could not be"
+                " put back"
+            )
         return LastPass(module, kept[1:], loop.breakdown, loop.knobs)
     finally:
         watch.keep_inputs, watch.last_inputs = False, None
 
 
 def check(module: Any) -> None:
-    """Raises ProbeError where a pass of `module` alone would not be a step's pass, or would have effects outside of torch."""
+    """Raises ProbeError where a pass of `module` alone would not be a step's pass, or would have
+    effects outside of torch."""
     codes = recorder.done[-1][2] if recorder.done else []
     if codes.count(FORWARD) > max(1, codes.count(BACKWARD)):
         raise ProbeError("a step calls several models")
     for name, inner in module.named_modules():
-        if inner._forward_hooks or inner._forward_pre_hooks or inner._backward_hooks or inner._backward_pre_hooks:
-            raise ProbeError(f"the module {name or type(module).__name__} has hooks, which may keep state")
+        if (
+            inner._forward_hooks
+            or inner._forward_pre_hooks
+            or inner._backward_hooks
+            or inner._backward_pre_hooks
+        ):
+            raise ProbeError(
+                f"the module {name or type(module).__name__} has hooks, which may keep state"
+            )
     if any(parameter._backward_hooks for parameter in module.parameters()):
         raise ProbeError("parameters have gradient hooks, which may keep state")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ProbeError("the model has no parameter to train")
     if len({parameter.device for parameter in module.parameters()}) > 1:
-        raise ProbeError("the model is on several devices, and the random state of one device is put back")
+        raise ProbeError(
+            "the model is on several devices, and the random state of one device is put back"
+        )
     if getattr(module, "find_unused_parameters", False):
-        raise ProbeError("DistributedDataParallel looks for unused parameters in each pass, and a pass alone would stop the next one")
+        raise ProbeError(
+            "DistributedDataParallel looks for unused parameters in each pass, and a pass alone"
+            " would stop the next one"
+        )
 
 
 def scalar(output: Any) -> Any:
-    """A loss: that of the output, if the model computes one; else the sum of all floating-point outputs."""
+    """A loss: that of the output, if the model computes one; else the sum of all floating-point
+    outputs."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, dict):
         loss = output.get("loss")
@@ -293,12 +364,14 @@ def _like(value: Any, items: dict[Any, Any]) -> Any:
 
 @unseen
 def python_state(module: Any) -> dict[str, Any]:
-    """Return what the modules keep besides parameters and buffers: numbers, texts, contents of containers, versions of tensors, and states of random
-    generators. This includes the random generators that their classes use as global variables.
+    """Return what the modules keep besides parameters and buffers: numbers, texts, contents of
+    containers, versions of tensors, and states of random generators. This includes the random
+    generators that their classes use as global variables.
 
-    Parameters and buffers count by identity only, also in an attribute such as `_flat_weights` of nn.LSTM, because the steps change their values. A container
-    or a small tensor counts by its content: if a pass replaces such an object by an equal object, `LastPass.preserved` gives the module the former object
-    back.
+    Parameters and buffers count by identity only, also in an attribute such as `_flat_weights` of
+    nn.LSTM, because the steps change their values. A container or a small tensor counts by its
+    content: if a pass replaces such an object by an equal object, `LastPass.preserved` gives the
+    module the former object back.
     """
     state: dict[str, Any] = {}
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
@@ -315,12 +388,18 @@ def python_state(module: Any) -> dict[str, Any]:
 
 
 def unknown_state(module: Any) -> str:
-    """The name of an object whose state cannot be read, such as an iterator, and that a pass may call: an attribute that the functions of its module's
-    class name. Empty where there is none."""
+    """The name of an object whose state cannot be read, such as an iterator, and that a pass may
+    call: an attribute that the functions of its module's class name. Empty where there is none."""
     for path, inner in module.named_modules():
-        own = {name: value for name, value in inner.__dict__.items() if name not in HELD and not _is_known(value, 2)}
+        own = {
+            name: value
+            for name, value in inner.__dict__.items()
+            if name not in HELD and not _is_known(value, 2)
+        }
         if own:
-            named = {name for function in _functions(type(inner)) for name in function.__code__.co_names}
+            named = {
+                name for function in _functions(type(inner)) for name in function.__code__.co_names
+            }
             if found := next((name for name in own if name in named), ""):
                 return f"{path}.{found}".lstrip(".")
     return ""
@@ -329,18 +408,32 @@ def unknown_state(module: Any) -> str:
 def _functions(cls: type) -> list[Any]:
     """The functions of a module's class that a pass may call, without those of torch."""
     own = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
-    return [value for base in own for name, value in vars(base).items() if isinstance(value, FunctionType) and name != "__init__"]
+    return [
+        value
+        for base in own
+        for name, value in vars(base).items()
+        if isinstance(value, FunctionType) and name != "__init__"
+    ]
 
 
 def _owner(value: Any) -> Any:
     """The object whose bound method `value` is; else `value`."""
-    return getattr(value, "__self__", None) or value if isinstance(value, (MethodType, BuiltinFunctionType)) else value
+    return (
+        getattr(value, "__self__", None) or value
+        if isinstance(value, (MethodType, BuiltinFunctionType))
+        else value
+    )
 
 
 def _content(value: Any) -> Any:
     """The numbers of a small array of numpy; None for another object."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject or value.nbytes > MAX_BYTES:
+    if (
+        numpy is None
+        or not isinstance(value, (numpy.ndarray, numpy.generic))
+        or value.dtype.hasobject
+        or value.nbytes > MAX_BYTES
+    ):
         return None
     return value.tobytes()
 
@@ -348,22 +441,38 @@ def _content(value: Any) -> Any:
 def _is_known(value: Any, depth: int) -> bool:
     """Whether `_print_of` sees each change of `value`, or nothing in it changes."""
     value = _owner(value)
-    if isinstance(value, (*SIMPLE, *CONSTANT)) or hasattr(value, "data_ptr") or _is_generator(value) or hasattr(value, "named_modules"):
+    if (
+        isinstance(value, (*SIMPLE, *CONSTANT))
+        or hasattr(value, "data_ptr")
+        or _is_generator(value)
+        or hasattr(value, "named_modules")
+    ):
         return True
     if isinstance(value, CONTAINERS):
         items = list(value.values() if isinstance(value, dict) else value)
         return not depth or all(_is_known(item, depth - 1) for item in items[:MAX_ITEMS])
-    if type(value).__module__.partition(".")[0] == "torch" or state_of_generator(value) is not None or _content(value) is not None:
+    if (
+        type(value).__module__.partition(".")[0] == "torch"
+        or state_of_generator(value) is not None
+        or _content(value) is not None
+    ):
         return True
     held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and (not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MAX_ITEMS]))
+    return isinstance(held, dict) and (
+        not depth or all(_is_known(item, depth - 1) for item in list(held.values())[:MAX_ITEMS])
+    )
 
 
 class SmallTensor:
-    """Keeps a tensor with its values. Equal to the same unchanged tensor, and to another tensor with the same values."""
+    """Keeps a tensor with its values. Equal to the same unchanged tensor, and to another tensor
+    with the same values."""
 
     def __init__(self, tensor: Any) -> None:
-        self.key, self.version, self.values = id(tensor), _version_of(tensor), tensor.detach().clone()
+        self.key, self.version, self.values = (
+            id(tensor),
+            _version_of(tensor),
+            tensor.detach().clone(),
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SmallTensor):
@@ -371,27 +480,38 @@ class SmallTensor:
         if self.key == other.key and self.version is not None:
             return bool(self.version == other.version)
         mine, others = self.values, other.values
-        return mine.dtype == others.dtype and mine.shape == others.shape and bool(mine.equal(others))
+        return (
+            mine.dtype == others.dtype and mine.shape == others.shape and bool(mine.equal(others))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def _version_of(tensor: Any) -> int | None:
-    """None for a tensor made in `torch.inference_mode`. Outside of that mode, torch refuses to change it in place."""
+    """None for a tensor made in `torch.inference_mode`. Outside of that mode, torch refuses to
+    change it in place."""
     return None if tensor.is_inference() else int(tensor._version)
 
 
 def _is_small(tensor: Any) -> bool:
-    """Return whether the values of a tensor can be compared: only those of a small, plain tensor on the host. A comparison of values on a GPU would wait for
-    the GPU."""
-    plain = type(tensor) is sys.modules["torch"].Tensor and tensor.layout is sys.modules["torch"].strided
-    return plain and tensor.device.type == "cpu" and not tensor.is_quantized and tensor.numel() * tensor.element_size() <= MAX_BYTES
+    """Return whether the values of a tensor can be compared: only those of a small, plain tensor on
+    the host. A comparison of values on a GPU would wait for the GPU."""
+    plain = (
+        type(tensor) is sys.modules["torch"].Tensor
+        and tensor.layout is sys.modules["torch"].strided
+    )
+    return (
+        plain
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and tensor.numel() * tensor.element_size() <= MAX_BYTES
+    )
 
 
 def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -> Any:
-    """Return a fingerprint of `value`: two fingerprints are equal unless a pass has changed `value` between them. `own`: the identities of the parameters and
-    buffers. `is_put_back`: another object with
-    the same content is no change."""
+    """Return a fingerprint of `value`: two fingerprints are equal unless a pass has changed `value`
+    between them. `own`: the identities of the parameters and buffers. `is_put_back`: another object
+    with the same content is no change."""
     value = _owner(value)
     if isinstance(value, SIMPLE):
         return value
@@ -402,27 +522,40 @@ def _print_of(value: Any, depth: int, own: Collection[int], is_put_back: bool) -
     if isinstance(value, ReferenceType):
         return id(value()) if is_put_back else id(value)
     if isinstance(value, sys.modules["torch"].Tensor):
-        return SmallTensor(value) if is_put_back and _is_small(value) else (id(value), _version_of(value))
+        return (
+            SmallTensor(value)
+            if is_put_back and _is_small(value)
+            else (id(value), _version_of(value))
+        )
     if isinstance(value, CONTAINERS):
         items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
-        inner = tuple(_print_of(item, depth - 1, own, is_put_back) for item in items[:MAX_ITEMS]) if depth else ()
+        inner = (
+            tuple(_print_of(item, depth - 1, own, is_put_back) for item in items[:MAX_ITEMS])
+            if depth
+            else ()
+        )
         whole = is_put_back and depth and len(items) <= MAX_ITEMS
         return type(value) if whole else id(value), len(items), inner
     held = getattr(value, "__dict__", None)
     if depth and isinstance(held, dict) and not hasattr(value, "named_modules"):
-        return id(value), tuple((name, _print_of(item, depth - 1, own, False)) for name, item in list(held.items())[:MAX_ITEMS])
+        return id(value), tuple(
+            (name, _print_of(item, depth - 1, own, False))
+            for name, item in list(held.items())[:MAX_ITEMS]
+        )
     return id(value)
 
 
 def autocast(kind: str, precision: str) -> Any:
-    """Autocast to `precision` ("" for none) for a device of this kind. Within an autocast of the program, casts of weights are not kept: they would
-    outlive the next update of the weights."""
+    """Autocast to `precision` ("" for none) for a device of this kind. Within an autocast of the
+    program, casts of weights are not kept: they would outlive the next update of the weights."""
     import torch
 
     if not precision:
         return nullcontext()
     cached = not torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, dtype=torch.bfloat16 if precision == "bf16" else torch.float16, cache_enabled=cached)
+    return torch.autocast(
+        kind, dtype=torch.bfloat16 if precision == "bf16" else torch.float16, cache_enabled=cached
+    )
 
 
 def free_bytes(device: Any) -> float | None:
@@ -433,7 +566,7 @@ def free_bytes(device: Any) -> float | None:
     return None if host is None else host[0]
 
 
-# --- the lines of the script --------------------------------------------------------------------------------
+# --- the lines of the script ----------------------------------------------------------------------
 
 LENGTH_S = 1.0
 MIN_STEPS = 4
@@ -441,23 +574,27 @@ MAX_S = 10.0
 
 
 def script_lines() -> Probing:
-    """P15: more samples of the stack for a second or more, while ordinary steps go on. The console finds the lines in them."""
+    """P15: more samples of the stack for a second or more, while ordinary steps go on. The console
+    finds the lines in them."""
     sampler.faster(MAX_S)
     start, first = now(), recorder.index
     try:
-        while now() - start < LENGTH_S or (recorder.index - first < MIN_STEPS and now() - start < MAX_S):
+        while now() - start < LENGTH_S or (
+            recorder.index - first < MIN_STEPS and now() - start < MAX_S
+        ):
             yield
     finally:
         sampler.faster(0.0)
     return {}
 
 
-# --- the probes that a job allows ---------------------------------------------------------------------------
+# --- the probes that a job allows -----------------------------------------------------------------
 
 
 def cached_batch(loop: Any) -> Probing:
     subject = yield from last_pass(loop)
-    if subject.device.type == "cuda":  # with CUDA graphs a pass of ours would replay into the memory of the program's last outputs
+    # with CUDA graphs a pass of ours would replay into the memory of the program's last outputs
+    if subject.device.type == "cuda":
         refuse_compiled(loop.knobs, "a pass in between")
     return probes.cached_batch(subject)
 
@@ -482,44 +619,66 @@ PROBES: dict[str, Callable[[Any], Probing]] = {
 LOADING_PARTS = "loading_parts"
 """It needs no step of its own and nothing waits for it: see evidence/loading_parts.py."""
 WINDOWED = ("op_mix", "sync_gaps")
-"""Probes for which the agent takes a profiler window. The console reads the trace, and makes the answer of it."""
+"""Probes for which the agent takes a profiler window. The console reads the trace, and makes the
+answer of it."""
 
 NEVER = {
     "side_work_off": "the program's own logging, checkpoints and evaluation are never left out",
-    "exposed_communication": "processes of a job wait for each other; a probe in one of them would stop them all",
-    "exchange_sizes": "processes of a job wait for each other; a probe in one of them would stop them all",
+    "exposed_communication": (
+        "processes of a job wait for each other; a probe in one of them would stop them all"
+    ),
+    "exchange_sizes": (
+        "processes of a job wait for each other; a probe in one of them would stop them all"
+    ),
     "swap_threads": "the threads of the program stay as they are; a trial can change them",
     "swap_attention": "the attention of the program is its own code",
-    "swap_precision": "passes run as the program runs them; another precision is a setting to try, with your permission",
-    "swap_layout": "passes run as the program runs them; a profiler window (f) shows the kernels that only convert layouts",
-    "swap_optim": "no copies of the parameters are made; a trial of optim=adamw_fused shows what the fused update gains",
+    "swap_precision": (
+        "passes run as the program runs them; another precision is a setting to try, with your"
+        " permission"
+    ),
+    "swap_layout": (
+        "passes run as the program runs them; a profiler window (f) shows the kernels that only"
+        " convert layouts"
+    ),
+    "swap_optim": (
+        "no copies of the parameters are made; a trial of optim=adamw_fused shows what the fused"
+        " update gains"
+    ),
 }
 UNKNOWN = "not possible in a job of your own"
 
 
 def why_refused(probe: str) -> str:
     """Why this probe never runs in a user's job; empty where it may."""
-    return "" if probe in PROBES or probe in (*WINDOWED, LOADING_PARTS) else NEVER.get(probe, UNKNOWN)
+    return (
+        "" if probe in PROBES or probe in (*WINDOWED, LOADING_PARTS) else NEVER.get(probe, UNKNOWN)
+    )
 
 
-# --- the profiler window ------------------------------------------------------------------------------------
+# --- the profiler window --------------------------------------------------------------------------
 
 QUIET = "KINETO_LOG_LEVEL", "99"
-"""Kineto writes lines about its start and end to stderr, which belongs to the program. It reads this variable when it starts for the first time."""
+"""Kineto writes lines about its start and end to stderr, which belongs to the program. It reads
+this variable when it starts for the first time."""
 TEARDOWN = "TEARDOWN_CUPTI", "1"
-"""Makes Kineto detach CUPTI at its end; otherwise the program stays some percent slower (pytorch#144455). Before CUDA 12.6 it breaks CUDA graphs."""
+"""Makes Kineto detach CUPTI at its end; otherwise the program stays some percent slower
+(pytorch#144455). Before CUDA 12.6 it breaks CUDA graphs."""
 
 
-BESIDE_GRAPHS = "the program replays CUDA graphs, and a profiler has crashed such programs (pytorch#75504, #112507)"
+BESIDE_GRAPHS = (
+    "the program replays CUDA graphs, and a profiler has crashed such programs (pytorch#75504,"
+    " #112507)"
+)
 WINDOW_STEPS = 3, 12
 """Least and most steps of the window of a probe."""
 WINDOW_S = 0.1
-"""Seconds after which a window of a probe has enough steps: in a few short steps one pause of the thread would be a large part of the time."""
+"""Seconds after which a window of a probe has enough steps: in a few short steps one pause of the
+thread would be a large part of the time."""
 
 
 class ProfilerWindow:
-    """A warm-up step, then some steps under torch.profiler: as many as the user asks for; for a probe WINDOW_STEPS. Raises ProbeError where the profiler
-    does not start."""
+    """A warm-up step, then some steps under torch.profiler: as many as the user asks for; for a
+    probe WINDOW_STEPS. Raises ProbeError where the profiler does not start."""
 
     def __init__(self, command: Profile | RunProbe, folder: str, device: Any) -> None:
         import torch
@@ -533,7 +692,9 @@ class ProfilerWindow:
             probes.needs_gpu(JobTimed(None, device))
         self._command, self._device, self._start = command, device, now()
         self._path = os.path.join(folder, f"window-{command.request}.json")
-        self._least, self._most = (command.steps, command.steps) if isinstance(command, Profile) else WINDOW_STEPS
+        self._least, self._most = (
+            (command.steps, command.steps) if isinstance(command, Profile) else WINDOW_STEPS
+        )
         self._ended = 0
         """Steps that have ended, the warm-up step too."""
         self._is_last = False
@@ -565,7 +726,8 @@ class ProfilerWindow:
         return bool(self._device.type == "cuda")
 
     def _action(self, number: int) -> Any:
-        """What torch.profiler does in the step `number`, which begins now; 0 is the warm-up step."""
+        """What torch.profiler does in the step `number`, which begins now; 0 is the warm-up
+        step."""
         action = self._torch.profiler.ProfilerAction
         if number == 0:
             return action.WARMUP
@@ -574,11 +736,14 @@ class ProfilerWindow:
         if number == 1:
             self._recorded_from = now()
         each = (now() - self._recorded_from) / max(1, number - 1)
-        self._is_last = number >= self._most or (number >= self._least and number * each >= WINDOW_S)
+        self._is_last = number >= self._most or (
+            number >= self._least and number * each >= WINDOW_S
+        )
         return action.RECORD_AND_SAVE if self._is_last else action.RECORD
 
     def step(self) -> bool:
-        """Count a step of the program that has ended. Returns True once the window is over and its trace is written."""
+        """Count a step of the program that has ended. Returns True once the window is over and its
+        trace is written."""
         over = self._is_last
         if self._on_gpu and (over or not self._ended):
             self._torch.cuda.synchronize(self._device)
