@@ -29,7 +29,8 @@ ROWS = 40
 
 
 class AgentSession:
-    """One session from its start until the client goes. `run` returns the exit code: that of a job that has ended."""
+    """One session from its start until the client goes. `run` returns the exit code: that of a job
+    that has ended."""
 
     def __init__(self, args: argparse.Namespace, knobs: Knobs) -> None:
         """`knobs`: the settings that the person gave for a scenario."""
@@ -45,7 +46,9 @@ class AgentSession:
             if self._args.job:
                 file = (self._args.output or _own_file()).absolute()
                 try:
-                    await engine.start_job_on_terminal(self._command(), COLUMNS, ROWS, file, new=self._args.output is None)
+                    await engine.start_job_on_terminal(
+                        self._command(), COLUMNS, ROWS, file, new=self._args.output is None
+                    )
                 except SessionError as error:
                     output.problem(str(error))
                     return NOT_EXECUTABLE
@@ -62,12 +65,20 @@ class AgentSession:
         return job.exit_code
 
     def _command(self) -> JobCommand:
-        return JobCommand(tuple(self._args.job), stored=self._args.store_command, memory=self._args.memory)
+        return JobCommand(
+            tuple(self._args.job), stored=self._args.store_command, memory=self._args.memory
+        )
 
     async def _serve(self, engine: LiveSession, ends: Descriptors, file: Path | None) -> None:
         """Serve the client until it goes, or until a signal ends this process."""
-        granted = {PROBES: self._args.may_probe, NUMERICS: self._args.may_change_numerics, LOADER: self._args.may_change_loader}
-        tools = Tools(engine, patch_of, frozenset(what for what, given in granted.items() if given), file)
+        granted = {
+            PROBES: self._args.may_probe,
+            NUMERICS: self._args.may_change_numerics,
+            LOADER: self._args.may_change_loader,
+        }
+        tools = Tools(
+            engine, patch_of, frozenset(what for what, given in granted.items() if given), file
+        )
         serving = asyncio.create_task(run_mcp_server(tools.call, ends))
         on_interrupt(serving.cancel)
         with contextlib.suppress(asyncio.CancelledError):
@@ -85,7 +96,8 @@ class AgentSession:
 
 
 def connect(path: Path) -> int:
-    """Serve the tools of an open console until the client goes. `path`: the socket of the console. Raises UsageError where the console refuses."""
+    """Serve the tools of an open console until the client goes. `path`: the socket of the console.
+    Raises UsageError where the console refuses."""
     ends = claim()
 
     async def main() -> int:
@@ -104,6 +116,7 @@ def connect(path: Path) -> int:
 
 
 def _own_file() -> Path:
-    """A file for the output of the job; the pid tells sessions apart that start in the same second."""
+    """A file for the output of the job; the pid tells sessions apart that start in the same
+    second."""
     usual = log_path()
     return usual.with_name(f"{usual.stem}-{os.getpid()}{usual.suffix}")

@@ -47,9 +47,11 @@ def show_demo(args: argparse.Namespace) -> int:
         return run_app(Replay(path), eco=eco(args), theme=theme(), demo=True)
 
 
-def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs: Knobs | None = None) -> int:
-    """Open the screen on a live engine; returns the exit code once the user quits. With a command of the user's own: its exit code, or
-    minus the signal that ended it; 0 where it continues."""
+def open_console(
+    args: argparse.Namespace, *, scenario: str | None = None, knobs: Knobs | None = None
+) -> int:
+    """Open the screen on a live engine; returns the exit code once the user quits. With a command
+    of the user's own: its exit code, or minus the signal that ended it; 0 where it continues."""
     serve_address(args)  # bad usage is reported before the screen is painted
     use_own_keys()
     show_first_picture()
@@ -73,15 +75,18 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
         await engine.start_job_on_terminal(job, columns, rows, args.output)
 
     async def session() -> int:
-        """Run the screen. The engine starts its child processes while the screen's modules are imported."""
+        """Run the screen. The engine starts its child processes while the screen's modules are
+        imported."""
         opening = asyncio.create_task(open_checked(engine))
-        # Objects that are loaded by then stay. Without gc.freeze, each full collection would scan them for tens of milliseconds.
+        # Objects that are loaded by then stay. Without gc.freeze, each full collection would scan
+        # them for tens of milliseconds.
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         with screen_colors():
             console = app.ConsoleApp(
-                engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs, duration=getattr(args, "duration", None),
-                record=getattr(args, "record", None), on_hangup=session_file.save, eco=eco(args), opening=opening,
+                engine, app.refresh_hz(interval(args)), scenario=scenario, knobs=knobs,
+                duration=getattr(args, "duration", None), record=getattr(args, "record", None),
+                on_hangup=session_file.save, eco=eco(args), opening=opening,
                 start_job=start_job if command else None, theme=theme(),
             )  # fmt: skip
         return int(await app.show(console))
@@ -102,7 +107,10 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
             from gpuconsole.cli.hints import job_hints
 
             snapshot, goes_on = engine.snapshot(), engine.job.exit_code is None
-            for line in [*patch_lines(snapshot, args.patch, session_file.saved), *([] if goes_on else job_hints(snapshot))]:
+            for line in [
+                *patch_lines(snapshot, args.patch, session_file.saved),
+                *([] if goes_on else job_hints(snapshot)),
+            ]:
                 print_note(line)
             if goes_on:
                 print_note(f"{engine.job.about}; its output goes to {engine.job.kept_in}")
@@ -112,7 +120,8 @@ def open_console(args: argparse.Namespace, *, scenario: str | None = None, knobs
 
 
 def _open_control(engine: LiveSession, output: Path | None) -> None:
-    """Let an agent connect by a private socket while the engine is open. `output`: the file with the output of the job."""
+    """Let an agent connect by a private socket while the engine is open. `output`: the file with
+    the output of the job."""
     from gpuconsole.cli.files import patch_of
     from gpuconsole.mcp.control import ControlServer
     from gpuconsole.mcp.tools import Tools
@@ -133,11 +142,12 @@ def use_own_keys() -> None:
 
 
 class SessionFile:
-    """Saves the session when the console ends, also after a crash. `saved` is the file once it is written, and `error` the reason
-    why it could not be written."""
+    """Saves the session when the console ends, also after a crash. `saved` is the file once it is
+    written, and `error` the reason why it could not be written."""
 
     def __init__(self, engine: LiveSession, path: Path | None) -> None:
-        """`path`: the file that the user chose; None: a dated file in the current folder, if the session has runs."""
+        """`path`: the file that the user chose; None: a dated file in the current folder, if the
+        session has runs."""
         self.error = ""
         self._engine, self._path = engine, path
         self.saved: Path | None = None
@@ -169,7 +179,8 @@ async def open_checked(engine: LiveSession) -> None:
 
 
 def show_first_picture() -> None:
-    """Draw the first picture, which is visible until the app is loaded. Raises UsageError if a full-screen program cannot run."""
+    """Draw the first picture, which is visible until the app is loaded. Raises UsageError if a
+    full-screen program cannot run."""
     if why := why_no_screen():
         raise UsageError(f"{why}; `{WITHOUT}` needs none")
     skeleton.paint()

@@ -1,5 +1,7 @@
-"""`python -m gpuconsole.cli.detached FD ...` starts `gpuconsole.cli.joined` as a process that is no child of the process that joins, which keeps the other end
-of the socket FD: a program may wait for all its children, as by `os.wait()`. This process says the pid of the console on the socket, and ends at once."""
+"""`python -m gpuconsole.cli.detached FD ...` starts `gpuconsole.cli.joined` as a process that is no
+child of the process that joins, which keeps the other end of the socket FD: a program may wait for
+all its children, as by `os.wait()`. This process says the pid of the console on the socket, and
+ends at once."""
 
 from __future__ import annotations
 

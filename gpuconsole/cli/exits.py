@@ -1,7 +1,8 @@
 """Exit codes, the same for every command, and Ctrl-C.
 
-SIGINT (Ctrl-C), SIGTERM and SIGHUP end a command in good order: the command prints what was measured, writes its files, and exits with 128 and
-the number of the signal, as a program that a shell has ended. With a command of the user's own after `--` the exit code is that of the job.
+SIGINT (Ctrl-C), SIGTERM and SIGHUP end a command in good order: the command prints what was
+measured, writes its files, and exits with 128 and the number of the signal, as a program that a
+shell has ended. With a command of the user's own after `--` the exit code is that of the job.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ _received: list[signal.Signals] = []
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Until a command takes Ctrl-C over, it ends the process at once with INTERRUPTED: nothing has a result yet, and children end with this process.
-    An exception in the middle of an import would print a traceback, and it can crash msgspec while it builds its decoders."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # for example ignored: a shell starts background jobs so
+    """Until a command takes Ctrl-C over, it ends the process at once with INTERRUPTED: nothing has
+    a result yet, and children end with this process. An exception in the middle of an import would
+    print a traceback, and it can crash msgspec while it builds its decoders."""
+    # for example ignored: a shell starts background jobs so
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
@@ -63,7 +66,8 @@ def on_interrupt(action: Callable[[], object]) -> None:
 
 
 def exit_code(failed: object = False) -> int:
-    """The exit code of a command that has ended: that of the signal that interrupted it, else FAILED or OK."""
+    """The exit code of a command that has ended: that of the signal that interrupted it, else
+    FAILED or OK."""
     if _received:
         return 128 + _received[0]
     return FAILED if failed else OK

@@ -63,7 +63,8 @@ def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]
 
 @contextlib.contextmanager
 def in_range(path: Path) -> Iterator[None]:
-    """Raises UsageError where a number of the file `path` is too large or too small for the figures that are made from it."""
+    """Raises UsageError where a number of the file `path` is too large or too small for the figures
+    that are made from it."""
     try:
         yield
     except ArithmeticError as error:
@@ -91,7 +92,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def save(snapshot: Snapshot, path: Path | None) -> bool:
-    """Write the file of --snapshot, if the user wants one. False where that fails, which a line on stderr says: the result is printed in any case."""
+    """Write the file of --snapshot, if the user wants one. False where that fails, which a line on
+    stderr says: the result is printed in any case."""
     from gpuconsole.engine.reader import write_snapshot
     from gpuconsole.session.api import SessionError
 
@@ -110,7 +112,8 @@ STDOUT = Path("-")
 
 
 def check_sharing(args: argparse.Namespace) -> bool:
-    """Whether --html or --markdown asks for a file. Raises UsageError for a file that cannot be written, before anything starts."""
+    """Whether --html or --markdown asks for a file. Raises UsageError for a file that cannot be
+    written, before anything starts."""
     on_stdout = args.markdown == STDOUT
     markdown = None if on_stdout else writable(args, "--markdown")
     return writable(args, "--html") is not None or markdown is not None or on_stdout
@@ -127,7 +130,8 @@ def share(args: argparse.Namespace, document: Document) -> None:
 
 
 def write_or_print(path: Path, text: str) -> None:
-    """Write a whole file and name it on stdout, or print the text where `path` is STDOUT. Raises UsageError."""
+    """Write a whole file and name it on stdout, or print the text where `path` is STDOUT. Raises
+    UsageError."""
     if path == STDOUT:
         print(text, end="")
     else:
@@ -136,7 +140,8 @@ def write_or_print(path: Path, text: str) -> None:
 
 
 def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
-    """The patch for the changes that were kept in a job, and its lines for people. Both are empty without such changes."""
+    """The patch for the changes that were kept in a job, and its lines for people. Both are empty
+    without such changes."""
     from gpuconsole.report.patch import Patch, make_patch, patch_text
     from gpuconsole.session.facts import kept_changes
 
@@ -150,8 +155,8 @@ def patch_of(snapshot: Snapshot) -> tuple[Patch, list[str]]:
 
 
 def check_changes(snapshot: Snapshot, path: Path) -> None:
-    """Raises UsageError where the snapshot in `path` names changes of a job that no console can have made: the file may come from elsewhere, and its
-    values would stand in a patch."""
+    """Raises UsageError where the snapshot in `path` names changes of a job that no console can
+    have made: the file may come from elsewhere, and its values would stand in a patch."""
     from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, check_knobs
 
     for run in snapshot.runs:
@@ -163,20 +168,25 @@ def check_changes(snapshot: Snapshot, path: Path) -> None:
 
 
 def patch_lines(snapshot: Snapshot, path: Path | None, saved: Path | None = None) -> list[str]:
-    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and without `path`.
+    """The patch for people, and what became of `path` (`--patch`). Empty without kept changes and
+    without `path`.
 
-    `saved`: the file of the session, where there is one. Without `path`, the last line says how to write the patch from it.
+    `saved`: the file of the session, where there is one. Without `path`, the last line says how to
+    write the patch from it.
     """
     patch, lines = patch_of(snapshot)
     if path is not None:
         return [*lines, write_patch(path, patch)]
     if patch.parts and saved is not None:
-        lines.append(f"to write this patch: gpuconsole report {shlex.quote(str(saved))} --patch faster.patch")
+        lines.append(
+            f"to write this patch: gpuconsole report {shlex.quote(str(saved))} --patch faster.patch"
+        )
     return lines
 
 
 def source(file: str) -> str:
-    """The text of a source file with its own line ends. Raises OSError, also for what is no file of source code: a snapshot from elsewhere names it."""
+    """The text of a source file with its own line ends. Raises OSError, also for what is no file of
+    source code: a snapshot from elsewhere names it."""
     # The patch names the file behind a link. A line break would end the line that names the file.
     if any(ord(character) < 0x20 for character in file + os.path.realpath(file)):
         raise OSError(errno.EINVAL, "the file name has control characters")
@@ -184,10 +194,12 @@ def source(file: str) -> str:
 
 
 def place_in_patch(file: str) -> tuple[str, str]:
-    """Return the folder in which the patch of `file` is applied, and the path of the file from there. The folder is the current folder (empty) where it holds the
-    file; else the git repository around the file; else the folder of the file.
+    """Return the folder in which the patch of `file` is applied, and the path of the file from
+    there. The folder is the current folder (empty) where it holds the file; else the git repository
+    around the file; else the folder of the file.
 
-    In a folder of a repository, git reads a path that begins with the name of this folder as one from the root. So such a path is one from the root.
+    In a folder of a repository, git reads a path that begins with the name of this folder as one
+    from the root. So such a path is one from the root.
     """
     path = Path(file).resolve()
     folder = next((folder for folder in path.parents if (folder / ".git").exists()), path.parent)
@@ -200,9 +212,14 @@ def place_in_patch(file: str) -> tuple[str, str]:
 
 
 def write_patch(path: Path, patch: Patch) -> str:
-    """Write the patch, a file for each folder; returns a line with the commands that apply it, or why there is nothing to write."""
+    """Write the patch, a file for each folder; returns a line with the commands that apply it, or
+    why there is nothing to write."""
     if not patch.parts:
-        return f"{path}: no patch: no kept change can be written as one" if patch.lines else f"{path}: no patch: no change was kept"
+        return (
+            f"{path}: no patch: no kept change can be written as one"
+            if patch.lines
+            else f"{path}: no patch: no change was kept"
+        )
     commands: list[str] = []
     for part in patch.parts:
         file = path if not commands else _unused(path)
@@ -210,12 +227,27 @@ def write_patch(path: Path, patch: Patch) -> str:
             write_whole(file, part.diff.encode("utf-8", errors="surrogateescape"))
         except OSError as error:
             return f"{file}: {error.strerror}"
-        # git looks for the patch in the folder of -C, and takes a name that begins with a dash for an option
-        name = shlex.quote(str(file.resolve()) if part.folder else f"./{file}" if str(file).startswith("-") else str(file))
-        commands.append(f"git -C {shlex.quote(part.folder)} apply {name}" if part.folder else f"git apply {name}")
+        # git looks for the patch in the folder of -C, and takes a name that begins with a dash for
+        # an option
+        name = shlex.quote(
+            str(file.resolve())
+            if part.folder
+            else f"./{file}"
+            if str(file).startswith("-")
+            else str(file)
+        )
+        commands.append(
+            f"git -C {shlex.quote(part.folder)} apply {name}"
+            if part.folder
+            else f"git apply {name}"
+        )
     return f"patch written: {' && '.join(commands)}"
 
 
 def _unused(path: Path) -> Path:
     """Return a name beside `path` that no file has: the user has not named it."""
-    return next(other for n in itertools.count(2) if not os.path.lexists(other := path.with_name(f"{path.stem}-{n}{path.suffix}")))
+    return next(
+        other
+        for n in itertools.count(2)
+        if not os.path.lexists(other := path.with_name(f"{path.stem}-{n}{path.suffix}"))
+    )

@@ -1,4 +1,5 @@
-"""`gpuconsole run --headless` and `gpuconsole watch --headless`: the same engine, no terminal needed."""
+"""`gpuconsole run --headless` and `gpuconsole watch --headless`: the same engine, no terminal
+needed."""
 
 from __future__ import annotations
 
@@ -44,19 +45,21 @@ TICK_S = 0.25
 AFTER_TRIAL_S = 5.0
 START_REMOTE_S = 7.0
 PATIENCE_REMOTE_S = 10.0
-"""With --url, seconds in addition to --duration and --wait until measuring ends: the start of the children. The whole command, with its end,
-takes at most --duration, --wait and 10 s. Without a step, it ends after at most 17 s."""
+"""With --url, seconds in addition to --duration and --wait until measuring ends: the start of the
+children. The whole command, with its end, takes at most --duration, --wait and 10 s. Without a
+step, it ends after at most 17 s."""
 END_S = 6.0
 """Seconds until the end of a run is forced. A worker that does not end in this time is killed."""
 NSYS_S = 20
 """Seconds of the run that nsys records."""
 TRIAL_LATEST = 0.75
-"""A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the duration.
-So it is with a profile, which begins as soon as the run is steady."""
+"""A suggestion is tried as soon as the diagnosis is complete, at the latest after this share of the
+duration. So it is with a profile, which begins as soon as the run is steady."""
 
 
 class HeadlessWork(ABC):
-    """Measures one run without a terminal, from its start to its summary. `run` returns the exit code."""
+    """Measures one run without a terminal, from its start to its summary. `run` returns the exit
+    code."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -74,8 +77,12 @@ class HeadlessWork(ABC):
             async with self._session() as engine:
                 await self._start(engine)
                 await self._measure(engine)
-                with contextlib.suppress(TimeoutError):  # a worker that does not end is killed, and the run is closed all the same
-                    await asyncio.wait_for(engine.end_run("stopped" if self._interrupted.is_set() else "finished"), END_S)
+                # a worker that does not end is killed, and the run is closed all the same
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        engine.end_run("stopped" if self._interrupted.is_set() else "finished"),
+                        END_S,
+                    )
                 return self._report(engine)
         finally:
             self._progress.done()
@@ -112,11 +119,14 @@ class HeadlessWork(ABC):
             self._down_since = event.down_since or event.t
             self._progress.line(f"gpuconsole: the server does not answer: {visible(event.down)}")
         elif self._down_since is not None:
-            self._progress.line(f"gpuconsole: the server answers again after {event.t - self._down_since:.0f} s")
+            self._progress.line(
+                f"gpuconsole: the server answers again after {event.t - self._down_since:.0f} s"
+            )
             self._down_since = None
 
     def _write(self, engine: LiveSession, snapshot: Snapshot) -> bool:
-        """Write the snapshot that the options ask for, and print the session. Returns whether the file could be written."""
+        """Write the snapshot that the options ask for, and print the session. Returns whether the
+        file could be written."""
         written = True
         if self._args.snapshot is not None:
             try:
@@ -134,16 +144,22 @@ class HeadlessWork(ABC):
 class HeadlessRun(HeadlessWork):
     """A run of a scenario."""
 
-    def __init__(self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, serves: bool = False) -> None:
+    def __init__(
+        self, args: argparse.Namespace, knobs: Knobs, tries: Knobs, serves: bool = False
+    ) -> None:
         """`serves`: the scenario runs a model server, which needs no warm training worker."""
         super().__init__(args)
         self._serves = serves
         self._knobs = knobs
         self._tries = tries
         self._wait_s: float = args.wait or 0.0
-        self._patience_s = (SERVER_START_S if serves else START_S) + (MEETING_S if (args.nnodes or 1) > 1 else 0.0)
+        self._patience_s = (SERVER_START_S if serves else START_S) + (
+            MEETING_S if (args.nnodes or 1) > 1 else 0.0
+        )
         if args.url:  # a server that runs already has nothing to load
-            self._patience_s = min(self._duration_s, PATIENCE_REMOTE_S) + START_REMOTE_S + self._wait_s
+            self._patience_s = (
+                min(self._duration_s, PATIENCE_REMOTE_S) + START_REMOTE_S + self._wait_s
+            )
         self._doubt = "valid"
 
     def _session(self) -> AbstractAsyncContextManager[LiveSession]:
@@ -153,7 +169,8 @@ class HeadlessRun(HeadlessWork):
         await engine.start(self._args.scenario, self._knobs)
 
     def _report_doubt(self, view: View) -> None:
-        """A line with the reasons when the figures of the run become degraded or invalid. An outage has lines of its own."""
+        """A line with the reasons when the figures of the run become degraded or invalid. An outage
+        has lines of its own."""
         validity = view.run.validity if view.run is not None else None
         if validity is None or view.down or validity.verdict == self._doubt:
             return
@@ -174,9 +191,17 @@ class HeadlessRun(HeadlessWork):
                 first_step = time.monotonic() - view.running_s
             if first_step is None and time.monotonic() - begun > self._patience_s:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(engine.end_run("failed", f"no step within {self._patience_s:.0f} s{_why_no_step(view)}"), END_S)
+                    await asyncio.wait_for(
+                        engine.end_run(
+                            "failed", f"no step within {self._patience_s:.0f} s{_why_no_step(view)}"
+                        ),
+                        END_S,
+                    )
                 return
-            if self._args.url and time.monotonic() - begun > self._wait_s + self._duration_s + START_REMOTE_S:
+            if (
+                self._args.url
+                and time.monotonic() - begun > self._wait_s + self._duration_s + START_REMOTE_S
+            ):
                 break
             elapsed = time.monotonic() - first_step if first_step is not None else 0.0
             self._report_doubt(view)
@@ -185,13 +210,17 @@ class HeadlessRun(HeadlessWork):
             steady = view.run is not None and view.run.steady_from_s is not None
             if not profiled and first_step is not None and (steady or late):
                 profiled = True
-                await profile_once(engine, self._args.profile, self._interrupted, self._progress.line)
+                await profile_once(
+                    engine, self._args.profile, self._interrupted, self._progress.line
+                )
                 continue
             if not tried and first_step is not None and ready(view, self._tries, late):
                 tried = True
                 await try_now(engine, self._tries, self._interrupted, self._progress.line)
                 # a kept change is measured too, even if the trial used the whole duration
-                self._duration_s = max(self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S)
+                self._duration_s = max(
+                    self._duration_s, time.monotonic() - first_step + AFTER_TRIAL_S
+                )
                 continue
             if first_step is not None and elapsed >= self._duration_s:
                 break
@@ -228,14 +257,19 @@ def report_baselines(engine: LiveSession) -> None:
 
 
 def regressed(snapshot: Snapshot) -> bool:
-    """Whether any run is slower than its baseline. Prints these runs, and the runs without a baseline."""
+    """Whether any run is slower than its baseline. Prints these runs, and the runs without a
+    baseline."""
     for run in snapshot.runs:
-        comparison = run.baseline.words if run.baseline else "there is no baseline for this scenario"
+        comparison = (
+            run.baseline.words if run.baseline else "there is no baseline for this scenario"
+        )
         if run.baseline is None or run.baseline.change is None:
             output.problem(f"run {run.id} could not be checked for a regression: {comparison}")
         elif run.baseline.verdict == "slower":
             output.problem(f"run {run.id} has regressed: {comparison}")
-    return any(run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs)
+    return any(
+        run.baseline is not None and run.baseline.verdict == "slower" for run in snapshot.runs
+    )
 
 
 def _why_no_step(view: View) -> str:
@@ -243,8 +277,11 @@ def _why_no_step(view: View) -> str:
     return f": {why}" if why else ""
 
 
-async def profile_once(engine: LiveSession, steps: int, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
-    """Profile `steps` steps; report the reason if there is no profile. Ends early when `interrupted` is set."""
+async def profile_once(
+    engine: LiveSession, steps: int, interrupted: asyncio.Event, say: Callable[[str], None]
+) -> None:
+    """Profile `steps` steps; report the reason if there is no profile. Ends early when
+    `interrupted` is set."""
     say(f"profiling {steps} steps")
     window = asyncio.create_task(engine.profile(steps))
     if not await ended_before(interrupted, window):
@@ -258,18 +295,37 @@ async def profile_once(engine: LiveSession, steps: int, interrupted: asyncio.Eve
 def nsys_command(scenario: str, changes: Knobs, device: str) -> str:
     """The command that records this scenario with Nsight Systems.
 
-    nsys saves CUDA's data twice a second. When the worker is stopped, it ends immediately, and data in the buffer is lost.
+    nsys saves CUDA's data twice a second. When the worker is stopped, it ends immediately, and data
+    in the buffer is lost.
     """
-    values = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in changes.items()}
+    values = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in changes.items()
+    }
     settings = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
     output = f"gpuconsole-nsys-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(scenario).stem)}"
     return shlex.join(
-        ["nsys", "profile", "--trace=cuda,nvtx,osrt,cublas,cudnn", "--sample=none", "--cuda-flush-interval=500", f"--output={output}",
-         "gpuconsole", "run", scenario, *settings, "--device", device, "--headless", "--duration", str(NSYS_S)]
-    )  # fmt: skip
+        [
+            "nsys",
+            "profile",
+            "--trace=cuda,nvtx,osrt,cublas,cudnn",
+            "--sample=none",
+            "--cuda-flush-interval=500",
+            f"--output={output}",
+            "gpuconsole",
+            "run",
+            scenario,
+            *settings,
+            "--device",
+            device,
+            "--headless",
+            "--duration",
+            str(NSYS_S),
+        ]
+    )
 
 
-# --- the progress of a headless run on stderr ----------------------------------------------------------------
+# --- the progress of a headless run on stderr -----------------------------------------------------
 # One line that redraws itself on a terminal, a plain line every few seconds elsewhere.
 
 LINE_EVERY_S = 5.0
@@ -301,12 +357,15 @@ class ProgressLines:
                 # A line as wide as the terminal would wrap, and the next \r would begin a new row.
                 self._write(f"\r\033[K{cut(bar, self._columns() - 1)}")
                 self._drawn = True
-            elif time.monotonic() - self._last >= LINE_EVERY_S or (view.stage != self._stage and _starting(view)):
+            elif time.monotonic() - self._last >= LINE_EVERY_S or (
+                view.stage != self._stage and _starting(view)
+            ):
                 self._last, self._stage = time.monotonic(), view.stage
                 self._write(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """Write a permanent line, unless --quiet leaves it out. Control characters are made visible: the text may come from anywhere."""
+        """Write a permanent line, unless --quiet leaves it out. Control characters are made
+        visible: the text may come from anywhere."""
         if self._quiet:
             return
         with contextlib.suppress(OSError):
@@ -341,11 +400,15 @@ def describe(view: View) -> str:
     if run is None:
         return "starting"
     if run.state == "starting":
-        stage, _, _ = view.stage.partition("; ")  # the rest is a command for other machines, which was printed before
+        # the rest is a command for other machines, which was printed before
+        stage, _, _ = view.stage.partition("; ")
         return f"{run.scenario} {run.place}: {stage or 'starting'}"
     metric, unit = facts.throughput_metric(view)
     rate = facts.latest(view, metric)
-    parts = [f"{run.scenario} {run.place}", f"{units.rate(rate, 0)} {unit}" if rate is not None else "first steps"]
+    parts = [
+        f"{run.scenario} {run.place}",
+        f"{units.rate(rate, 0)} {unit}" if rate is not None else "first steps",
+    ]
     if view.down:
         return "  ".join([*parts, outage(view)])
     if run.validity is not None and doubtful(run):
@@ -360,12 +423,13 @@ def describe(view: View) -> str:
     return "  ".join(parts)
 
 
-# --- the trial of a headless run (`--try`, `--apply-top`) ----------------------------------------------------
+# --- the trial of a headless run (`--try`, `--apply-top`) -----------------------------------------
 
 
 def ready(view: View, tries: Knobs, late: bool) -> bool:
-    """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt. Without `tries` there must be a suggestion too.
-    `late`: the trial begins without a complete diagnosis."""
+    """Whether the diagnosis is complete: the run is steady, no probe runs and no rule is in doubt.
+    Without `tries` there must be a suggestion too. `late`: the trial begins without a complete
+    diagnosis."""
     run = view.run
     if view.down:
         return False  # a trial on a server that does not answer measures nothing
@@ -373,12 +437,16 @@ def ready(view: View, tries: Knobs, late: bool) -> bool:
         return False  # a later evaluation may suggest a change
     if run is None or run.steady_from_s is None:
         return late
-    settled = run.is_job or not in_doubt(run)  # a job runs no probe without the user's consent, so a doubt may stay
+    # a job runs no probe without the user's consent, so a doubt may stay
+    settled = run.is_job or not in_doubt(run)
     return (bool(run.findings) and not view.probing and settled) or late
 
 
-async def try_now(engine: LiveSession, tries: Knobs, interrupted: asyncio.Event, say: Callable[[str], None]) -> None:
-    """Try `tries`, or the top suggestion without them, and report by `say`. An interrupt breaks the trial off."""
+async def try_now(
+    engine: LiveSession, tries: Knobs, interrupted: asyncio.Event, say: Callable[[str], None]
+) -> None:
+    """Try `tries`, or the top suggestion without them, and report by `say`. An interrupt breaks the
+    trial off."""
     view = engine.view()
     changes: Knobs = tries
     predicted: Interval | None = None
@@ -398,18 +466,27 @@ async def try_now(engine: LiveSession, tries: Knobs, interrupted: asyncio.Event,
 
 
 def top_suggestion(view: View) -> Suggestion | None:
-    """The first suggestion that can be tried, of the highest-ranked finding that has such a suggestion."""
+    """The first suggestion that can be tried, of the highest-ranked finding that has such a
+    suggestion."""
     return next((suggestion for _, suggestion in facts.suggestions(view).values()), None)
 
 
 def nothing_to_try(view: View) -> str:
     """Why --apply-top has tried nothing."""
-    suggested = [suggestion.changes for finding in facts.firing(view.run) for suggestion in finding.suggestions]
+    suggested = [
+        suggestion.changes
+        for finding in facts.firing(view.run)
+        for suggestion in finding.suggestions
+    ]
     reason = view.run.why_not(suggested[0]) if view.run is not None and suggested else ""
-    return f"the suggestion cannot be tried from here: {reason}" if reason else "no finding suggests a change"
+    return (
+        f"the suggestion cannot be tried from here: {reason}"
+        if reason
+        else "no finding suggests a change"
+    )
 
 
-# --- gpuconsole watch --headless: a model server that runs already -------------------------------------------
+# --- gpuconsole watch --headless: a model server that runs already --------------------------------
 
 
 class WatchedRun(HeadlessWork):
@@ -433,16 +510,31 @@ class WatchedRun(HeadlessWork):
                 begun = time.monotonic()
             elapsed = time.monotonic() - begun if begun is not None else 0.0
             self._progress.show(view, elapsed, self._duration_s)
-            if probes and begun is not None and (_steady(view) or elapsed > self._duration_s * TRIAL_LATEST):
+            if (
+                probes
+                and begun is not None
+                and (_steady(view) or elapsed > self._duration_s * TRIAL_LATEST)
+            ):
                 await self._probe(engine)
-                self._duration_s, probes = max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S), False
+                self._duration_s, probes = (
+                    max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S),
+                    False,
+                )
                 continue
-            if tries and begun is not None and ready(view, tries, elapsed > self._duration_s * TRIAL_LATEST):
+            if (
+                tries
+                and begun is not None
+                and ready(view, tries, elapsed > self._duration_s * TRIAL_LATEST)
+            ):
                 self._progress.line(
-                    f"the trial takes at most {USUAL.traffic_cap_s / 60:.0f} minutes and the rest of its last blocks; Ctrl-C ends it, and the limit goes back"
+                    f"the trial takes at most {USUAL.traffic_cap_s / 60:.0f} minutes and the rest"
+                    " of its last blocks; Ctrl-C ends it, and the limit goes back"
                 )
                 await try_now(engine, tries, self._interrupted, self._progress.line)
-                self._duration_s, tries = max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S), {}
+                self._duration_s, tries = (
+                    max(self._duration_s, time.monotonic() - begun + AFTER_TRIAL_S),
+                    {},
+                )
                 continue
             if elapsed >= self._duration_s:
                 if tries:
@@ -452,7 +544,10 @@ class WatchedRun(HeadlessWork):
 
     async def _probe(self, engine: LiveSession) -> None:
         """Send the requests of the probe, and print what they show. An interrupt breaks it off."""
-        self._progress.line(f"probe: {PROBE_REQUESTS} requests of ours, {PROBE_TOKENS} tokens each, {PROBE_S:.0f} s at most")
+        self._progress.line(
+            f"probe: {PROBE_REQUESTS} requests of ours, {PROBE_TOKENS} tokens each, {PROBE_S:.0f} s"
+            " at most"
+        )
         probe = asyncio.create_task(engine.probe_server())
         if not await ended_before(self._interrupted, probe):
             return

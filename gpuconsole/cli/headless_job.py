@@ -1,4 +1,5 @@
-"""`gpuconsole run --headless -- COMMAND`: the user's own job runs as ever, and the summary follows on stderr or in a file."""
+"""`gpuconsole run --headless -- COMMAND`: the user's own job runs as ever, and the summary follows
+on stderr or in a file."""
 
 from __future__ import annotations
 
@@ -27,10 +28,18 @@ from gpuconsole.report.session import session_text
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 """Signals that go to the job."""
 OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-"""Signals that a terminal sends to all processes in its foreground: the job has such a signal already."""
+"""Signals that a terminal sends to all processes in its foreground: the job has such a signal
+already."""
 HARDER = {2: signal.SIGTERM, 3: signal.SIGKILL}
 """What a further Ctrl-C adds for a job that has not ended."""
 
@@ -53,11 +62,20 @@ class HeadlessJob:
 
     async def _main(self) -> int:
         stored, numerics, loader, memory = (
-            getattr(self._args, name, False) for name in ("store_command", "allow_numerics", "allow_loader", "memory")
+            getattr(self._args, name, False)
+            for name in ("store_command", "allow_numerics", "allow_loader", "memory")
         )
-        async with session(self._args, prepare=lambda engine: engine.listeners.append(self._on_event)) as engine:
+        async with session(
+            self._args, prepare=lambda engine: engine.listeners.append(self._on_event)
+        ) as engine:
             try:
-                command = JobCommand(tuple(self._args.job), stored=stored, memory=memory, allows_numerics=numerics, allows_loader=loader)
+                command = JobCommand(
+                    tuple(self._args.job),
+                    stored=stored,
+                    memory=memory,
+                    allows_numerics=numerics,
+                    allows_loader=loader,
+                )
                 worker = await engine.start_job(command)
             except SessionError as error:
                 output.problem(str(error))
@@ -80,7 +98,11 @@ class HeadlessJob:
 
     async def _end_work(self, engine: LiveSession, working: asyncio.Task[None]) -> None:
         """The job has ended: end what was done on it."""
-        if self._work is not None and self._work.settles and any(trial.state == "running" for trial in engine.snapshot().trials):
+        if (
+            self._work is not None
+            and self._work.settles
+            and any(trial.state == "running" for trial in engine.snapshot().trials)
+        ):
             await asyncio.wait([working], timeout=TRIAL_ENDS_S)
         working.cancel()
         await asyncio.wait([working])
@@ -92,7 +114,8 @@ class HeadlessJob:
             loop.add_signal_handler(number, self._pass_on, number, job)
 
     def _pass_on(self, number: signal.Signals, job: JobChild) -> None:
-        """Pass a signal on to the job, unless the terminal has sent it to the job too. Further Ctrl-C add what HARDER says."""
+        """Pass a signal on to the job, unless the terminal has sent it to the job too. Further
+        Ctrl-C add what HARDER says."""
         if number not in OF_THE_TERMINAL or not in_foreground():
             job.signal(number)
         if number == signal.SIGINT and job.returncode is None:
@@ -106,27 +129,46 @@ class HeadlessJob:
             self._notes.append(event.text)
 
     def _report(self, engine: LiveSession) -> bool:
-        """Write the summary and the snapshot. Returns whether --fail-on-regression or --save-baseline asks for the exit code 1.
+        """Write the summary and the snapshot. Returns whether --fail-on-regression or
+        --save-baseline asks for the exit code 1.
 
         A file that cannot be written does not change the exit code of the job."""
         snapshot = engine.snapshot()
-        lines = [session_text(snapshot, output.paint(sys.stderr) if self._args.summary is None else plain)]
+        lines = [
+            session_text(
+                snapshot, output.paint(sys.stderr) if self._args.summary is None else plain
+            )
+        ]
         if self._work is not None:
             lines.append(self._work.report())
-            snapshot = msgspec.structs.replace(snapshot, sweeps=self._work.sweeps(), tuning=self._work.certificate)
+            snapshot = msgspec.structs.replace(
+                snapshot, sweeps=self._work.sweeps(), tuning=self._work.certificate
+            )
         lines += self._last_lines(snapshot)
         save(snapshot, self._args.snapshot)
         self._write_summary("\n".join(lines) + "\n")
         report_baselines(engine)
         slower = getattr(self._args, "fail_on_regression", False) and regressed(snapshot)
-        return bool(slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed))
+        return bool(
+            slower or (getattr(self._args, "save_baseline", False) and engine.baselines.failed)
+        )
 
     def _last_lines(self, snapshot: Snapshot) -> list[str]:
         """What a person should read after the report: problems, the patch, what could be tried."""
-        patch = patch_lines(snapshot, getattr(self._args, "patch", None), getattr(self._args, "snapshot", None))
-        hints = job_hints(snapshot, self._work.tries if isinstance(self._work, TrialOnJob) else None)
-        problems = [*(run.error for run in snapshot.runs if run.error), *self._notes, *patch, *hints]
-        return [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]  # it may come from the job
+        patch = patch_lines(
+            snapshot, getattr(self._args, "patch", None), getattr(self._args, "snapshot", None)
+        )
+        hints = job_hints(
+            snapshot, self._work.tries if isinstance(self._work, TrialOnJob) else None
+        )
+        problems = [
+            *(run.error for run in snapshot.runs if run.error),
+            *self._notes,
+            *patch,
+            *hints,
+        ]
+        # it may come from the job
+        return [f"gpuconsole: {clean(text.expandtabs())}" for text in problems]
 
     def _write_summary(self, text: str) -> None:
         if self._args.summary is None:

@@ -1,4 +1,5 @@
-"""The last lines about a job that ended before a trial could be decided: how long it would have had to train, and the change to try."""
+"""The last lines about a job that ended before a trial could be decided: how long it would have had
+to train, and the change to try."""
 
 from __future__ import annotations
 
@@ -18,12 +19,19 @@ DIAGNOSIS_S = 2.0
 
 
 def job_hints(snapshot: Snapshot, tries: Knobs | None = None) -> list[str]:
-    """One or two lines; none where a trial was decided, where the job trained long enough for one, and where there is nothing to try.
+    """One or two lines; none where a trial was decided, where the job trained long enough for one,
+    and where there is nothing to try.
 
     `tries`: the change that the user asked for; without it the first suggestion counts.
     """
-    broken_off = next((trial for trial in reversed(snapshot.trials) if trial.error == JOB_ENDED), None)
-    runs = [run for run in snapshot.runs if run.is_job and (broken_off is None or run.id == broken_off.baseline_run)]
+    broken_off = next(
+        (trial for trial in reversed(snapshot.trials) if trial.error == JOB_ENDED), None
+    )
+    runs = [
+        run
+        for run in snapshot.runs
+        if run.is_job and (broken_off is None or run.id == broken_off.baseline_run)
+    ]
     if not runs or (snapshot.trials and broken_off is None):
         return []
     run = runs[-1]
@@ -34,8 +42,11 @@ def job_hints(snapshot: Snapshot, tries: Knobs | None = None) -> list[str]:
     if broken_off is None and run.duration_s >= needed_s:
         return []
     lines = [
-        f"the job ended after {about(run.duration_s)} of training, before a trial of {describe_changes(changes, run.knobs)} could be decided:"
-        f" that takes {about(needed_s)} or more"
+        (
+            f"the job ended after {about(run.duration_s)} of training, before a trial of"
+            f" {describe_changes(changes, run.knobs)} could be decided: that takes"
+            f" {about(needed_s)} or more"
+        )
     ]
     if run.job is not None and (code := in_own_code(changes, run.job, run.knobs)):
         lines.append(f"to try it in your own code: {'; '.join(code).replace('; #', '  #')}")
@@ -49,16 +60,23 @@ def first_suggestion(run: Run) -> Knobs:
 
 
 def least_s(run: Run, changes: Knobs, trial: Trial | None = None) -> float:
-    """Seconds of the shortest trial that can be decided: blocks as long as those of `trial`, where it has measured some."""
+    """Seconds of the shortest trial that can be decided: blocks as long as those of `trial`, where
+    it has measured some."""
     assert run.summary.step_time_s is not None
     step_s = run.summary.step_time_s.mean
     of_side = plans(run.knobs, changes, run.summary.phases_ratio or None, of_job=True).values()
     planned_s = MIN_PAIRS * sum(plan.least_s(step_s) + plan.settling * step_s for plan in of_side)
-    return max(planned_s, trial.elapsed_s / trial.blocks * 2 * MIN_PAIRS if trial is not None and trial.blocks else 0.0)
+    return max(
+        planned_s,
+        trial.elapsed_s / trial.blocks * 2 * MIN_PAIRS
+        if trial is not None and trial.blocks
+        else 0.0,
+    )
 
 
 def _begin_s(run: Run, trial: Trial | None) -> float:
-    """Seconds of training until the trial began, or could begin at the earliest. A run that was not steady at its end needs more than it had."""
+    """Seconds of training until the trial began, or could begin at the earliest. A run that was not
+    steady at its end needs more than it had."""
     if trial is not None and trial.begun_s is not None and run.begun_s is not None:
         return max(0.0, trial.begun_s - run.begun_s)
     return (run.duration_s if run.steady_from_s is None else run.steady_from_s) + DIAGNOSIS_S

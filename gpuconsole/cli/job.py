@@ -1,4 +1,5 @@
-"""`gpuconsole run -- COMMAND`: the user's own job, on the screen or with --headless. The exit code is that of the job."""
+"""`gpuconsole run -- COMMAND`: the user's own job, on the screen or with --headless. The exit code
+is that of the job."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class NotRunnable(Exception):
 
 
 def run_job(args: argparse.Namespace) -> int:
-    """`run -- COMMAND`; returns the exit code of the command. If a signal ends the job, the same signal ends this process."""
+    """`run -- COMMAND`; returns the exit code of the command. If a signal ends the job, the same
+    signal ends this process."""
     check_job(args)
     tries = assignments(args.tries, job_scenario("the job"))
     if args.restart_knobs:
@@ -60,7 +62,9 @@ def run_job(args: argparse.Namespace) -> int:
 def check_job(args: argparse.Namespace) -> None:
     """Raises UsageError where a scenario is named too, or a file cannot be written."""
     if args.scenario is not None:
-        raise UsageError(f"{args.command} takes a scenario ({args.scenario}) or a command after --, not both")
+        raise UsageError(
+            f"{args.command} takes a scenario ({args.scenario}) or a command after --, not both"
+        )
     for option in FILES:
         writable(args, option)
 
@@ -70,18 +74,23 @@ def check_restarts(args: argparse.Namespace, option: str, knobs: Iterable[str], 
     mapped = [restart_knob.knob for restart_knob in args.restart_knobs]
     for name in knobs:
         if name not in mapped:
-            raise UsageError(f"{option} {name}: needs --restart-knob '{name}={{FLAG}}' too, because this {work} starts the command again")
+            raise UsageError(
+                f"{option} {name}: needs --restart-knob '{name}={{FLAG}}' too, because this {work}"
+                " starts the command again"
+            )
 
 
 def headless_job(args: argparse.Namespace, work: JobWork | None = None) -> int:
-    """Run the command after `--` without a screen, and do `work` meanwhile. The exit code is as in `run_job`."""
+    """Run the command after `--` without a screen, and do `work` meanwhile. The exit code is as in
+    `run_job`."""
     from gpuconsole.cli.headless_job import HeadlessJob
 
     return run_if_possible(args, HeadlessJob(args, work).run)
 
 
 def run_if_possible(args: argparse.Namespace, run: Callable[[], int]) -> int:
-    """The exit code of `run`, if the command can be run. A negative code is the signal by which this process ends."""
+    """The exit code of `run`, if the command can be run. A negative code is the signal by which
+    this process ends."""
     try:
         check_program(args.job)
     except NotRunnable as problem:
@@ -103,19 +112,28 @@ def check_program(command: list[str]) -> None:
         raise NotRunnable(f"{program}: command not found{_instead(program)}", NOT_FOUND)
     if not os.path.exists(program):
         raise NotRunnable(f"{program}: no such file", NOT_FOUND)
-    why = "is a directory" if os.path.isdir(program) else "permission denied: the file is not executable"
+    why = (
+        "is a directory"
+        if os.path.isdir(program)
+        else "permission denied: the file is not executable"
+    )
     raise NotRunnable(f"{program}: {why}", NOT_EXECUTABLE)
 
 
 def _instead(program: str) -> str:
-    """What may be meant by a first word that is no program: a file in this folder, or a program with a similar name."""
+    """What may be meant by a first word that is no program: a file in this folder, or a program
+    with a similar name."""
     if os.path.isfile(program):
-        return f"; it is a file in this folder: {f'python {program}' if program.endswith('.py') else f'./{program}'}"
+        return (
+            "; it is a file in this folder:"
+            f" {f'python {program}' if program.endswith('.py') else f'./{program}'}"
+        )
     return nearest(program, [name for name in LAUNCHERS if shutil.which(name)])
 
 
 def end_by(number: int) -> None:
-    """End this process by the signal that ended the job, so that the caller sees the same. Leaves no second core file."""
+    """End this process by the signal that ended the job, so that the caller sees the same. Leaves
+    no second core file."""
     sys.stdout.flush()
     sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

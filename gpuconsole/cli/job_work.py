@@ -1,4 +1,5 @@
-"""What a command does with the user's own job while the job runs: a trial, a tuning session, a sweep."""
+"""What a command does with the user's own job while the job runs: a trial, a tuning session, a
+sweep."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ Say = Callable[[str], None]
 
 
 class JobWork:
-    """Work on a running job. `run` is cancelled when the job ends; `report` is the text for the summary.
+    """Work on a running job. `run` is cancelled when the job ends; `report` is the text for the
+    summary.
 
     `settles`: a trial that runs when the job ends has some time to report its end.
     """
@@ -78,7 +80,8 @@ class TrialOnJob(JobWork):
 
 
 class TuneJob(JobWork):
-    """`tune -- COMMAND`: a tuning session on the job. The job then continues with the kept changes."""
+    """`tune -- COMMAND`: a tuning session on the job. The job then continues with the kept
+    changes."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -87,7 +90,9 @@ class TuneJob(JobWork):
         run = await trains(engine)
 
         def on_change(certificate: Certificate) -> None:
-            self.certificate = msgspec.structs.replace(certificate, command_digest=run.command_digest)
+            self.certificate = msgspec.structs.replace(
+                certificate, command_digest=run.command_digest
+            )
             if certificate.attempts and certificate.proof is None and not certificate.stopped:
                 say(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
 
@@ -116,12 +121,15 @@ class TuneJob(JobWork):
 
     def report(self) -> str:
         return (
-            printed(certificate_report(self.certificate)) if self.certificate is not None else "tuning did not begin: the job made no step"
+            printed(certificate_report(self.certificate))
+            if self.certificate is not None
+            else "tuning did not begin: the job made no step"
         )
 
 
 class SweepJob(JobWork):
-    """`sweep --vary NAME=A,B -- COMMAND`: all settings in turn on the job's own steps. The job then continues with its own values."""
+    """`sweep --vary NAME=A,B -- COMMAND`: all settings in turn on the job's own steps. The job then
+    continues with its own values."""
 
     def __init__(self, args: argparse.Namespace, vary: dict[str, list[Value]]) -> None:
         self._args, self._vary = args, vary
@@ -138,7 +146,12 @@ class SweepJob(JobWork):
         _, worker = engine.control.running()
         sweeper = JobSweeper(run, worker, engine.device())
         try:
-            await sweeper.run(points(self._vary, run.knobs, self._args.grid), self._args.repeat, self._args.stop_settled, self._update)
+            await sweeper.run(
+                points(self._vary, run.knobs, self._args.grid),
+                self._args.repeat,
+                self._args.stop_settled,
+                self._update,
+            )
         except SessionError as error:
             say(f"sweep: {error}")
         finally:
@@ -152,7 +165,11 @@ class SweepJob(JobWork):
         return self._newest
 
     def report(self) -> str:
-        return printed(sweep_report(self._newest[0], tuple(self._vary))) if self._newest else "sweep: nothing was measured"
+        return (
+            printed(sweep_report(self._newest[0], tuple(self._vary)))
+            if self._newest
+            else "sweep: nothing was measured"
+        )
 
 
 async def trains(engine: LiveSession) -> Run:
@@ -170,7 +187,8 @@ def current(engine: LiveSession) -> Run:
 
 
 def try_by_restarts(args: argparse.Namespace, tries: Knobs) -> int:
-    """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns 1 where a side could not be measured."""
+    """`--restart-knob`: prove `tries` by starting the command again for both sides in turn. Returns
+    1 where a side could not be measured."""
     changed = with_values(args, tries)
     output.print_note(f"without the change: {shlex.join(args.job)}")
     output.print_note(f"with the change:    {shlex.join(changed)}")
@@ -178,7 +196,8 @@ def try_by_restarts(args: argparse.Namespace, tries: Knobs) -> int:
 
 
 def with_values(args: argparse.Namespace, knobs: Knobs) -> tuple[str, ...]:
-    """The command of the user's own with the values of these knobs, by the flags of --restart-knob."""
+    """The command of the user's own with the values of these knobs, by the flags of
+    --restart-knob."""
     command = tuple(args.job)
     for restart_knob in args.restart_knobs:
         if restart_knob.knob in knobs:
@@ -187,7 +206,10 @@ def with_values(args: argparse.Namespace, knobs: Knobs) -> tuple[str, ...]:
 
 
 async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, ...]) -> int:
-    before, after = (JobCommand(command, stored=args.store_command, apart=True) for command in (tuple(args.job), changed))
+    before, after = (
+        JobCommand(command, stored=args.store_command, apart=True)
+        for command in (tuple(args.job), changed)
+    )
     sides = RestartVariants(before, after, output.print_note)
     async with session(args) as engine:
         try:
@@ -206,44 +228,73 @@ async def _restarts(args: argparse.Namespace, tries: Knobs, changed: tuple[str, 
 
 
 async def _measure(
-    engine: LiveSession, sides: RestartVariants, command: JobCommand, tries: Knobs, args: argparse.Namespace
+    engine: LiveSession,
+    sides: RestartVariants,
+    command: JobCommand,
+    tries: Knobs,
+    args: argparse.Namespace,
 ) -> tuple[Run, Trial]:
     """The run of the command without the change, and the trial. Raises TrialFailed."""
     await sides.switch_to(BASELINE)
     started = sides.started(BASELINE).started
-    own = {knob.knob: value for knob in args.restart_knobs if (value := knob.value_in(command.words)) is not None}
-    knobs: Knobs = {**dict.fromkeys(tries, "default"), **own, **(started.knobs if started is not None else {})}
-    run = Run("1", command.name, JOB, knobs, engine.device().id, "finished", command_digest=command.digest)
-    return run, await run_trial(Trial("1", "1", tries), run, sides, lambda trial: None, TrialLimits(RESTARTS_S, RESTARTS_S))
+    own = {
+        knob.knob: value
+        for knob in args.restart_knobs
+        if (value := knob.value_in(command.words)) is not None
+    }
+    knobs: Knobs = {
+        **dict.fromkeys(tries, "default"),
+        **own,
+        **(started.knobs if started is not None else {}),
+    }
+    run = Run(
+        "1", command.name, JOB, knobs, engine.device().id, "finished", command_digest=command.digest
+    )
+    return run, await run_trial(
+        Trial("1", "1", tries), run, sides, lambda trial: None, TrialLimits(RESTARTS_S, RESTARTS_S)
+    )
 
 
 def sweep_by_restarting(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
-    """`sweep --restart-knob`: start the command for each setting in turn. Returns 0, or 1 where a setting could not be measured."""
+    """`sweep --restart-knob`: start the command for each setting in turn. Returns 0, or 1 where a
+    setting could not be measured."""
     return asyncio.run(_sweep(args, vary))
 
 
 async def _sweep(args: argparse.Namespace, vary: dict[str, list[Value]]) -> int:
     command = tuple(args.job)
     given = {knob.knob: _parsed(knob.knob, knob.value_in(command)) for knob in args.restart_knobs}
-    base: Knobs = {name: values[0] if (value := given[name]) is None else value for name, values in vary.items()}
+    base: Knobs = {
+        name: values[0] if (value := given[name]) is None else value
+        for name, values in vary.items()
+    }
     settings = points(vary, base, args.grid)
     commands = [JobCommand(with_values(args, setting), apart=True) for setting in settings]
     async with session(args) as engine:
         device = engine.device().id
         clock: Literal["wall", "contention_free"] = (
-            "wall" if device != "cpu" or any(CATALOGUE[name].loader for name in vary) else "contention_free"
+            "wall"
+            if device != "cpu" or any(CATALOGUE[name].loader for name in vary)
+            else "contention_free"
         )
         rows = [SweepPoint(setting) for setting in settings]
         sweep = Sweep(JobCommand(command).name, device, "samples/s", base, rows, args.repeat, clock)
         # After Ctrl-C, what was measured until then is printed.
-        await until_interrupt(sweep_by_restarts(sweep, commands, output.print_note, lambda sweep: None))
-        output.on_stderr(f"{printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr))}\n")
-        saved = args.snapshot is None or save(msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot)
+        await until_interrupt(
+            sweep_by_restarts(sweep, commands, output.print_note, lambda sweep: None)
+        )
+        output.on_stderr(
+            f"{printed(sweep_report(sweep, tuple(vary)), paint=output.paint(sys.stderr))}\n"
+        )
+        saved = args.snapshot is None or save(
+            msgspec.structs.replace(engine.snapshot(), sweeps=[sweep]), args.snapshot
+        )
         return exit_code(not saved or any(point.error for point in sweep.points))
 
 
 def _parsed(name: str, text: str | None) -> Value | None:
-    """The value of a flag as a value of the knob; None where there is none, or where the knob does not have such a value."""
+    """The value of a flag as a value of the knob; None where there is none, or where the knob does
+    not have such a value."""
     try:
         return CATALOGUE[name].parse(text) if text is not None else None
     except KnobError:

@@ -1,5 +1,6 @@
-"""The console of a process that joins by itself, a notebook or a program with `gpuconsole.watch()`: the session of `run --headless -- COMMAND`, whose job
-runs already. The process starts it by `gpuconsole.cli.detached`. The console ends with that process."""
+"""The console of a process that joins by itself, a notebook or a program with `gpuconsole.watch()`:
+the session of `run --headless -- COMMAND`, whose job runs already. The process starts it by
+`gpuconsole.cli.detached`. The console ends with that process."""
 
 from __future__ import annotations
 
@@ -50,11 +51,14 @@ class JoinedSession(HeadlessJob):
     """One process from its start until it goes. `call` answers the process."""
 
     def run(self) -> int:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that joined ends by it, or goes on; so does this one then
+        # the process that joined ends by it, or goes on; so does this one then
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return asyncio.run(self._main())
 
     async def _main(self) -> int:
-        async with session(self._args, prepare=lambda engine: engine.listeners.append(self._on_event)) as engine:
+        async with session(
+            self._args, prepare=lambda engine: engine.listeners.append(self._on_event)
+        ) as engine:
             self._engine = engine
             command = JobCommand(
                 (self._args.name,),
@@ -76,17 +80,23 @@ class JoinedSession(HeadlessJob):
         return OK
 
     async def _serve(self, joined: Joined) -> None:
-        """Serve the process until it goes, or ends: processes that it has forked may keep the socket open."""
-        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=self._args.fd), limit=MAX_LINE_LENGTH)
+        """Serve the process until it goes, or ends: processes that it has forked may keep the
+        socket open."""
+        reader, writer = await asyncio.open_connection(
+            sock=socket.socket(fileno=self._args.fd), limit=MAX_LINE_LENGTH
+        )
         writer.write(encode(joined) + b"\n")
-        attending = asyncio.create_task(ControlServer(self, lambda text: None).attend(reader, writer))
+        attending = asyncio.create_task(
+            ControlServer(self, lambda text: None).attend(reader, writer)
+        )
         ended = asyncio.create_task(_end_of(self._args.pid))
         await asyncio.wait([attending, ended], return_when=asyncio.FIRST_COMPLETED)
         for task in (attending, ended):
             task.cancel()
 
     async def call(self, tool_name: str, arguments: object, progress: Progress) -> object:
-        """The answer of a tool; SNAPSHOT and LEAVE are tools of this process alone. Raises ToolError."""
+        """The answer of a tool; SNAPSHOT and LEAVE are tools of this process alone. Raises
+        ToolError."""
         if tool_name == SNAPSHOT:
             return self._engine.snapshot()
         if tool_name == LEAVE:

@@ -1,6 +1,7 @@
 """`gpuconsole`: parse the command line and run one command. `exits.py` has the exit codes.
 
-The other imports are inside the functions, so that the console can paint its first picture before them.
+The other imports are inside the functions, so that the console can paint its first picture before
+them.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def _run(argv: list[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Open /dev/null in place of a stream that the caller has closed: else the next socket gets its number, and children lose the socket. Letters
-    that the locale does not have are written as escapes."""
+    """Open /dev/null in place of a stream that the caller has closed: else the next socket gets its
+    number, and children lose the socket. Letters that the locale does not have are written as
+    escapes."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(number)
@@ -78,8 +80,8 @@ def _prepare_streams() -> None:
 
 
 def _without_stdout(error: OSError) -> int:
-    """Report that the result could not be written, unless its reader has gone; the exit code. What waits in the buffer is dropped: Python would try
-    again at its end."""
+    """Report that the result could not be written, unless its reader has gone; the exit code. What
+    waits in the buffer is dropped: Python would try again at its end."""
     from gpuconsole.cli.output import problem
 
     with contextlib.suppress(OSError, ValueError):
@@ -87,5 +89,9 @@ def _without_stdout(error: OSError) -> int:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
     if not isinstance(error, BrokenPipeError):
-        problem(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+        problem(
+            f"{error.filename}: {error.strerror}"
+            if error.filename
+            else str(error.strerror or error)
+        )
     return FAILED

@@ -38,7 +38,8 @@ def quiet() -> bool:
 
 @contextlib.contextmanager
 def screen_colors() -> Iterator[None]:
-    """NO_COLOR as --color says, while the screen is created. A job of the user's own keeps the environment of the shell."""
+    """NO_COLOR as --color says, while the screen is created. A job of the user's own keeps the
+    environment of the shell."""
     before = os.environ.get("NO_COLOR")
     _set_no_color({"auto": before, "always": None, "never": "1"}[_color])
     try:
@@ -58,7 +59,11 @@ def _set_no_color(value: str | None) -> None:
 def paint(stream: TextIO) -> Paint:
     """How text on `stream` is coloured. See https://no-color.org."""
     if _color == "auto":
-        on = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+        on = (
+            stream.isatty()
+            and not os.environ.get("NO_COLOR")
+            and os.environ.get("TERM", "") not in ("", "dumb")
+        )
         return ansi if on else plain
     return ansi if _color == "always" else plain
 
@@ -68,7 +73,9 @@ def show(report: Iterable[Part]) -> None:
     print(printed(report, paint=paint(sys.stdout)))
 
 
-def show_result(args: argparse.Namespace, data: object, report: Callable[[], Iterable[Part]]) -> None:
+def show_result(
+    args: argparse.Namespace, data: object, report: Callable[[], Iterable[Part]]
+) -> None:
     """Print `data` as JSON where --json asks for JSON, else the report for people."""
     if args.json:
         print(to_json(data))
@@ -82,7 +89,8 @@ def to_json(value: object) -> str:
 
 
 def on_stderr(text: str) -> None:
-    """Write a result on stderr, where stdout belongs to the user's job. The terminal or the reader of stderr may have gone."""
+    """Write a result on stderr, where stdout belongs to the user's job. The terminal or the reader
+    of stderr may have gone."""
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -1,4 +1,5 @@
-"""`gpuconsole sweep --vary nproc=`: the same work on 1, 2, ... N processes, one number after the other."""
+"""`gpuconsole sweep --vary nproc=`: the same work on 1, 2, ... N processes, one number after the
+other."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ def scales(chosen: Scenario) -> bool:
 
 
 def scale(args: argparse.Namespace, knobs: Knobs, numbers: Collection[int]) -> int:
-    """Run `args.scenario` on each number of processes, one number after the other; returns the exit code. Every process has the same batch
-    (weak scaling). One process trains alone; several exchange gradients by the scenario's `sharding` (ddp, where the scenario has none)."""
+    """Run `args.scenario` on each number of processes, one number after the other; returns the exit
+    code. Every process has the same batch (weak scaling). One process trains alone; several
+    exchange gradients by the scenario's `sharding` (ddp, where the scenario has none)."""
     writable(args, "--snapshot")
     writable(args, "--record")
     return asyncio.run(_main(args, knobs, sorted({1, *numbers})))
@@ -48,21 +50,34 @@ async def _main(args: argparse.Namespace, knobs: Knobs, numbers: list[int]) -> i
             for nproc in numbers:
                 if not interrupted.is_set():
                     settings = with_nproc(args.scenario, knobs, nproc, engine.device().is_gpu)
-                    await _run(engine, args.scenario, settings, args.duration or DURATION_S, progress, interrupted)
+                    await _run(
+                        engine,
+                        args.scenario,
+                        settings,
+                        args.duration or DURATION_S,
+                        progress,
+                        interrupted,
+                    )
             return _report(engine, args)
         finally:
             progress.done()
 
 
 def with_nproc(name: str, knobs: Knobs, nproc: int, is_gpu: bool) -> Knobs:
-    """`knobs` for `nproc` processes: a single process, or several processes that exchange gradients."""
+    """`knobs` for `nproc` processes: a single process, or several processes that exchange
+    gradients."""
     asked = {**scenario(name).knobs_for("gpu" if is_gpu else "cpu"), **knobs}
     sharding = "none" if nproc == 1 else asked["sharding"] if asked["sharding"] != "none" else "ddp"
     return {**knobs, "nproc": nproc, "sharding": sharding, "tensor_parallel": 1}
 
 
 async def _run(
-    engine: LiveSession, name: str, knobs: Knobs, duration_s: float, progress: ProgressLines, interrupted: asyncio.Event
+    engine: LiveSession,
+    name: str,
+    knobs: Knobs,
+    duration_s: float,
+    progress: ProgressLines,
+    interrupted: asyncio.Event,
 ) -> None:
     """Run until the time is over, the run ends, or the user interrupts."""
     await engine.start(name, knobs)

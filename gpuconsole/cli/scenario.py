@@ -27,7 +27,10 @@ OWN_COMMAND = "a command of your own goes after --, as in: gpuconsole run -- pyt
 def scenario_of(args: argparse.Namespace) -> str:
     """The scenario on the command line; raises UsageError where there is none."""
     if args.scenario is None:
-        raise UsageError(f"{args.command} needs a SCENARIO, or a command of your own: gpuconsole {args.command} -- COMMAND ARGS...")
+        raise UsageError(
+            f"{args.command} needs a SCENARIO, or a command of your own: gpuconsole {args.command}"
+            " -- COMMAND ARGS..."
+        )
     return str(args.scenario)
 
 
@@ -42,7 +45,8 @@ def scenario(name: str) -> Scenario:
 
 
 def assignments(texts: list[str], chosen: Scenario) -> Knobs:
-    """The values of `NAME=VALUE` texts (`--set`, `--try`), checked against the scenario's workload; raises UsageError."""
+    """The values of `NAME=VALUE` texts (`--set`, `--try`), checked against the scenario's workload;
+    raises UsageError."""
     try:
         return dict(parse_assignment(text, chosen.workload.knobs, chosen.name) for text in texts)
     except KnobError as error:
@@ -55,15 +59,25 @@ def server_of(chosen: Scenario, knobs: Knobs) -> Value:
 
 
 def server_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options for the serving worker, by name. They contain no key, only the name of the variable that holds the key."""
+    """The options for the serving worker, by name. They contain no key, only the name of the
+    variable that holds the key."""
     keys = {option.key: option.key for option in SERVING.options if option.key != "slo"}
-    keys |= {"url": "server_url", "wait": "wait_s", "request_timeout": "timeout_s", "watch": "watch"}
-    return {name: str(value) for key, name in keys.items() if (value := getattr(args, key, None)) is not None}
+    keys |= {
+        "url": "server_url",
+        "wait": "wait_s",
+        "request_timeout": "timeout_s",
+        "watch": "watch",
+    }
+    return {
+        name: str(value)
+        for key, name in keys.items()
+        if (value := getattr(args, key, None)) is not None
+    }
 
 
 def check_server(args: argparse.Namespace, workload: Workload, server: Value = "") -> None:
-    """Raises UsageError for options that have no effect on the workload or have bad values, so the command fails before it starts work.
-    `server`: the value of the knob; empty: not known."""
+    """Raises UsageError for options that have no effect on the workload or have bad values, so the
+    command fails before it starts work. `server`: the value of the knob; empty: not known."""
     given = [option.name for option in SERVING.options if option.given(args)]
     if given and not workload.serves:
         raise UsageError(f"{', '.join(given)}: only for serving scenarios; {workload.name} trains")
@@ -82,7 +96,9 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
             args.prompts = args.prompts.absolute()
             parse_recorded(read_limited(args.prompts, MAX_PROMPT_BYTES).decode())
         except (OSError, ValueError) as problem:
-            raise UsageError(f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}") from None
+            raise UsageError(
+                f"--prompts {args.prompts}: {getattr(problem, 'strerror', None) or problem}"
+            ) from None
     if args.vllm_python is not None and not os.access(args.vllm_python, os.X_OK):
         raise UsageError(f"--vllm-python {args.vllm_python}: is not a program that can be run")
 
@@ -96,11 +112,15 @@ def check_wait(args: argparse.Namespace) -> None:
 def check_api_key(args: argparse.Namespace) -> None:
     """Raises UsageError where the variable of --api-key-env holds nothing."""
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
-        raise UsageError(f"--api-key-env {args.api_key_env}: this environment variable does not exist or is empty")
+        raise UsageError(
+            f"--api-key-env {args.api_key_env}: this environment variable does not exist or is"
+            " empty"
+        )
 
 
 def check_nodes(args: argparse.Namespace, workload: Workload) -> None:
-    """Raises UsageError where the options of several machines do not fit the workload or each other."""
+    """Raises UsageError where the options of several machines do not fit the workload or each
+    other."""
     if "nproc" not in workload.knobs:
         check(args, "one process", workload=workload.name)
     launch_of(args)
@@ -119,23 +139,39 @@ def launch_of(args: argparse.Namespace) -> Launch | None:
     from gpuconsole.engine.children.torchrun import Launch
 
     if not endpoint:
-        raise UsageError(f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the other machines can reach")
+        raise UsageError(
+            f"--nnodes {count} needs --rdzv-endpoint HOST:PORT, an address of this machine that the"
+            " other machines can reach"
+        )
     host, port = parse_address(endpoint, "--rdzv-endpoint")
     if port == 0:
-        raise UsageError(f"--rdzv-endpoint {endpoint}: the port must not be 0, because the other machines need it")
+        raise UsageError(
+            f"--rdzv-endpoint {endpoint}: the port must not be 0, because the other machines need"
+            " it"
+        )
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"--rdzv-endpoint {endpoint}: the port is taken") from None
-        raise UsageError(f"--rdzv-endpoint {endpoint}: not an address of this machine: {error.strerror}") from None
+        raise UsageError(
+            f"--rdzv-endpoint {endpoint}: not an address of this machine: {error.strerror}"
+        ) from None
     number = str(address[0])
-    launch = Launch(1, count, f"[{number}]:{port}" if ":" in number else f"{number}:{port}", args.rdzv_id or RDZV_ID)
+    launch = Launch(
+        1,
+        count,
+        f"[{number}]:{port}" if ":" in number else f"{number}:{port}",
+        args.rdzv_id or RDZV_ID,
+    )
     if launch.on_loopback:
         raise UsageError(
-            f"--rdzv-endpoint {endpoint}: {number} is a loopback address, which no other machine reaches; `hostname -I` prints others"
+            f"--rdzv-endpoint {endpoint}: {number} is a loopback address, which no other machine"
+            " reaches; `hostname -I` prints others"
         )
     return launch

@@ -1,4 +1,5 @@
-"""A session of a command without a screen: the engine from the options, opened, recording, and closed at the end, whatever happens."""
+"""A session of a command without a screen: the engine from the options, opened, recording, and
+closed at the end, whatever happens."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ def live_engine(args: argparse.Namespace) -> LiveSession:
     from gpuconsole.engine.children.serving import ServingChoice
     from gpuconsole.experiments.session import LiveSession
 
-    keeps: Keeps = "chosen" if not getattr(args, "save_baseline", False) else "all but slower" if args.fail_on_regression else "all"
+    keeps: Keeps = (
+        "chosen"
+        if not getattr(args, "save_baseline", False)
+        else "all but slower"
+        if args.fail_on_regression
+        else "all"
+    )
     engine = LiveSession(
         interval(args),
         device(args),
@@ -40,7 +47,9 @@ def live_engine(args: argparse.Namespace) -> LiveSession:
         dcgm=dcgm(args),
         keeps=keeps,
         nodes=launch_of(args),
-        serving=ServingChoice(server_options(args), getattr(args, "slo", None), getattr(args, "bounds", None) or ()),
+        serving=ServingChoice(
+            server_options(args), getattr(args, "slo", None), getattr(args, "bounds", None) or ()
+        ),
     )
     if getattr(args, "probe", False):
         engine.diagnosis.may_probe_jobs = True
@@ -52,19 +61,23 @@ def live_engine(args: argparse.Namespace) -> LiveSession:
 
 
 def serve_metrics(engine: LiveSession, host: str, port: int, bearer: bytes | None) -> None:
-    """Serve the metrics of the session, with those of its workload, while the engine is open. Raises UsageError for a bad address."""
+    """Serve the metrics of the session, with those of its workload, while the engine is open.
+    Raises UsageError for a bad address."""
     from gpuconsole.report.prometheus.server import MetricsServer
 
     try:
         server = MetricsServer(host, port, engine.state, bearer)
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"--serve {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"--serve {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     engine.services.append(server.serve)
     engine.note(f"serving http://{server.address}/metrics")
 
 
 def log_to(args: argparse.Namespace, engine: LiveSession) -> TrackerFeed | None:
-    """Feed the trackers of --log-to while the engine is open; None without any. Raises UsageError where one cannot be used."""
+    """Feed the trackers of --log-to while the engine is open; None without any. Raises UsageError
+    where one cannot be used."""
     chosen: list[TrackerChoice] = getattr(args, "log_to", [])
     if not chosen:
         return None
@@ -77,7 +90,9 @@ def log_to(args: argparse.Namespace, engine: LiveSession) -> TrackerFeed | None:
             raise UsageError(f"--log-to {why}")
         makers.append((kind.name, functools.partial(open_tracker, kind, value)))
     command = shlex.join(sys.argv) if getattr(args, "log_command", False) else ""
-    feed = TrackerFeed(makers, engine.view, engine.environment, engine.snapshot, engine.note, command)
+    feed = TrackerFeed(
+        makers, engine.view, engine.environment, engine.snapshot, engine.note, command
+    )
     engine.services.append(feed.serve)
     engine.before_close.append(feed.finish)
     return feed
@@ -91,10 +106,12 @@ async def session(
     prepare: Callable[[LiveSession], object] = lambda engine: None,
     warm: bool = False,
 ) -> AsyncIterator[LiveSession]:
-    """An open engine, which records if --record says so. Raises UsageError if the device does not exist or the recording cannot be written.
+    """An open engine, which records if --record says so. Raises UsageError if the device does not
+    exist or the recording cannot be written.
 
-    `error`: the exception that replaces a SessionError in the body, UsageError or CommandFailed. `prepare` is called before the engine opens.
-    `warm`: a training worker starts while the engine opens.
+    `error`: the exception that replaces a SessionError in the body, UsageError or CommandFailed.
+    `prepare` is called before the engine opens. `warm`: a training worker starts while the engine
+    opens.
     """
     from gpuconsole.session.api import SessionError
 
@@ -121,12 +138,15 @@ async def session(
         await engine.close()
         if engine.recording_lost:
             output.problem(engine.recording_lost)
-        for line in await asyncio.to_thread(feed.wait, output.print_note) if feed is not None else ():
+        for line in (
+            await asyncio.to_thread(feed.wait, output.print_note) if feed is not None else ()
+        ):
             output.problem(line)
 
 
 async def until_interrupt(work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`; None if the user interrupts it. `work` is cancelled then, and has ended."""
+    """The result of `work`; None if the user interrupts it. `work` is cancelled then, and has
+    ended."""
     task = asyncio.create_task(work)
     on_interrupt(task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
@@ -141,7 +161,8 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
 
 
 async def ended_before(event: asyncio.Event, work: asyncio.Task[Any]) -> bool:
-    """Whether `work` has ended before `event` was set. Otherwise `work` is cancelled; the caller may wait for its end."""
+    """Whether `work` has ended before `event` was set. Otherwise `work` is cancelled; the caller
+    may wait for its end."""
     stop = asyncio.create_task(event.wait())
     await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()

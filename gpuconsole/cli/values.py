@@ -1,4 +1,5 @@
-"""What options mean: the value of an option, or else that of the settings; addresses, bearer tokens and files to write."""
+"""What options mean: the value of an option, or else that of the settings; addresses, bearer tokens
+and files to write."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def dcgm(args: argparse.Namespace) -> str | None:
 
 
 def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | None:
-    """Host, port and bearer token of --serve and --token-file; None without --serve. Raises UsageError."""
+    """Host, port and bearer token of --serve and --token-file; None without --serve. Raises
+    UsageError."""
     address: str | None = getattr(args, "serve", settings().serve)
     if address is None:
         if getattr(args, "token_file", None) is not None:
@@ -77,7 +79,8 @@ def serve_address(args: argparse.Namespace) -> tuple[str, int, bytes | None] | N
 
 
 def token(args: argparse.Namespace) -> bytes | None:
-    """The bearer token from the file of --token-file, without surrounding whitespace. None if no file is set. Raises UsageError."""
+    """The bearer token from the file of --token-file, without surrounding whitespace. None if no
+    file is set. Raises UsageError."""
     path: Path | None = getattr(args, "token_file", settings().token_file)
     if not path:
         return None
@@ -107,14 +110,16 @@ def check_url(url: str | None, option: str, example: str) -> None:
     try:
         rules.url(url, example)
     except ValueError as mistake:
-        shown = f" {url}" if not re.search("[@?#]", url) else ""  # it may hold a password, or a key in its query
+        # it may hold a password, or a key in its query
+        shown = f" {url}" if not re.search("[@?#]", url) else ""
         raise UsageError(f"{option}{shown}: {mistake}") from None
 
 
 def writable(args: argparse.Namespace, option: str) -> Path | None:
     """The file of an option such as `--snapshot`; None without the option.
 
-    Raises UsageError where the file cannot be written, so the command fails before it starts work."""
+    Raises UsageError where the file cannot be written, so the command fails before it starts
+    work."""
     path: Path | None = getattr(args, option.removeprefix("--"), None)
     if path is not None:
         try:
@@ -123,15 +128,20 @@ def writable(args: argparse.Namespace, option: str) -> Path | None:
             else:
                 check_writable(path, in_place=option in WRITTEN_IN_PLACE)
         except OSError as error:
-            raise UsageError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
+            raise UsageError(
+                f"{option} {path}: cannot be written: {error.strerror or error}"
+            ) from None
     return path
 
 
 def check_folder(folder: Path | None) -> None:
-    """Raises UsageError if files cannot be written into the folder of --profile-dir, before the run starts."""
+    """Raises UsageError if files cannot be written into the folder of --profile-dir, before the run
+    starts."""
     if folder is None:
         return
     try:
         make_writable_folder(folder)
     except OSError as error:
-        raise UsageError(f"--profile-dir {folder}: cannot be written: {error.strerror or error}") from None
+        raise UsageError(
+            f"--profile-dir {folder}: cannot be written: {error.strerror or error}"
+        ) from None

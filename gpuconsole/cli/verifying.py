@@ -1,4 +1,5 @@
-"""`gpuconsole tune --verify`: whether what a snapshot of `tune` claims follows from its pairs of blocks, and whether it holds on this machine."""
+"""`gpuconsole tune --verify`: whether what a snapshot of `tune` claims follows from its pairs of
+blocks, and whether it holds on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from gpuconsole.session.api import SessionError
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Check the snapshot of --verify; with --measure, try its settings on this machine too. Returns the exit code. Raises UsageError."""
+    """Check the snapshot of --verify; with --measure, try its settings on this machine too. Returns
+    the exit code. Raises UsageError."""
     writable(args, "--record")
     snapshot, certificate = read_tuned(args.verify)
     if args.measure:
@@ -35,7 +37,13 @@ def verify(args: argparse.Namespace) -> int:
         chosen = scenario(certificate.scenario)
         check_server(args, chosen.workload, server_of(chosen, certificate.start))
         check_nodes(args, chosen.workload)
-    result = Verified(str(args.verify), certificate.scenario, certificate.device, snapshot.created, mistakes(certificate))
+    result = Verified(
+        str(args.verify),
+        certificate.scenario,
+        certificate.device,
+        snapshot.created,
+        mistakes(certificate),
+    )
     result.trials = len(certificate.attempts) + (certificate.proof is not None)
     result.claimed = certificate.gain
     for mistake in result.mistakes:
@@ -52,8 +60,9 @@ def verify(args: argparse.Namespace) -> int:
 
 
 class Verified(msgspec.Struct):
-    """The result. `mistakes`: what does not follow from the pairs. `measured`: the trial on this machine; None without --measure.
-    `differences`: name of a part of the environment to its values there and here."""
+    """The result. `mistakes`: what does not follow from the pairs. `measured`: the trial on this
+    machine; None without --measure. `differences`: name of a part of the environment to its values
+    there and here."""
 
     file: str
     scenario: str
@@ -69,27 +78,57 @@ class Verified(msgspec.Struct):
 def report(result: Verified, certificate: Certificate) -> Report:
     """The result for people."""
     if result.mistakes:
-        return [text(f"{result.file}: does not hold: {count(len(result.mistakes), 'mistake')} in {count(result.trials, 'trial')}", "alert")]
+        return [
+            text(
+                (
+                    f"{result.file}: does not hold: {count(len(result.mistakes), 'mistake')} in"
+                    f" {count(result.trials, 'trial')}"
+                ),
+                "alert",
+            )
+        ]
     of = f"{result.scenario} on {result.device}, {result.created}"
     lines: Report = [
-        text(visible(f"{result.file}: {of}: {count(result.trials, 'trial')}, all intervals and verdicts follow from the pairs")),
+        text(
+            visible(
+                f"{result.file}: {of}: {count(result.trials, 'trial')}, all intervals and verdicts"
+                " follow from the pairs"
+            )
+        ),
         labelled("claimed", visible(gain(certificate) or "nothing"), column=10),
     ]
     lines += [
-        labelled("differs", visible(f"{name}: {there} there, {here} here"), column=10) for name, (there, here) in result.differences.items()
+        labelled("differs", visible(f"{name}: {there} there, {here} here"), column=10)
+        for name, (there, here) in result.differences.items()
     ]
     if result.measured is not None:
         trial = result.measured
-        outcome = f"n/a: {trial.error}" if trial.speedup is None else f"{measured(trial)}, {verdict(trial)}"
-        lines.append(labelled("measured", visible(outcome), "good" if trial.verdict == "win" else "alert", column=10))
+        outcome = (
+            f"n/a: {trial.error}"
+            if trial.speedup is None
+            else f"{measured(trial)}, {verdict(trial)}"
+        )
+        lines.append(
+            labelled(
+                "measured",
+                visible(outcome),
+                "good" if trial.verdict == "win" else "alert",
+                column=10,
+            )
+        )
     return lines
 
 
 async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[Trial, Environment]:
-    """A trial of all kept changes together, beginning with the settings of the start; and the environment here. Raises CommandFailed."""
+    """A trial of all kept changes together, beginning with the settings of the start; and the
+    environment here. Raises CommandFailed."""
     chosen = scenario(certificate.scenario)
     async with session(args, CommandFailed) as engine:
-        start: Knobs = {name: value for name, value in certificate.start.items() if name in chosen.workload.knobs}
+        start: Knobs = {
+            name: value
+            for name, value in certificate.start.items()
+            if name in chosen.workload.knobs
+        }
         await engine.start(certificate.scenario, start)
         while (run := engine.view().run) is None or run.steady_from_s is None:
             if run is not None and run.state not in ("starting", "running"):

@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code, on_interrupt
-from gpuconsole.cli.options import DEVICE, JSON, SCENARIO, SERVER, SET, CommandFailed, Option, UsageError
+from gpuconsole.cli.options import (
+    DEVICE,
+    JSON,
+    SCENARIO,
+    SERVER,
+    SET,
+    CommandFailed,
+    Option,
+    UsageError,
+)
 from gpuconsole.cli.scenario import assignments, check_server, scenario, server_of, server_options
 from gpuconsole.cli.values import chosen_device
 from gpuconsole.engine.children.once import read_devices
@@ -19,11 +28,13 @@ from gpuconsole.model.text import visible
 from gpuconsole.wire.events import ProbeDone, Progress
 
 HELP = "measure the answers of a model server"
-DESCRIPTION = """Measure the perplexity of a model server on a fixed text (lower is better; comparable between settings of one model), and
-whether the model finds a number that is hidden at several depths of long texts (passkey retrieval). Without --url the command starts the
-scenario's own server.
+DESCRIPTION = """Measure the perplexity of a model server on a fixed text (lower is better;
+comparable between settings of one model), and whether the model finds a number that is hidden at
+several depths of long texts (passkey retrieval). Without --url the command starts the scenario's
+own server.
 
-Perplexity needs a server that reports the log probabilities of a prompt (OpenAI's `echo`, vLLM's `prompt_logprobs`)."""
+Perplexity needs a server that reports the log probabilities of a prompt (OpenAI's `echo`, vLLM's
+`prompt_logprobs`)."""
 EXAMPLES = """examples:
   gpuconsole quality quantized
   gpuconsole quality quantized --set quantization=int8
@@ -47,12 +58,24 @@ def numbers(low: float, high: float) -> Callable[[str], list[float]]:
 
 
 OPTIONS = (
-    SCENARIO._replace(help="the scenario whose server is measured (default serve-chat)", default="serve-chat"),
+    SCENARIO._replace(
+        help="the scenario whose server is measured (default serve-chat)", default="serve-chat"
+    ),
     SET,
     Option(
-        "--lengths", "lengths of the texts with the passkey, in characters (default 400)", "N,N", numbers(1, 10_000_000), default=[400.0]
+        "--lengths",
+        "lengths of the texts with the passkey, in characters (default 400)",
+        "N,N",
+        numbers(1, 10_000_000),
+        default=[400.0],
     ),
-    Option("--depths", "positions of the passkey in the text, 0 to 1 (default 0.1,0.5,0.9)", "D,D", numbers(0, 1), default=[0.1, 0.5, 0.9]),
+    Option(
+        "--depths",
+        "positions of the passkey in the text, 0 to 1 (default 0.1,0.5,0.9)",
+        "D,D",
+        numbers(0, 1),
+        default=[0.1, 0.5, 0.9],
+    ),
     JSON._replace(help="print the numbers as JSON, and nothing else on stdout"),
     SERVER,
     DEVICE,
@@ -67,7 +90,11 @@ def run(args: argparse.Namespace) -> int:
     check_server(args, chosen.workload, server_of(chosen, overrides))
     target = chosen_device(read_devices()[0], args)
     knobs = {**chosen.knobs_on(target), **overrides}
-    options = {**server_options(args), "lengths": json.dumps(args.lengths), "depths": json.dumps(args.depths)}
+    options = {
+        **server_options(args),
+        "lengths": json.dumps(args.lengths),
+        "depths": json.dumps(args.depths),
+    }
 
     stop = asyncio.Event()
 
@@ -98,7 +125,11 @@ def lines(answers: list[ProbeDone]) -> list[str]:
         elif "quality.passkey" in signals:
             passkey = signals["quality.passkey"]
             rows.append(f"passkey      {'found' if passkey.value else 'missed'}   {passkey.source}")
-    passkeys = [answer.signals["quality.passkey"].value for answer in answers if "quality.passkey" in answer.signals]
+    passkeys = [
+        answer.signals["quality.passkey"].value
+        for answer in answers
+        if "quality.passkey" in answer.signals
+    ]
     if passkeys:
         rows.append(f"passkeys     {sum(passkeys):.0f} of {len(passkeys)} found")
     return rows

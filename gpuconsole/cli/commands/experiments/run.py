@@ -8,28 +8,40 @@ import importlib.util
 from gpuconsole.cli import options
 from gpuconsole.cli.job import run_job
 from gpuconsole.cli.options import UsageError
-from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
+from gpuconsole.cli.scenario import (
+    assignments,
+    check_nodes,
+    check_server,
+    scenario,
+    scenario_of,
+    server_of,
+)
 from gpuconsole.cli.values import check_folder, writable
 from gpuconsole.tui.terminal import why_no_terminal
 
 HELP = "run a scenario or your own training job (-- COMMAND)"
-DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...): on the screen, or without a terminal (--headless).
+DESCRIPTION = """Run a scenario, or your own training job (-- COMMAND ARGS...): on the screen, or
+without a terminal (--headless).
 
-Your own job needs no changed line. On the screen it has a terminal of its own, and key o shows its output. With --headless its output passes
-through, and the summary goes to stderr. The exit code is that of the job. The job continues when the console ends.
+Your own job needs no changed line. On the screen it has a terminal of its own, and key o shows its
+output. With --headless its output passes through, and the summary goes to stderr. The exit code is
+that of the job. The job continues when the console ends.
 
---duration counts from the first step. Ctrl-C ends the run; the command keeps what was measured and still writes the snapshot.
-Each run is compared with the baseline of the same scenario, settings, hardware and software, if there is one. --save-baseline keeps a
-run as a baseline (see `gpuconsole baselines`).
+--duration counts from the first step. Ctrl-C ends the run; the command keeps what was measured and
+still writes the snapshot. Each run is compared with the baseline of the same scenario, settings,
+hardware and software, if there is one. --save-baseline keeps a run as a baseline (see
+`gpuconsole baselines`).
 
-A serving run has a verdict: valid, degraded (the client lacked CPU time, the server did not answer for some time, or more than 1 % of the
-requests failed) or invalid (most requests failed, or none was answered). The report and stderr name the verdict with its reasons.
+A serving run has a verdict: valid, degraded (the client lacked CPU time, the server did not answer
+for some time, or more than 1 % of the requests failed) or invalid (most requests failed, or none
+was answered). The report and stderr name the verdict with its reasons.
 
-Exit code 1: the run failed, the numbers are invalid, --require-valid and the numbers are degraded, or --fail-on-regression found a
-regression."""
+Exit code 1: the run failed, the numbers are invalid, --require-valid and the numbers are degraded,
+or --fail-on-regression found a regression."""
 
 EXAMPLES = """examples:
-  gpuconsole run -- python train.py                             your own job; also python -m, torchrun, accelerate launch, a script
+  gpuconsole run -- python train.py
+      your own job; also python -m, torchrun, accelerate launch, a script
   gpuconsole run --output job.txt -- torchrun --nproc-per-node 2 train.py
   gpuconsole run train-gpt
   gpuconsole run train-gpt --set batch_size=16 --set precision=bf16
@@ -38,15 +50,18 @@ EXAMPLES = """examples:
   gpuconsole run train-gpt --headless --duration 30 --profile --profile-dir traces
   gpuconsole run ./my-scenario.toml --record session.jsonl
   gpuconsole run serve-chat --set concurrency=32 --slo ttft=0.5,tpot=0.05
-  gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY      a server that runs already
+  gpuconsole run serve-chat --url http://10.0.0.2:8000 --api-key-env MY_KEY
+      a server that runs already
   gpuconsole run ddp-small-batch --nnodes 2 --rdzv-endpoint 10.0.0.1:29500
-  gpuconsole run train-gpt --headless --save-baseline           run it three times, to measure the spread between runs
-  gpuconsole run --headless --restart-knob 'batch_size={--per_device_train_batch_size}' --try batch_size=16 -- python train.py
-  gpuconsole run --headless --memory -- python train.py         also the lines that hold most GPU memory
-  gpuconsole run --headless --try num_workers=4 --allow-loader --snapshot out.json -- python train.py
+  gpuconsole run train-gpt --headless --save-baseline
+      run it three times, to measure the spread between runs
+  gpuconsole run --headless --restart-knob 'batch_size={--bs}' --try batch_size=8 -- python train.py
+  gpuconsole run --headless --memory -- python train.py    also the lines that hold most GPU memory
+  gpuconsole run --headless --try num_workers=4 --allow-loader --snapshot s.json -- python train.py
   gpuconsole run --log-to wandb --log-to tensorboard=logs -- python train.py
-  gpuconsole run --control -- python train.py                   an agent may connect: gpuconsole mcp --connect
-  gpuconsole run train-gpt --headless --fail-on-regression      in CI: exit code 1 if slower than the baseline
+  gpuconsole run --control -- python train.py    an agent may connect: gpuconsole mcp --connect
+  gpuconsole run train-gpt --headless --fail-on-regression
+      in CI: exit code 1 if slower than the baseline
 """
 
 OPTIONS = (

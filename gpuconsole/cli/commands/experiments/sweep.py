@@ -13,7 +13,14 @@ from gpuconsole.cli.files import save
 from gpuconsole.cli.job import check_job, check_restarts, headless_job, run_if_possible
 from gpuconsole.cli.options import NO_RESTARTS, CommandFailed, Option, UsageError, check
 from gpuconsole.cli.scaling import scale, scales
-from gpuconsole.cli.scenario import assignments, check_server, scenario, scenario_of, server_of, server_options
+from gpuconsole.cli.scenario import (
+    assignments,
+    check_server,
+    scenario,
+    scenario_of,
+    server_of,
+    server_options,
+)
 from gpuconsole.cli.session import session, until_interrupt
 from gpuconsole.cli.values import writable
 from gpuconsole.engine.children.serving import ServingChoice
@@ -27,34 +34,56 @@ from gpuconsole.report.parts import printed
 
 REPEAT = 10
 HELP = "measure throughput over the values of settings"
-DESCRIPTION = """Measure all settings in turn, many times, so that changes of the machine affect all settings alike. Settings that apply live share a worker. Each
-other setting has its own worker, which pauses while other settings are measured. The intervals of all settings hold together with 95 %
-probability, also with --stop-settled and after Ctrl-C.
+DESCRIPTION = """Measure all settings in turn, many times, so that changes of the machine affect all
+settings alike. Settings that apply live share a worker. Each other setting has its own worker,
+which pauses while other settings are measured. The intervals of all settings hold together with
+95 % probability, also with --stop-settled and after Ctrl-C.
 
-Numbers of processes (--vary nproc=1,2,4) run one after another, --duration seconds each, with the same batch in every process (weak scaling).
-The table shows the scaling efficiency: the throughput of N processes as a share of N times the throughput of one. Where --vary has
-nproc, --json prints the snapshot of the session."""
+Numbers of processes (--vary nproc=1,2,4) run one after another, --duration seconds each, with the
+same batch in every process (weak scaling). The table shows the scaling efficiency: the throughput
+of N processes as a share of N times the throughput of one. Where --vary has nproc, --json prints
+the snapshot of the session."""
 EXAMPLES = """examples:
   gpuconsole sweep train-gpt --vary batch_size=1,2,4,8
-  gpuconsole sweep data-starved --vary num_workers=0,1,2 --vary prefetch_factor=2,8      one at a time, around the scenario's own values
-  gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid     every combination
+  gpuconsole sweep data-starved --vary num_workers=0,1,2 --vary prefetch_factor=2,8
+      one at a time, around the scenario's own values
+  gpuconsole sweep train-gpt --vary batch_size=4,8 --vary precision=fp32,bf16 --grid
+      every combination
   gpuconsole sweep ddp-small-batch --vary nproc=1,2,4        scaling efficiency over processes
   gpuconsole sweep serve-chat --vary concurrency=1,2,4,8,16 --repeat 10 --json > sweep.json
-  gpuconsole sweep --vary num_workers=0,2,4 --allow-loader -- python train.py                           on the steps of your own job, live
-  gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--batch-size}' --repeat 4 -- python train.py     a start for each block
+  gpuconsole sweep --vary num_workers=0,2,4 --allow-loader -- python train.py
+      on the steps of your own job, live
+  gpuconsole sweep --vary batch_size=8,16 --restart-knob 'batch_size={--bs}' -- python train.py
+      a start for each block
 """
-NO_NPROC = {"varies nproc": "does not go with --vary nproc=, which runs each number of processes once"}
-NPROC_ONLY = {"varies others": "goes with --vary nproc= alone; other settings are measured in --repeat blocks"}
+NO_NPROC = {
+    "varies nproc": "does not go with --vary nproc=, which runs each number of processes once"
+}
+NPROC_ONLY = {
+    "varies others": "goes with --vary nproc= alone; other settings are measured in --repeat blocks"
+}
 OPTIONS = (
     options.SCENARIO,
-    Option("--vary", "values of a setting; may be repeated", "NAME=A,B,...", repeated=True, required=True, completes="knob="),
+    Option(
+        "--vary",
+        "values of a setting; may be repeated",
+        "NAME=A,B,...",
+        repeated=True,
+        required=True,
+        completes="knob=",
+    ),
     options.SET._replace(help="a setting that is the same at all points"),
     Option("--grid", "every combination, instead of one setting at a time", refused=NO_NPROC),
     Option("--repeat", f"blocks of every setting (default {REPEAT})", "N", int, NO_NPROC),
     options.DURATION._replace(
-        help="with --vary nproc=: seconds from the first step of each (default 20)", refused={**options.DURATION.refused, **NPROC_ONLY}
+        help="with --vary nproc=: seconds from the first step of each (default 20)",
+        refused={**options.DURATION.refused, **NPROC_ONLY},
     ),
-    Option("--stop-settled", "stop measuring a setting as soon as it is proven not to be the best", refused={**NO_RESTARTS, **NO_NPROC}),
+    Option(
+        "--stop-settled",
+        "stop measuring a setting as soon as it is proven not to be the best",
+        refused={**NO_RESTARTS, **NO_NPROC},
+    ),
     options.SNAPSHOT._replace(help="write the sweep, with its environment, as a snapshot"),
     options.JSON._replace(help="the sweep on stdout and nothing else there"),
     options.SUMMARY,
@@ -83,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_on_job(args: argparse.Namespace) -> int:
-    """Sweep on the steps of the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
+    """Sweep on the steps of the user's own job while it runs; returns the exit code of the job.
+    Raises UsageError."""
     check_job(args)
     vary = all_varied(args, job_scenario("the job"))
     args.repeat = args.repeat or REPEAT
@@ -103,7 +133,9 @@ def all_varied(args: argparse.Namespace, chosen: Scenario) -> dict[str, list[Val
     for text in args.vary:
         name, values = varied(text, chosen)
         if name in vary:
-            raise UsageError(f"--vary {text}: {name} is varied already; write all its values after one --vary")
+            raise UsageError(
+                f"--vary {text}: {name} is varied already; write all its values after one --vary"
+            )
         vary[name] = values
     return vary
 
@@ -121,7 +153,9 @@ def varied(text: str, chosen: Scenario) -> tuple[str, list[Value]]:
     return name, values
 
 
-async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: dict[str, list[Value]]) -> int:
+async def _main(
+    args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: dict[str, list[Value]]
+) -> int:
     async with session(args, CommandFailed) as engine:
         device = engine.device()
         base = {**chosen.knobs_on(device), **knobs}
@@ -131,7 +165,11 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
         newest: list[Sweep] = []
         settings = points(vary, base, args.grid)
         try:  # after Ctrl-C, what was measured until then is printed
-            await until_interrupt(sweeper.run(settings, args.repeat, args.stop_settled, lambda sweep: _progress(sweep, newest)))
+            await until_interrupt(
+                sweeper.run(
+                    settings, args.repeat, args.stop_settled, lambda sweep: _progress(sweep, newest)
+                )
+            )
         finally:
             await sweeper.close()
         if not newest:
@@ -147,4 +185,6 @@ async def _main(args: argparse.Namespace, chosen: Scenario, knobs: Knobs, vary: 
 def _progress(sweep: Sweep, newest: list[Sweep]) -> None:
     newest[:] = [sweep]
     done = sum(len(point.rates) for point in sweep.points)
-    output.progress(f"{sweep.elapsed_s:5.0f} s  {done} of {sweep.repeats * len(sweep.points)} blocks")
+    output.progress(
+        f"{sweep.elapsed_s:5.0f} s  {done} of {sweep.repeats * len(sweep.points)} blocks"
+    )

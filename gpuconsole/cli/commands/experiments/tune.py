@@ -13,7 +13,14 @@ from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.files import read_tuned, save
 from gpuconsole.cli.job import check_job, headless_job
 from gpuconsole.cli.options import CommandFailed, Option, UsageError
-from gpuconsole.cli.scenario import assignments, check_nodes, check_server, scenario, scenario_of, server_of
+from gpuconsole.cli.scenario import (
+    assignments,
+    check_nodes,
+    check_server,
+    scenario,
+    scenario_of,
+    server_of,
+)
 from gpuconsole.cli.session import ended_before, session
 from gpuconsole.cli.values import writable
 from gpuconsole.experiments.tune import TUNE_S, Tuner
@@ -25,15 +32,17 @@ from gpuconsole.report.experiments import attempt_line, certificate_report
 from gpuconsole.session.api import SessionError
 
 HELP = "try fix after fix, keep what is proven"
-DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest predicted speedup per second of trial, keeps the
-change if paired measurement proves it, and diagnoses the run again, until no further change is predicted to gain 5 %.
+DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest
+predicted speedup per second of trial, keeps the change if paired measurement proves it, and
+diagnoses the run again, until no further change is predicted to gain 5 %.
 
-It never changes the load on a model server. It changes what the model learns per step (batch size) only with --allow-training-changes.
-At the end it measures all kept changes together against the start, and prints the settings as flags and code. Ctrl-C ends the session and
-keeps what was proven.
+It never changes the load on a model server. It changes what the model learns per step (batch size)
+only with --allow-training-changes. At the end it measures all kept changes together against the
+start, and prints the settings as flags and code. Ctrl-C ends the session and keeps what was proven.
 
-With --verify, the command tunes nothing: it computes every interval and verdict of a snapshot again from its pairs. With --measure it also
-tries the settings on this machine. Exit code 1: the snapshot does not hold."""
+With --verify, the command tunes nothing: it computes every interval and verdict of a snapshot again
+from its pairs. With --measure it also tries the settings on this machine. Exit code 1: the snapshot
+does not hold."""
 
 EXAMPLES = """examples:
   gpuconsole tune data-starved
@@ -41,9 +50,11 @@ EXAMPLES = """examples:
   gpuconsole tune train-gpt --allow-training-changes
   gpuconsole tune train-vision --only num_workers,prefetch_factor,optim    change no other setting
   gpuconsole tune serve-prefix --resume tuned.json          continue an interrupted session
-  gpuconsole tune --only num_workers,pin_memory --allow-loader -- python train.py       your own job; it continues with what is proven
-  gpuconsole tune --verify tuned.json                       do the intervals and verdicts follow from the measured pairs of blocks?
-  gpuconsole tune --verify tuned.json --measure             and is the speedup the same on this machine?
+  gpuconsole tune --only num_workers,pin_memory --allow-loader -- python train.py
+      your own job; it continues with what is proven
+  gpuconsole tune --verify tuned.json
+      do the intervals and verdicts follow from the measured pairs of blocks?
+  gpuconsole tune --verify tuned.json --measure    and is the speedup the same on this machine?
 """
 
 
@@ -57,24 +68,56 @@ def names(text: str) -> list[str]:
 
 VERIFIES = {"--verify": "does not go with --verify, which tunes nothing"}
 MEASURES = {"--verify, no --measure": "goes with --measure: without --measure nothing runs"}
-# fmt: off
 OPTIONS = (
     options.SCENARIO._replace(refused=VERIFIES),
     options.SET._replace(refused={**options.SET.refused, **VERIFIES}),
-    Option("--budget", "time in seconds; a trial that would take longer does not start (default 300)", "S", seconds, VERIFIES),
-    Option("--allow-training-changes", "also try changes of what the model learns per step, such as the batch size", refused=VERIFIES),
-    Option("--only", "change only these settings", "NAME,NAME", names, VERIFIES, default=[], completes="knob"),
     Option(
-        "--resume", "continue the session of this snapshot of tune: its attempts are not repeated",
-        "FILE", Path, {**options.not_for_jobs("a job starts anew"), **VERIFIES},
+        "--budget",
+        "time in seconds; a trial that would take longer does not start (default 300)",
+        "S",
+        seconds,
+        VERIFIES,
     ),
-    Option("--verify", "check this snapshot of tune", "FILE", Path, options.not_for_jobs("it checks a file")),
     Option(
-        "--measure", "with --verify: run the scenario with the settings of the start, and try all kept changes together",
+        "--allow-training-changes",
+        "also try changes of what the model learns per step, such as the batch size",
+        refused=VERIFIES,
+    ),
+    Option(
+        "--only",
+        "change only these settings",
+        "NAME,NAME",
+        names,
+        VERIFIES,
+        default=[],
+        completes="knob",
+    ),
+    Option(
+        "--resume",
+        "continue the session of this snapshot of tune: its attempts are not repeated",
+        "FILE",
+        Path,
+        {**options.not_for_jobs("a job starts anew"), **VERIFIES},
+    ),
+    Option(
+        "--verify",
+        "check this snapshot of tune",
+        "FILE",
+        Path,
+        options.not_for_jobs("it checks a file"),
+    ),
+    Option(
+        "--measure",
+        (
+            "with --verify: run the scenario with the settings of the start, and try all kept"
+            " changes together"
+        ),
         refused={"no --verify": "goes with --verify FILE"},
     ),
     options.SNAPSHOT._replace(refused=VERIFIES),
-    options.JSON._replace(help="the snapshot, or the result of --verify, on stdout and nothing else there"),
+    options.JSON._replace(
+        help="the snapshot, or the result of --verify, on stdout and nothing else there"
+    ),
     options.SUMMARY,
     options.PROBE,
     options.PATCH,
@@ -84,7 +127,6 @@ OPTIONS = (
     options.SERVING.refused_too(MEASURES),
     options.WATCHING.refused_too(MEASURES),
 )
-# fmt: on
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,15 +149,21 @@ def run(args: argparse.Namespace) -> int:
         if resumed.scenario != args.scenario:
             raise UsageError(f"--resume {args.resume}: the session tuned {resumed.scenario}")
         if args.only and sorted(args.only) != sorted(resumed.only):
-            raise UsageError(f"--resume {args.resume}: the session had another --only: {','.join(resumed.only) or 'all settings'}")
+            raise UsageError(
+                f"--resume {args.resume}: the session had another --only:"
+                f" {','.join(resumed.only) or 'all settings'}"
+            )
         if any(resumed.start.get(name) != value for name, value in knobs.items()):
             raise UsageError(f"--resume {args.resume}: the session had other values of --set")
-        knobs = {name: value for name, value in resumed.end.items() if name in chosen.workload.knobs}
+        knobs = {
+            name: value for name, value in resumed.end.items() if name in chosen.workload.knobs
+        }
     return asyncio.run(_main(args, knobs, resumed))
 
 
 def run_on_job(args: argparse.Namespace) -> int:
-    """Tune the user's own job while it runs; returns the exit code of the job. Raises UsageError."""
+    """Tune the user's own job while it runs; returns the exit code of the job. Raises
+    UsageError."""
     check_job(args)
     check_only(args.only, job_scenario("the job"))
     from gpuconsole.cli.job_work import TuneJob
@@ -127,7 +175,10 @@ def check_only(names: list[str], chosen: Scenario) -> None:
     """Raises UsageError where --only names a knob that the scenario does not have."""
     if unknown := [name for name in names if name not in chosen.workload.knobs]:
         own = chosen.workload.knobs
-        raise UsageError(f"--only {unknown[0]}: no setting of {chosen.name}{nearest(unknown[0], own)}; it has: {', '.join(own)}")
+        raise UsageError(
+            f"--only {unknown[0]}: no setting of {chosen.name}{nearest(unknown[0], own)}; it has:"
+            f" {', '.join(own)}"
+        )
 
 
 async def _main(args: argparse.Namespace, knobs: Knobs, resumed: Certificate | None) -> int:
@@ -152,7 +203,9 @@ async def _main(args: argparse.Namespace, knobs: Knobs, resumed: Certificate | N
             failed = await _failed(tuner, interrupted)
             await engine.end_run("finished")
         finally:
-            snapshot = msgspec.structs.replace(engine.snapshot(), tuning=tuner.certificate if tuner is not None else None)
+            snapshot = msgspec.structs.replace(
+                engine.snapshot(), tuning=tuner.certificate if tuner is not None else None
+            )
             saved = save(snapshot, args.snapshot)
     certificate = tuner.certificate
     output.show_result(args, snapshot, lambda: certificate_report(certificate))

@@ -14,16 +14,23 @@ from gpuconsole.model.serving import PROBE_REQUESTS, parse_latency_bounds
 from gpuconsole.tui.terminal import why_no_terminal
 
 HELP = "watch a model server that runs already"
-DESCRIPTION = """Watch a model server that runs already, under the load of its own clients: what limits it, and which of its flags helps.
+DESCRIPTION = """Watch a model server that runs already, under the load of its own clients: what
+limits it, and which of its flags helps.
 
-It reads the metrics page of the server, and the pages on which the server names its model and its settings. It sends no request to a model unless you ask for
-a probe (P, or --probe), and changes nothing, unless you try a limit: a vLLM on this machine that was started with our scheduler class (one flag, see docs/serving.md) takes lower limits
-while it runs. --try changes the limit in random blocks, compares tokens/s and latencies under the traffic that comes, and gives the limit back. Known are vLLM, SGLang, TGI, llama.cpp, TensorRT-LLM (trtllm-serve, Triton), LMDeploy, Ollama, Ray Serve, Dynamo and the server of our
-scenarios. What an engine does not report reads n/a with the reason. URL may also be the address of the metrics page itself.
+It reads the metrics page of the server, and the pages on which the server names its model and its
+settings. It sends no request to a model unless you ask for a probe (P, or --probe), and changes
+nothing, unless you try a limit: a vLLM on this machine that was started with our scheduler class
+(one flag, see docs/serving.md) takes lower limits while it runs. --try changes the limit in random
+blocks, compares tokens/s and latencies under the traffic that comes, and gives the limit back.
+Known are vLLM, SGLang, TGI, llama.cpp, TensorRT-LLM (trtllm-serve, Triton), LMDeploy, Ollama, Ray
+Serve, Dynamo and the server of our scenarios. What an engine does not report reads n/a with the
+reason. URL may also be the address of the metrics page itself.
 
---duration counts from the first reading. Ctrl-C ends the command; it keeps what was measured and still writes the snapshot.
+--duration counts from the first reading. Ctrl-C ends the command; it keeps what was measured and
+still writes the snapshot.
 
-Exit code 1: the server did not answer for most of the time. Exit code 2: nothing could be read; one line says why."""
+Exit code 1: the server did not answer for most of the time. Exit code 2: nothing could be read; one
+line says why."""
 
 EXAMPLES = """examples:
   gpuconsole watch http://127.0.0.1:8000
@@ -41,16 +48,27 @@ OPTIONS = (
     options.DURATION._replace(help="seconds from the first reading (headless default: 60)"),
     options.HEADLESS,
     options.SNAPSHOT,
-    options.TRY._replace(help="try a lower limit (max_num_seqs, max_num_batched_tokens) under the traffic that comes; it is taken back"),
+    options.TRY._replace(
+        help=(
+            "try a lower limit (max_num_seqs, max_num_batched_tokens) under the traffic that comes;"
+            " it is taken back"
+        )
+    ),
     Option(
         "--probe",
-        f"send {PROBE_REQUESTS} small requests of ours, once: how long a client waits before the engine counts",
+        (
+            f"send {PROBE_REQUESTS} small requests of ours, once: how long a client waits before"
+            " the engine counts"
+        ),
         refused={"screen": "goes with --headless; on the screen, press P"},
         dest="probe_server",
     ),
     Option(
         "--slo",
-        "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99. A limit that is tried wins only if it keeps them",
+        (
+            "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99. A"
+            " limit that is tried wins only if it keeps them"
+        ),
         "ttft_p99=S,itl_mean=S",
         parse_latency_bounds,
         refused={"headless, no --try": "goes with --try NAME=VALUE or the screen"},

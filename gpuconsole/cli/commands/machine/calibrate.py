@@ -24,13 +24,15 @@ from gpuconsole.report.machine.environment import calibration_report
 from gpuconsole.wire.events import Progress
 
 HELP = "measure what this machine reaches, and keep it"
-DESCRIPTION = f"""Measure the peak rates of this machine and keep the numbers. Later sessions compare with them, in addition to the datasheet.
+DESCRIPTION = f"""Measure the peak rates of this machine and keep the numbers. Later sessions
+compare with them, in addition to the datasheet.
 
-The calibration measures matrix products by precision, convolution, memory copy and triad, the reading of weights (matrix times vector),
-transfers to and from a GPU (pinned and pageable), all-reduce and disk. The best of many repeats counts; median and spread are shown, too.
-On a CPU the faster of two numbers of threads counts: all cores, or all but one. It takes about 35 s. The machine should be idle.
-The numbers are kept in {cache_path()}
-for this host, CPU, cores, GPUs, driver and torch. If any of these changes, calibrate again.
+The calibration measures matrix products by precision, convolution, memory copy and triad, the
+reading of weights (matrix times vector), transfers to and from a GPU (pinned and pageable),
+all-reduce and disk. The best of many repeats counts; median and spread are shown, too. On a CPU the
+faster of two numbers of threads counts: all cores, or all but one. It takes about 35 s. The machine
+should be idle. The numbers are kept in {cache_path()} for this host, CPU, cores, GPUs, driver and
+torch. If any of these changes, calibrate again.
 
 Exit code 1: the calibration failed, or --show found none. Ctrl-C keeps nothing."""
 EXAMPLES = """examples:
@@ -61,9 +63,16 @@ def run(args: argparse.Namespace) -> int:
     chosen = chosen_device(state, args)
     if problem:
         output.print_note(f"{problem}; continuing without the driver")
-    record = load(environment, chosen.id) if args.show else measured(environment, chosen, state.processes, args)
+    record = (
+        load(environment, chosen.id)
+        if args.show
+        else measured(environment, chosen, state.processes, args)
+    )
     if record is None and args.show:
-        raise CommandFailed(f"there is no calibration of {chosen.id} with the current driver and torch: run `gpuconsole calibrate`")
+        raise CommandFailed(
+            f"there is no calibration of {chosen.id} with the current driver and torch: run"
+            " `gpuconsole calibrate`"
+        )
     if record is None:
         output.problem("interrupted: nothing is kept")
         return exit_code()
@@ -72,26 +81,37 @@ def run(args: argparse.Namespace) -> int:
         try:
             save(record)
         except OSError as error:
-            raise CommandFailed(f"cannot keep the numbers: {error.filename}: {error.strerror}") from None
+            raise CommandFailed(
+                f"cannot keep the numbers: {error.filename}: {error.strerror}"
+            ) from None
     return OK
 
 
-def measured(environment: Environment, chosen: Device, processes: list[Process], args: argparse.Namespace) -> CalibrationRecord | None:
+def measured(
+    environment: Environment, chosen: Device, processes: list[Process], args: argparse.Namespace
+) -> CalibrationRecord | None:
     """A new record; None after Ctrl-C. Raises CommandFailed."""
     users = sum(1 for process in processes if process.device == chosen.id)
     if users:
-        output.print_note(f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the numbers may be too low")
+        output.print_note(
+            f"{users} other {'process uses' if users == 1 else 'processes use'} {chosen.id}: the"
+            " numbers may be too low"
+        )
     return asyncio.run(_measure(environment, chosen, args.budget or DEFAULT_BUDGET_S))
 
 
-async def _measure(environment: Environment, chosen: Device, budget_s: float) -> CalibrationRecord | None:
+async def _measure(
+    environment: Environment, chosen: Device, budget_s: float
+) -> CalibrationRecord | None:
     from gpuconsole.engine.children.one_shot import Interrupted, JobFailed, calibrate
     from gpuconsole.host.load import OtherCores
 
     stop = asyncio.Event()
     on_interrupt(stop.set)
     stages = Stages(f"calibrating {chosen.id}  {visible(chosen.name)}")
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    created = (
+        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    )
     load_1min, others = os.getloadavg()[0], OtherCores()
     try:
         reached = await calibrate(chosen, budget_s, stages.show, stop)
@@ -101,18 +121,25 @@ async def _measure(environment: Environment, chosen: Device, budget_s: float) ->
         raise CommandFailed(str(error)) from None
     finally:
         stages.done()
-    return CalibrationRecord(machine_of(environment), chosen.id, created, reached, load_1min, others.mean())
+    return CalibrationRecord(
+        machine_of(environment), chosen.id, created, reached, load_1min, others.mean()
+    )
 
 
 class Stages:
-    """Progress on stderr: one line that is drawn again on a terminal, one line per stage elsewhere. --quiet leaves it out."""
+    """Progress on stderr: one line that is drawn again on a terminal, one line per stage elsewhere.
+    --quiet leaves it out."""
 
     def __init__(self, title: str) -> None:
         self._terminal = sys.stderr.isatty()
         self._write(f"{title}\n")
 
     def show(self, progress: Progress) -> None:
-        text = progress.detail if progress.stage == "calibrating" else f"{progress.stage} {progress.detail}"
+        text = (
+            progress.detail
+            if progress.stage == "calibrating"
+            else f"{progress.stage} {progress.detail}"
+        )
         self._write(f"\r\033[K  {text}" if self._terminal else f"  {text}\n")
 
     def done(self) -> None:

@@ -16,10 +16,12 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE
 
 SHELLS = ("bash", "zsh", "fish")
 HELP = "print the completion script of a shell"
-DESCRIPTION = """Print the script that completes commands, options, scenarios, settings and rules in a shell. The names are those of today: after an update of
-gpuconsole, or with a new scenario of your own, write the script again. A completion starts no process.
+DESCRIPTION = """Print the script that completes commands, options, scenarios, settings and rules in
+a shell. The names are those of today: after an update of gpuconsole, or with a new scenario of your
+own, write the script again. A completion starts no process.
 
-The script is made by shtab, which the extra `completion` installs. Without it this command prints what to install."""
+The script is made by shtab, which the extra `completion` installs. Without it this command prints
+what to install."""
 EXAMPLES = """examples:
   gpuconsole completion bash > ~/.local/share/bash-completion/completions/gpuconsole
   gpuconsole completion zsh > ~/.zfunc/_gpuconsole          with fpath=(~/.zfunc $fpath) in ~/.zshrc
@@ -51,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_words(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Give every argument of a parser and of its commands the words that it can take: names that are known now, files and folders."""
+    """Give every argument of a parser and of its commands the words that it can take: names that
+    are known now, files and folders."""
     names = {
         "scenario": sorted(scenarios()[0]),
         "rule": sorted(rule.id for rule in all_rules()),

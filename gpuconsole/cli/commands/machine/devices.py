@@ -20,7 +20,10 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_view, seen_now
 
 HELP = "list the devices with their current values"
-DESCRIPTION = "List the GPUs and the host with the value of every metric now, or the reason why there is no value."
+DESCRIPTION = (
+    "List the GPUs and the host with the value of every metric now, or the reason why there is no"
+    " value."
+)
 EXAMPLES = """examples:
   gpuconsole devices
   gpuconsole devices --json | jq '.devices[0].values'
@@ -33,9 +36,12 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code OK, or FAILED if the driver does not answer. Even then, the known values are printed."""
+    """Exit code OK, or FAILED if the driver does not answer. Even then, the known values are
+    printed."""
     reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
-    output.show_result(args, as_json(reading) if args.json else None, lambda: as_report(reading.state))
+    output.show_result(
+        args, as_json(reading) if args.json else None, lambda: as_report(reading.state)
+    )
     if reading.error:
         output.problem(reading.error)
     return exit_code(reading.error)
@@ -44,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
 def as_json(reading: DevicesReading) -> dict[str, object]:
     """The JSON of `--json`: SI units, by metric name."""
     state, readings = reading.state, reading.state.readings
-    states = gpu_states(seen_now(state, state.session_time(state.now)), [device for device in state.devices if device.is_gpu])
+    states = gpu_states(
+        seen_now(state, state.session_time(state.now)),
+        [device for device in state.devices if device.is_gpu],
+    )
     links = [device for device in readings.devices() if "/link:" in device]
     devices = [
         {
@@ -59,12 +68,22 @@ def as_json(reading: DevicesReading) -> dict[str, object]:
             "lost": state.lost.get(device.id),
             **_state_of(states.get(device.id)),
             "values": readings.present(device.id),
-            "sources": {metric: readings.substitutes[key] for metric, key, _ in readings.values(device.id) if key in readings.substitutes},
+            "sources": {
+                metric: readings.substitutes[key]
+                for metric, key, _ in readings.values(device.id)
+                if key in readings.substitutes
+            },
             "unavailable": state.unavailable.get(device.id, {}),
             "links": {
-                name.removeprefix(f"{device.id}/"): readings.present(name) for name in links if name.startswith(f"{device.id}/link:")
+                name.removeprefix(f"{device.id}/"): readings.present(name)
+                for name in links
+                if name.startswith(f"{device.id}/link:")
             },
-            "processes": [_without_command(process) for process in state.processes if process.device == device.id],
+            "processes": [
+                _without_command(process)
+                for process in state.processes
+                if process.device == device.id
+            ],
         }
         for device in state.devices
     ]
@@ -78,16 +97,31 @@ def as_json(reading: DevicesReading) -> dict[str, object]:
 
 
 def _state_of(gpu: GpuState | None) -> dict[str, str | None]:
-    """What a GPU does: `free`, `busy`, `lost`, `silent` or `n/a`, and the reason. Empty for the host."""
+    """What a GPU does: `free`, `busy`, `lost`, `silent` or `n/a`, and the reason. Empty for the
+    host."""
     return {"state": gpu.kind, "state_reason": gpu.reason or None} if gpu is not None else {}
 
 
 def _without_command(process: Process) -> dict[str, object]:
-    """A process without its command line: command lines may contain secrets, and users copy this output into files and tickets."""
-    return {name: value for name, value in msgspec.to_builtins(process).items() if name not in ("command", "device")}
+    """A process without its command line: command lines may contain secrets, and users copy this
+    output into files and tickets."""
+    return {
+        name: value
+        for name, value in msgspec.to_builtins(process).items()
+        if name not in ("command", "device")
+    }
 
 
 def as_report(state: SessionState) -> Report:
     environment = Environment(driver=state.driver)
-    view = make_view(state, now=state.now, environment=environment, device="cpu", probing="", recording=True, recording_to="", ended=False)
+    view = make_view(
+        state,
+        now=state.now,
+        environment=environment,
+        device="cpu",
+        probing="",
+        recording=True,
+        recording_to="",
+        ended=False,
+    )
     return devices_report(view)

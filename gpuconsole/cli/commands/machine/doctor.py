@@ -30,8 +30,8 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import seen_now
 
 HELP = "report what works on this machine, and why not"
-DESCRIPTION = """Report what works on this machine, what reads n/a with the reason, and where the value of each setting comes from. This command
-changes nothing."""
+DESCRIPTION = """Report what works on this machine, what reads n/a with the reason, and where the
+value of each setting comes from. This command changes nothing."""
 EXAMPLES = """examples:
   gpuconsole doctor
   gpuconsole doctor --json
@@ -59,14 +59,20 @@ MAX_LABEL_LENGTH = 32
 Row = tuple[str, str]
 
 
-OPTIONS = (TIMEOUT._replace(help="seconds to wait for the driver (default 10)"), JSON._replace(help="the same rows as JSON, by section"))
+OPTIONS = (
+    TIMEOUT._replace(help="seconds to wait for the driver (default 10)"),
+    JSON._replace(help="the same rows as JSON, by section"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. Exit code OK, or FAILED if the driver does not answer."""
     reading = read_devices(timeout_s=args.timeout)
     rows_by_title = sections(reading)
-    data = {title: [{"name": name, "text": text} for name, text in rows] for title, rows in rows_by_title.items()}
+    data = {
+        title: [{"name": name, "text": text} for name, text in rows]
+        for title, rows in rows_by_title.items()
+    }
     output.show_result(args, data, lambda: report(rows_by_title))
     return exit_code(reading.error)
 
@@ -86,7 +92,9 @@ def sections(reading: DevicesReading) -> dict[str, list[Row]]:
 
 def report(sections: dict[str, list[Row]]) -> Report:
     """The sections that have rows, with a heading for each."""
-    column = min(MAX_LABEL_LENGTH, max(len(name) for rows in sections.values() for name, _ in rows)) + 2
+    column = (
+        min(MAX_LABEL_LENGTH, max(len(name) for rows in sections.values() for name, _ in rows)) + 2
+    )
     parts: Report = []
     for title, rows in sections.items():
         if rows:
@@ -98,18 +106,32 @@ def report(sections: dict[str, list[Row]]) -> Report:
 def settings_rows() -> list[Row]:
     """Every setting with its value and the place of the value."""
     in_force = settings()
-    rows = [("file", f"{config_path()}{'' if config_path().exists() else ', which does not exist'}")]
+    rows = [
+        ("file", f"{config_path()}{'' if config_path().exists() else ', which does not exist'}")
+    ]
     for name in SETTINGS:
         value = getattr(in_force, name)
         if isinstance(value, dict):
             value = ", ".join(f"{action}={key}" for action, key in value.items())
         rows.append((name, f"{_written(value)}  ({in_force.source(name)})"))
-    return [*rows, *((name, f"is no setting{hint}, and has no effect") for name, hint in misspelt(os.environ).items())]
+    return [
+        *rows,
+        *(
+            (name, f"is no setting{hint}, and has no effect")
+            for name, hint in misspelt(os.environ).items()
+        ),
+    ]
 
 
 def _written(value: object) -> str:
     """A value as in the file; `-` where there is none."""
-    return "-" if value is None or value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "-"
+        if value is None or value == ""
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def program_rows(state: SessionState) -> list[Row]:
@@ -124,29 +146,46 @@ def program_rows(state: SessionState) -> list[Row]:
 def calibration_text(state: SessionState) -> str:
     """The devices with a valid calibration, and its age."""
     records = of_this_machine(fingerprint(state.devices, state.driver, state.cuda))
-    return "; ".join(f"{record.device} {age(record, time.time())}" for record in records) or "none: run `gpuconsole calibrate`"
+    return (
+        "; ".join(f"{record.device} {age(record, time.time())}" for record in records)
+        or "none: run `gpuconsole calibrate`"
+    )
 
 
 def torch_text(driver_cuda: str) -> str:
     """Torch's version and its CUDA version beside that of the driver. Does not import torch."""
     torch = installed_torch()
     if torch is None:
-        return f"not installed; the built-in training scenarios need it, your own job does not: {install_command('torch')}"
+        return (
+            "not installed; the built-in training scenarios need it, your own job does not:"
+            f" {install_command('torch')}"
+        )
     if not torch.cuda:
         return f"{torch.version}, CPU only"
-    return f"{torch.version}, built for CUDA {torch.cuda}" + (f"; the driver runs CUDA {driver_cuda}" if driver_cuda else "")
+    return f"{torch.version}, built for CUDA {torch.cuda}" + (
+        f"; the driver runs CUDA {driver_cuda}" if driver_cuda else ""
+    )
 
 
 def torch_rows(state: SessionState) -> list[Row]:
     """The GPUs that the installed torch cannot use, why, and what to install."""
     torch = installed_torch()
-    gpus = unusable_gpus(torch, Driver(state.driver or "", state.cuda), state.devices) if torch is not None else {}
+    gpus = (
+        unusable_gpus(torch, Driver(state.driver or "", state.cuda), state.devices)
+        if torch is not None
+        else {}
+    )
     return [(f"{folded(ids)} torch", why) for why, ids in gpus.items()]
 
 
 def gpu_rows(reading: DevicesReading) -> list[Row]:
     state, error = reading
-    rows: list[Row] = [("driver", f"{state.driver or 'unknown'}{f', runs CUDA {state.cuda}' if state.cuda else ''}")]
+    rows: list[Row] = [
+        (
+            "driver",
+            f"{state.driver or 'unknown'}{f', runs CUDA {state.cuda}' if state.cuda else ''}",
+        )
+    ]
     if error:
         return [*rows, ("NVML", error)]
     if state.no_gpu_reason:
@@ -155,7 +194,11 @@ def gpu_rows(reading: DevicesReading) -> list[Row]:
     rows.append(("NVML", f"works, {in_words(gpus)}"))
     states = gpu_states(seen_now(state, state.session_time(state.now)), gpus)
     rows += [(gpu.id, f"{gpu.name}; {_condition(state, gpu, states[gpu.id])}") for gpu in gpus]
-    rows += [(f"{gpu.id} advice", advice) for gpu in gpus for advice in advice_on(gpu, state.readings.present(gpu.id))]
+    rows += [
+        (f"{gpu.id} advice", advice)
+        for gpu in gpus
+        for advice in advice_on(gpu, state.readings.present(gpu.id))
+    ]
     rows += torch_rows(state)
     rows += [(source.source, source.detail) for source in state.sources.values() if source.detail]
     return rows
@@ -165,7 +208,9 @@ def other_gpu_rows() -> list[Row]:
     """A row for a GPU of AMD or Apple."""
     amd = any(_vendor(file) == AMD for file in DRM.glob("renderD*/device/vendor"))
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
-    return [(name, NVIDIA_ONLY) for name, found in (("AMD GPU", amd), ("Apple GPU", apple)) if found]
+    return [
+        (name, NVIDIA_ONLY) for name, found in (("AMD GPU", amd), ("Apple GPU", apple)) if found
+    ]
 
 
 def _vendor(file: Path) -> str:
@@ -176,7 +221,8 @@ def _vendor(file: Path) -> str:
 
 
 def _condition(state: SessionState, gpu: Device, seen: GpuState) -> str:
-    """Whether GPM works on a GPU; else why the GPU itself does not answer, or why its state is not known."""
+    """Whether GPM works on a GPU; else why the GPU itself does not answer, or why its state is not
+    known."""
     missing = state.unavailable.get(gpu.id, {}).get(GPM_METRIC)
     gpm = f"GPM n/a: {missing}" if missing else "GPM works"
     if seen.kind == "lost":
@@ -190,7 +236,9 @@ def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
     """Advice about settings and defects that cost speed or data."""
     advice = []
     if gpu.facts.get("persistence") == "off":
-        advice.append("persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)")
+        advice.append(
+            "persistence mode is off: the first call of every program is slow (nvidia-smi -pm 1)"
+        )
     if gpu.facts.get("ecc") == "off":
         advice.append("ECC is off: nothing reports memory errors")
     for now, most, what in (
@@ -210,15 +258,28 @@ def topology_rows(state: SessionState) -> list[Row]:
     """Number of GPU pairs for each kind of path, and the NUMA node of each GPU."""
     paths = Counter(link.path for link in state.links)
     rows = (
-        [("paths", ", ".join(f"{path} {count} {'pair' if count == 1 else 'pairs'}" for path, count in paths.most_common()))]
+        [
+            (
+                "paths",
+                ", ".join(
+                    f"{path} {count} {'pair' if count == 1 else 'pairs'}"
+                    for path, count in paths.most_common()
+                ),
+            )
+        ]
         if paths
         else []
     )
     nodes: dict[tuple[str, str], list[str]] = {}
     for gpu in state.devices:
         if gpu.facts.get("numa_node") or gpu.facts.get("cpu_affinity"):
-            nodes.setdefault((gpu.facts.get("numa_node", "?"), gpu.facts.get("cpu_affinity", "?")), []).append(gpu.id)
-    rows += [(f"NUMA node {node}", f"CPUs {cpus}: {', '.join(gpus)}") for (node, cpus), gpus in nodes.items()]
+            nodes.setdefault(
+                (gpu.facts.get("numa_node", "?"), gpu.facts.get("cpu_affinity", "?")), []
+            ).append(gpu.id)
+    rows += [
+        (f"NUMA node {node}", f"CPUs {cpus}: {', '.join(gpus)}")
+        for (node, cpus), gpus in nodes.items()
+    ]
     return rows
 
 
@@ -236,7 +297,10 @@ def shared_memory_text(folder: Path) -> str:
     text = units.quantity(total, "bytes")
     if total >= MIN_SHARED_BYTES:
         return text
-    return f"{text}: DataLoader workers with large batches die with a bus error (docker run --shm-size=8g, or --ipc=host)"
+    return (
+        f"{text}: DataLoader workers with large batches die with a bus error (docker run"
+        " --shm-size=8g, or --ipc=host)"
+    )
 
 
 def _readable(path: Path, without: str) -> str:
@@ -268,7 +332,10 @@ def missing_rows(reading: DevicesReading) -> list[Row]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for (metric, reason), devices in by_gap.items():
         by_reason.setdefault((reason, folded(devices)), []).append(metric)
-    rows = [(devices, f"{reason}: {', '.join(metrics)}") for (reason, devices), metrics in by_reason.items()]
+    rows = [
+        (devices, f"{reason}: {', '.join(metrics)}")
+        for (reason, devices), metrics in by_reason.items()
+    ]
     if error:
         rows.append(("everything else", error))
     elif state.no_gpu_reason:
@@ -285,7 +352,12 @@ def folded(devices: list[str]) -> str:
     gpus_with: dict[tuple[str, ...], list[str]] = {}
     for gpu, parts in parts_of.items():
         gpus_with.setdefault(tuple(_ranges(parts)), []).append(gpu)
-    return ", ".join(f"{gpus}/{part}".rstrip("/") for parts, named in gpus_with.items() for gpus in _ranges(named) for part in parts)
+    return ", ".join(
+        f"{gpus}/{part}".rstrip("/")
+        for parts, named in gpus_with.items()
+        for gpus in _ranges(named)
+        for part in parts
+    )
 
 
 def _ranges(devices: list[str]) -> list[str]:
@@ -299,4 +371,7 @@ def _ranges(devices: list[str]) -> list[str]:
             last[2] = number
         else:
             parts.append([head, number if number is not None else tail, number])
-    return [f"{head}:{low}-{high}" if high is not None and high != low else f"{head}:{low}".strip(":") for head, low, high in parts]
+    return [
+        f"{head}:{low}-{high}" if high is not None and high != low else f"{head}:{low}".strip(":")
+        for head, low, high in parts
+    ]

@@ -19,21 +19,29 @@ if TYPE_CHECKING:
     from gpuconsole.report.prometheus.server import MetricsServer
 
 HELP = "serve the metrics of this machine to Prometheus"
-DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under gpuconsole's names and DCGM's.
+DESCRIPTION = """Serve the metrics of all GPUs and of the host to Prometheus: at /metrics, under
+gpuconsole's names and DCGM's.
 
-/healthz answers 200 while samples are fresh, else 503 and the reason. With --token-file every request needs
-`Authorization: Bearer TOKEN`. Choose --interval as long as Prometheus' scrape interval: the shares of time then cover all of it.
-SIGTERM ends it with exit code 0, as a service manager expects. See docs/exporter.md."""
+/healthz answers 200 while samples are fresh, else 503 and the reason. With --token-file every
+request needs `Authorization: Bearer TOKEN`. Choose --interval as long as Prometheus' scrape
+interval: the shares of time then cover all of it. SIGTERM ends it with exit code 0, as a service
+manager expects. See docs/exporter.md."""
 EXAMPLES = """examples:
   gpuconsole exporter
   gpuconsole exporter --listen 0.0.0.0:9835 --token-file /etc/gpuconsole/token --interval 15
-  gpuconsole exporter --dcgm http://127.0.0.1:9400/metrics     what NVML cannot report (before Hopper), from dcgm-exporter
+  gpuconsole exporter --dcgm http://127.0.0.1:9400/metrics
+      what NVML cannot report (before Hopper), from dcgm-exporter
 """
 DEFAULT_LISTEN = "127.0.0.1:9835"
 
 
 OPTIONS = (
-    Option("--listen", f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)", "HOST:PORT", default=DEFAULT_LISTEN),
+    Option(
+        "--listen",
+        f"where to listen (default {DEFAULT_LISTEN}; port 0: any free one)",
+        "HOST:PORT",
+        default=DEFAULT_LISTEN,
+    ),
     TOKEN_FILE._replace(help="refuse requests without this bearer token"),
     INTERVAL,
     DCGM._replace(help="a running dcgm-exporter's metrics, for what NVML cannot report"),
@@ -50,9 +58,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         server = MetricsServer(host, port, state, secret)
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"--listen {args.listen}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if secret is None and not server.is_loopback:
-        output.problem("anyone who can reach this address can read the metrics: add --token-file, or listen on 127.0.0.1")
+        output.problem(
+            "anyone who can reach this address can read the metrics: add --token-file, or listen on"
+            " 127.0.0.1"
+        )
     asyncio.run(keep_reading(state, server, dcgm_url))
     return exit_code() if exit_code() == INTERRUPTED else OK
 

@@ -14,7 +14,10 @@ from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
 
 HELP = "list the rules of the diagnosis, or explain one rule"
-DESCRIPTION = "List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources, signals, settings."
+DESCRIPTION = (
+    "List the rules of the diagnosis, or explain one rule: meaning, thresholds with their sources,"
+    " signals, settings."
+)
 EXAMPLES = """examples:
   gpuconsole rules
   gpuconsole rules input.slow_storage
@@ -29,7 +32,10 @@ OPTIONS = (
 def run(args: argparse.Namespace) -> int:
     rules = {rule.id: rule for rule in all_rules()}
     if args.id and args.id not in rules:
-        raise UsageError(f"there is no rule {args.id!r}{nearest(args.id, rules)}; there are: {', '.join(sorted(rules))}")
+        raise UsageError(
+            f"there is no rule {args.id!r}{nearest(args.id, rules)}; there are:"
+            f" {', '.join(sorted(rules))}"
+        )
     chosen = [rules[args.id]] if args.id else list(rules.values())
     if args.json:
         print(to_json([as_data(rule) for rule in chosen]))
@@ -43,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
 def as_data(rule: Rule) -> dict[str, object]:
     """The rule's declaration and the signals that it reads, ready for JSON."""
-    thresholds = [{"name": t.name, "value": t.value, "unit": t.unit, "source": t.source} for t in rule.thresholds]
+    thresholds = [
+        {"name": t.name, "value": t.value, "unit": t.unit, "source": t.source}
+        for t in rule.thresholds
+    ]
     return {
         "id": rule.id,
         "title": rule.title,
@@ -60,8 +69,15 @@ def explain(rule: Rule) -> str:
     lines = [f"{rule.id}: {rule.title}", "", rule.text, "", "Thresholds:"]
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
     if any("survey " in t.source for t in rule.thresholds):
-        lines.append("  (survey: the number of the entry in the project's survey of published diagnosis rules)")
-    lines += ["", "Signals that the rule reads, some of them only in certain cases:", _wrapped(", ".join(rule.reads))]
+        lines.append(
+            "  (survey: the number of the entry in the project's survey of published diagnosis"
+            " rules)"
+        )
+    lines += [
+        "",
+        "Signals that the rule reads, some of them only in certain cases:",
+        _wrapped(", ".join(rule.reads)),
+    ]
     if rule.knobs:
         lines += ["", "Settings that it may suggest to change: " + ", ".join(rule.knobs)]
     yields = [f"  {entry.winner}: {entry.why}" for entry in PRECEDENCE if entry.loser == rule.id]
@@ -74,4 +90,6 @@ def explain(rule: Rule) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 120, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.fill(
+        text, 120, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )

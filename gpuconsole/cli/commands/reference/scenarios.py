@@ -21,10 +21,11 @@ EXAMPLES = """examples:
   gpuconsole scenarios --json
 """
 HELP = "list the scenarios, or show one"
-DESCRIPTION = f"""List scenarios, or show one. Your own scenarios are the files {user_folder()}/*.toml; `gpuconsole run` also takes a path.
+DESCRIPTION = f"""List scenarios, or show one. Your own scenarios are the files
+{user_folder()}/*.toml; `gpuconsole run` also takes a path.
 
-A scenario has values for CPUs ([cpu]) and for GPUs ([gpu]). A table such as [gpu.80GB] applies to GPUs with about 80 GB of memory or more, after
-the tables of smaller sizes."""
+A scenario has values for CPUs ([cpu]) and for GPUs ([gpu]). A table such as [gpu.80GB] applies to
+GPUs with about 80 GB of memory or more, after the tables of smaller sizes."""
 OPTIONS = (
     Option("name", "the scenario to show (default: all)", "NAME", nargs="?", completes="scenario"),
     JSON,
@@ -52,9 +53,18 @@ def run(args: argparse.Namespace) -> int:
 def listed(by_name: dict[str, Scenario]) -> str:
     """The scenarios with one line each, by group."""
     width = max(map(len, by_name))
-    rules = {name: f"  [{scenario.teaches.rule}]" if scenario.teaches.rule else "" for name, scenario in by_name.items()}
+    rules = {
+        name: f"  [{scenario.teaches.rule}]" if scenario.teaches.rule else ""
+        for name, scenario in by_name.items()
+    }
     groups = (
-        [title, *(f"  {scenario.name:<{width}}  {scenario.title}{rules[scenario.name]}" for scenario in group)]
+        [
+            title,
+            *(
+                f"  {scenario.name:<{width}}  {scenario.title}{rules[scenario.name]}"
+                for scenario in group
+            ),
+        ]
         for title, group in grouped(by_name.values()).items()
     )
     return "\n\n".join("\n".join(lines) for lines in groups)
@@ -66,12 +76,20 @@ def details(chosen: Scenario) -> str:
     if chosen.teaches.see:
         lines += textwrap.wrap(f"What to see: {chosen.teaches.see}", 100)
     if chosen.teaches.rule:
-        lines.append(f"Rule that fires: {chosen.teaches.rule}" + (f"; fix: {_assigned(chosen.teaches.fix)}" if chosen.teaches.fix else ""))
+        lines.append(
+            f"Rule that fires: {chosen.teaches.rule}"
+            + (f"; fix: {_assigned(chosen.teaches.fix)}" if chosen.teaches.fix else "")
+        )
     if chosen.teaches.gpu_fix:
         lines.append(f"Fix on a GPU: {_assigned(chosen.teaches.gpu_fix)}")
     scales: dict[str, Knobs] = {"cpu": chosen.knobs_for("cpu"), "gpu": chosen.knobs_for("gpu")}
-    scales |= {f"gpu {size}": chosen.knobs_for("gpu", gigabytes(size) * 1e9) for size in chosen.gpu_sizes}
-    lines += ["", f"{'setting':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed"]
+    scales |= {
+        f"gpu {size}": chosen.knobs_for("gpu", gigabytes(size) * 1e9) for size in chosen.gpu_sizes
+    }
+    lines += [
+        "",
+        f"{'setting':<28} {''.join(f'{head:<12} ' for head in scales)}{'applies':<8} allowed",
+    ]
     for name in chosen.workload.knobs:
         knob = CATALOGUE[name]
         values = "".join(f"{show(values[name]):<12} " for values in scales.values())

@@ -8,7 +8,10 @@ from importlib.resources import files
 from gpuconsole.cli.exits import OK
 
 HELP = "print the skill file for agents (SKILL.md)"
-DESCRIPTION = "Print the skill file for agents: how to work with the tools of `gpuconsole mcp`, from the first reading to the patch."
+DESCRIPTION = (
+    "Print the skill file for agents: how to work with the tools of `gpuconsole mcp`, from the"
+    " first reading to the patch."
+)
 EXAMPLES = """examples:
   gpuconsole skill > SKILL.md
   gpuconsole skill > .claude/skills/gpuconsole/SKILL.md

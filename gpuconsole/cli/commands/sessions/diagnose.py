@@ -23,12 +23,19 @@ from gpuconsole.model.run import of_same_job
 from gpuconsole.report.session import run_text
 
 HELP = "apply the rules again to a snapshot"
-DESCRIPTION = "Apply the rules and models of this version to the data in a snapshot. Unknown fields are kept."
-EXAMPLES = "examples:\n  gpuconsole diagnose session.json\n  gpuconsole diagnose session.json --snapshot again.json\n"
+DESCRIPTION = (
+    "Apply the rules and models of this version to the data in a snapshot. Unknown fields are kept."
+)
+EXAMPLES = (
+    "examples:\n  gpuconsole diagnose session.json\n  gpuconsole diagnose session.json --snapshot"
+    " again.json\n"
+)
 OPTIONS = (
     Option("file", "a snapshot", "FILE", Path),
     SNAPSHOT._replace(help="write the snapshot with the new findings and numbers", metavar="OUT"),
-    JSON._replace(help="print the snapshot with the new findings and numbers, and nothing else on stdout"),
+    JSON._replace(
+        help="print the snapshot with the new findings and numbers, and nothing else on stdout"
+    ),
 )
 
 
@@ -38,9 +45,20 @@ def run(args: argparse.Namespace) -> int:
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
         with in_range(args.file):
             case = Case.of(run, run.signals)
-            run.findings = share_out(with_trials(evaluate(case), snapshot.trials, run.id, of_same_job(run, snapshot.runs)), case)
-            figured = with_figures(run, snapshot.environment.devices, snapshot.environment.calibration, published_of)
-            page = "" if args.json else run_text(figured, snapshot.environment, output.paint(sys.stdout))
+            run.findings = share_out(
+                with_trials(
+                    evaluate(case), snapshot.trials, run.id, of_same_job(run, snapshot.runs)
+                ),
+                case,
+            )
+            figured = with_figures(
+                run, snapshot.environment.devices, snapshot.environment.calibration, published_of
+            )
+            page = (
+                ""
+                if args.json
+                else run_text(figured, snapshot.environment, output.paint(sys.stdout))
+            )
         stored["findings"] = msgspec.to_builtins(run.findings)
         stored["figures"] = msgspec.to_builtins(figured.figures)
         stored["attainable"] = msgspec.to_builtins(figured.attainable)

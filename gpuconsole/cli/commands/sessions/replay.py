@@ -43,9 +43,17 @@ def speed(text: str) -> float:
 ON_SCREEN = {"headless": "goes with the screen, not with --headless or --json"}
 OPTIONS = (
     Option("file", "a file of --record", "FILE", Path),
-    Option("--speed", "speed compared with the original session (default 1); 0: all at once", "X", speed, ON_SCREEN),
+    Option(
+        "--speed",
+        "speed compared with the original session (default 1); 0: all at once",
+        "X",
+        speed,
+        ON_SCREEN,
+    ),
     HEADLESS._replace(help="print the summary of the session instead"),
-    JSON._replace(help="print the session as a snapshot, and nothing else on stdout (implies --headless)"),
+    JSON._replace(
+        help="print the session as a snapshot, and nothing else on stdout (implies --headless)"
+    ),
     ECO._replace(refused=ON_SCREEN),
 )
 
