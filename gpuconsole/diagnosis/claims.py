@@ -1,13 +1,17 @@
-"""The parts of a step, or of a request, and which finding claims the time of which part. No other module decides this.
+"""The parts of a step, or of a request, and which finding claims the time of which part. No other
+module decides this.
 
 Two sentences hold for all findings of a run:
-- Findings that claim the same milliseconds are alternatives. A finding whose share does not fit beside the findings before it names them (`Finding.alternative_to`).
+- Findings that claim the same milliseconds are alternatives. A finding whose share does not fit
+  beside the findings before it names them (`Finding.alternative_to`).
 - The shares of the findings that are no alternatives never add up to more than their parts.
 
 What these findings leave of a part is the time that no finding explains (`left`).
-A run may be called "without a fault" only when this time is small, and when no rule that could explain a large part of a step is without a conclusion.
+A run may be called "without a fault" only when this time is small, and when no rule that could
+explain a large part of a step is without a conclusion.
 
-All figures of that time come from the signals and findings that a run keeps, so a snapshot has the same answer as the run had.
+All figures of that time come from the signals and findings that a run keeps, so a snapshot has the
+same answer as the run had.
 """
 
 from __future__ import annotations
@@ -26,13 +30,15 @@ from gpuconsole.model.finding import Finding
 from gpuconsole.model.run import Run
 from gpuconsole.session.side_work import SIDE_WORK
 
-# --- the parts, and who claims them --------------------------------------------------------------------------
+# --- the parts, and who claims them ---------------------------------------------------------------
 
 
 class ClaimedPart(NamedTuple):
-    """A part of the time of a step, or of a request. `share` raises Missing where the part is not measured: its room is then not limited.
+    """A part of the time of a step, or of a request. `share` raises Missing where the part is not
+    measured: its room is then not limited.
 
-    `words`: what the time goes to, after its share; empty for useful work, which needs no explanation. `fits`: causes that such time can have.
+    `words`: what the time goes to, after its share; empty for useful work, which needs no
+    explanation. `fits`: causes that such time can have.
     """
 
     name: str
@@ -46,7 +52,8 @@ def _phase(name: str) -> Callable[[Case], float]:
 
 
 def _idle(case: Case) -> float:
-    """Return the share of a step in which no kernel runs on the GPU, less the parts of the step that make no GPU work."""
+    """Return the share of a step in which no kernel runs on the GPU, less the parts of the step
+    that make no GPU work."""
     if not case.get("is_gpu", 0.0) or not case.has("gpu.util_ratio"):
         return 0.0
     try:
@@ -61,27 +68,65 @@ PASSES = ("generation", "forward", "loss", "backward", "optimizer")
 
 
 def _busy(case: Case) -> float:
-    """Return the share of a step in the passes and the optimizer, less the time without work on the GPU."""
+    """Return the share of a step in the passes and the optimizer, less the time without work on the
+    GPU."""
     case.value("forward_ratio")
     return max(0.0, sum(case.get(f"{phase}_ratio", 0.0) for phase in PASSES) - _idle(case))
 
 
 TRAINING = (
-    ClaimedPart("data_wait", _phase("data_wait"), "waits for data", "too few workers, slow storage, or costly transforms"),
-    ClaimedPart("h2d", _phase("h2d"), "copies batches to the GPU", "copies from pageable memory, large batches, or a slow PCIe link"),
     ClaimedPart(
-        "comm", comm.whole_ratio, "waits for other processes", "a slow link, a slow process, or exchanges that no computation hides"
+        "data_wait",
+        _phase("data_wait"),
+        "waits for data",
+        "too few workers, slow storage, or costly transforms",
     ),
-    ClaimedPart("logging", _phase("logging"), "goes to logging", "log records in each step, or a slow disk"),
-    ClaimedPart("checkpoint", _phase("checkpoint"), "goes to checkpoints", "checkpoints that are often or large, or a slow disk"),
-    ClaimedPart("eval", _phase("eval"), "goes to evaluation", "an evaluation that is often or long"),
-    ClaimedPart("other", _phase("other"), "is outside of all phases", "Python code of the loop, or the garbage collector"),
-    ClaimedPart(IDLE, _idle, "passes without work on the GPU", "slow launches of kernels, or waits for the GPU"),
+    ClaimedPart(
+        "h2d",
+        _phase("h2d"),
+        "copies batches to the GPU",
+        "copies from pageable memory, large batches, or a slow PCIe link",
+    ),
+    ClaimedPart(
+        "comm",
+        comm.whole_ratio,
+        "waits for other processes",
+        "a slow link, a slow process, or exchanges that no computation hides",
+    ),
+    ClaimedPart(
+        "logging", _phase("logging"), "goes to logging", "log records in each step, or a slow disk"
+    ),
+    ClaimedPart(
+        "checkpoint",
+        _phase("checkpoint"),
+        "goes to checkpoints",
+        "checkpoints that are often or large, or a slow disk",
+    ),
+    ClaimedPart(
+        "eval", _phase("eval"), "goes to evaluation", "an evaluation that is often or long"
+    ),
+    ClaimedPart(
+        "other",
+        _phase("other"),
+        "is outside of all phases",
+        "Python code of the loop, or the garbage collector",
+    ),
+    ClaimedPart(
+        IDLE,
+        _idle,
+        "passes without work on the GPU",
+        "slow launches of kernels, or waits for the GPU",
+    ),
     ClaimedPart("busy", _busy),
     ClaimedPart("core_wait", _phase("runq")),
 )
 SERVING = (
-    ClaimedPart("queue", serving.queue_ratio, "is a wait in the queue", "more load than the server can take, or limits that are too low"),
+    ClaimedPart(
+        "queue",
+        serving.queue_ratio,
+        "is a wait in the queue",
+        "more load than the server can take, or limits that are too low",
+    ),
     ClaimedPart("served", lambda case: max(0.0, 1 - serving.queue_ratio(case))),
 )
 _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -108,7 +153,8 @@ _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("watch.host_bound", ("served",)),
     ("watch.", ("queue", "served")),
 )
-"""For each rule, by the start of its id, the parts whose time its findings claim: what fills the first part is taken from the next. The first entry that fits counts."""
+"""For each rule, by the start of its id, the parts whose time its findings claim: what fills the
+first part is taken from the next. The first entry that fits counts."""
 
 
 def parts_of(rule: str, case: Case) -> tuple[str, ...]:
@@ -127,13 +173,15 @@ def rules_about(part: str) -> tuple[str, ...]:
 
 
 def is_about(finding: Finding, part: str, case: Case) -> bool:
-    """Return whether a finding that fires, and is no note, names a cause in this part, with or without something to recover."""
+    """Return whether a finding that fires, and is no note, names a cause in this part, with or
+    without something to recover."""
     named = finding.state == "fires" and not finding.note and finding.resource == "time"
     return named and parts_of(finding.rule, case)[:1] == (part,)
 
 
 def claims_time(finding: Finding) -> bool:
-    """Return whether a finding claims time: it fires, is no note, and no trial has shown that its changes gain nothing."""
+    """Return whether a finding claims time: it fires, is no note, and no trial has shown that its
+    changes gain nothing."""
     return (
         finding.state == "fires"
         and not finding.note
@@ -144,12 +192,14 @@ def claims_time(finding: Finding) -> bool:
 
 
 def share_out(findings: Sequence[Finding], case: Case) -> list[Finding]:
-    """Return the findings, ranked. None recovers more than the parts that it claims, and each that does not fit beside those before it names them as alternatives."""
+    """Return the findings, ranked. None recovers more than the parts that it claims, and each that
+    does not fit beside those before it names them as alternatives."""
     return _share_out(findings, case)[0]
 
 
 def left(findings: Sequence[Finding], case: Case) -> list[tuple[ClaimedPart, float, float]]:
-    """Return each part that is measured and is no useful work, with its share of the step (or request), and with what the findings leave of it."""
+    """Return each part that is measured and is no useful work, with its share of the step (or
+    request), and with what the findings leave of it."""
     room, parts = _share_out(findings, case)[1], SERVING if case.serves else TRAINING
     whole = [(part, _share(part, case)) for part in parts if part.words]
     return [(part, share, room[part.name]) for part, share in whole if not math.isinf(share)]
@@ -166,7 +216,9 @@ def _share_out(findings: Sequence[Finding], case: Case) -> tuple[list[Finding], 
             if finding.recoverable_ratio <= sum(room[name] for name in parts) + 1e-9:
                 _take_room(finding.recoverable_ratio, parts, room)
             else:
-                alternatives = tuple(rule for rule, others in before.items() if set(parts) & set(others))
+                alternatives = tuple(
+                    rule for rule, others in before.items() if set(parts) & set(others)
+                )
             before[finding.rule] = parts
         shared.append(msgspec.structs.replace(finding, alternative_to=alternatives))
     return shared, room
@@ -181,10 +233,15 @@ def _share(part: ClaimedPart, case: Case) -> float:
 
 
 def _beside_side_work(case: Case) -> float:
-    """Return the time that side work leaves in all steady steps, over the time that it leaves in the last steps, of which the shares of the other parts are; at most 1. So
-    all shares are those of a mean step, and an evaluation that is not among the last steps has room beside them."""
+    """Return the time that side work leaves in all steady steps, over the time that it leaves in
+    the last steps, of which the shares of the other parts are; at most 1. So all shares are those
+    of a mean step, and an evaluation that is not among the last steps has room beside them."""
     of_all, recent = (
-        sum(shares) for shares in zip(*((case.get(f"{name}_ratio", 0.0), case.recent(name, 0.0)) for name in SIDE_WORK), strict=True)
+        sum(shares)
+        for shares in zip(
+            *((case.get(f"{name}_ratio", 0.0), case.recent(name, 0.0)) for name in SIDE_WORK),
+            strict=True,
+        )
     )
     return max(0.0, 1 - of_all) / (1 - recent) if recent < of_all else 1.0
 
@@ -194,7 +251,11 @@ def _within(finding: Finding, whole: dict[str, float], case: Case) -> Finding:
     if not claims_time(finding):
         return finding
     most = sum(whole[name] for name in parts_of(finding.rule, case) if name in whole)
-    return msgspec.structs.replace(finding, recoverable_ratio=most) if most < finding.recoverable_ratio else finding
+    return (
+        msgspec.structs.replace(finding, recoverable_ratio=most)
+        if most < finding.recoverable_ratio
+        else finding
+    )
 
 
 def _take_room(ratio: float, parts: Sequence[str], room: dict[str, float]) -> None:
@@ -204,17 +265,23 @@ def _take_room(ratio: float, parts: Sequence[str], room: dict[str, float]) -> No
         ratio -= taken
 
 
-# --- time that no finding explains ---------------------------------------------------------------------------
+# --- time that no finding explains ----------------------------------------------------------------
 
-LARGE = Threshold("unexplained", 0.10, "ratio", "a tenth of a step: from this share on the rules about input and exchanges name a cause")
+LARGE = Threshold(
+    "unexplained",
+    0.10,
+    "ratio",
+    "a tenth of a step: from this share on the rules about input and exchanges name a cause",
+)
 
 _OF_STEP, _OF_REQUEST = "of each step", "of the time of a request"
 
 
 class Unexplained(NamedTuple):
-    """Time that no finding explains. `share`: of a step or of a request. `time`: one clause that says what it goes to. `fits`: possible causes.
-    `missing`: the signals that the rules about this time lack. `remedy`: how to get them, one clause. `named`: findings name a cause in
-    this part, and would not free all of it."""
+    """Time that no finding explains. `share`: of a step or of a request. `time`: one clause that
+    says what it goes to. `fits`: possible causes. `missing`: the signals that the rules about this
+    time lack. `remedy`: how to get them, one clause. `named`: findings name a cause in this part,
+    and would not free all of it."""
 
     share: float
     time: str
@@ -226,26 +293,47 @@ class Unexplained(NamedTuple):
     @property
     def words(self) -> str:
         """The clause for a run whose diagnosis is final."""
-        return f"{self.time} beyond what the findings would free" if self.named else f"{self.time}, and no rule names the cause"
+        return (
+            f"{self.time} beyond what the findings would free"
+            if self.named
+            else f"{self.time}, and no rule names the cause"
+        )
 
 
 UNMEASURED = "forward_ratio"
 """The signal that rules lack where the time of a step is not divided yet."""
-RULES_OF_PASSES = ("gpu.", "host.launch_bound", "host.sync_stall", "host.recompile_graphbreak", "host.idle_cores")
+RULES_OF_PASSES = (
+    "gpu.",
+    "host.launch_bound",
+    "host.sync_stall",
+    "host.recompile_graphbreak",
+    "host.idle_cores",
+)
 
 
 def unexplained(run: Run) -> Unexplained | None:
-    """Return the largest part of a step (of a server: of a request) that the findings leave, where a tenth or more is left."""
+    """Return the largest part of a step (of a server: of a request) that the findings leave, where
+    a tenth or more is left."""
     case = Case.of(run, run.signals)
-    part, whole, rest = max(left(run.findings, case), key=lambda entry: entry[2], default=(None, 0.0, 0.0))
+    part, whole, rest = max(
+        left(run.findings, case), key=lambda entry: entry[2], default=(None, 0.0, 0.0)
+    )
     if part is None or rest < LARGE:
         return None
     unsure = _without_conclusion(run, rules_about(part.name))
     missing = _missing(unsure) if not run.watched else ()
-    fits = part.fits + (f" (most of them in {place})" if part.name == IDLE and (place := _waiting_place(case)) else "")
+    fits = part.fits + (
+        f" (most of them in {place})"
+        if part.name == IDLE and (place := _waiting_place(case))
+        else ""
+    )
     time = f"{percent(rest)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}"
     named = rest < whole or any(is_about(finding, part.name, case) for finding in run.findings)
-    how = "; ".join(dict.fromkeys(finding.summary for finding in unsure)) if run.watched else remedy(run, missing)
+    how = (
+        "; ".join(dict.fromkeys(finding.summary for finding in unsure))
+        if run.watched
+        else remedy(run, missing)
+    )
     return Unexplained(rest, time, fits, missing, how, named)
 
 
@@ -258,12 +346,15 @@ def _waiting_place(case: Case) -> str:
 
 
 def open_question(run: Run) -> str:
-    """Why a run in which nothing is unexplained may still have a fault: rules about a large part of it have no conclusion. One clause; empty where
-    there are no such rules."""
+    """Why a run in which nothing is unexplained may still have a fault: rules about a large part of
+    it have no conclusion. One clause; empty where there are no such rules."""
     if any(UNMEASURED in finding.missing for finding in run.findings):
         return "the shares of a step are not measured yet"
     if run.serves:
-        rules, about = _without_conclusion(run, ("watch." if run.watched else "serve.",)), "the server"
+        rules, about = (
+            _without_conclusion(run, ("watch." if run.watched else "serve.",)),
+            "the server",
+        )
     else:
         case = Case.of(run, run.signals)
         share = sum(case.get(f"{phase}_ratio", 0.0) for phase in PASSES)
@@ -273,21 +364,37 @@ def open_question(run: Run) -> str:
         return ""
     if run.watched:
         return f"{rules[0].summary}" + (
-            f"; {len(rules) - 1} other {'rule lacks' if len(rules) == 2 else 'rules lack'} data too" if rules[1:] else ""
+            f"; {len(rules) - 1} other {'rule lacks' if len(rules) == 2 else 'rules lack'} data too"
+            if rules[1:]
+            else ""
         )
     how = remedy(run, _missing(rules))
-    return f"{len(rules)} {'rule has' if len(rules) == 1 else 'rules have'} no data about {about}{f': {how}' if how else ''}"
+    return (
+        f"{len(rules)} {'rule has' if len(rules) == 1 else 'rules have'} no data about"
+        f" {about}{f': {how}' if how else ''}"
+    )
 
 
 def remedy(run: Run, missing: tuple[str, ...]) -> str:
-    """How to get signals that are missing, one clause; empty where nothing is missing, or nothing is known to help."""
+    """How to get signals that are missing, one clause; empty where nothing is missing, or nothing
+    is known to help."""
     probes = list(dict.fromkeys(PROBE_OF[signal] for signal in missing if signal in PROBE_OF))
-    waiting = [probe for probe in probes if probe in IN_JOB and run.unavailable.get(f"probe.{probe}") == NO_CONSENT]
+    waiting = [
+        probe
+        for probe in probes
+        if probe in IN_JOB and run.unavailable.get(f"probe.{probe}") == NO_CONSENT
+    ]
     if waiting:
         key = "P (or --probe)" if run.state == "running" else "--probe"
-        return f"{key} allows {'the probe' if len(waiting) == 1 else 'the probes'} {', '.join(waiting)}"
-    reasons = [run.unavailable[f"probe.{probe}"] for probe in probes if f"probe.{probe}" in run.unavailable]
-    refused = [reason for reason in reasons if reason != NO_CONSENT]  # consent would not help: these never run in a job
+        return (
+            f"{key} allows {'the probe' if len(waiting) == 1 else 'the probes'}"
+            f" {', '.join(waiting)}"
+        )
+    reasons = [
+        run.unavailable[f"probe.{probe}"] for probe in probes if f"probe.{probe}" in run.unavailable
+    ]
+    # consent would not help: these never run in a job
+    refused = [reason for reason in reasons if reason != NO_CONSENT]
     if refused:
         return f"the measurement is not possible here: {refused[0]}"
     return "a longer run may give the numbers" if missing else ""

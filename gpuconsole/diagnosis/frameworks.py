@@ -1,5 +1,5 @@
-"""What the user of a framework writes for a change, where the framework runs the training loop: the framework's own setting, not a line of a loop that is not the
-user's."""
+"""What the user of a framework writes for a change, where the framework runs the training loop: the
+framework's own setting, not a line of a loop that is not the user's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ARGUMENTS: dict[str, dict[str, Callable[[Value], str]]] = {
 LINES: dict[str, dict[str, Callable[[Value], str]]] = {
     LIGHTNING: {
         "log_every": lambda value: (
-            "# in training_step: self.log takes its time in every step; log_every_n_steps spares only what the logger writes\n"
+            "# in training_step: self.log takes its time in every step; log_every_n_steps spares"
+            " only what the logger writes\n"
             f"if batch_idx % {value} == 0:\n    self.log_dict(metrics)"
         ),
     },
@@ -41,10 +42,14 @@ LINES: dict[str, dict[str, Callable[[Value], str]]] = {
 
 
 def code_for(loop: str, changes: Knobs) -> str:
-    """The call of the framework that runs the loop, or the lines within it; empty where there is none, or where it has no argument for one of the changes."""
+    """The call of the framework that runs the loop, or the lines within it; empty where there is
+    none, or where it has no argument for one of the changes."""
     if len(changes) == 1 and (lines := LINES.get(loop, {}).get(next(iter(changes)))):
         return lines(*changes.values())
     arguments = ARGUMENTS.get(loop, {})
     if not changes or not changes.keys() <= arguments.keys():
         return ""
-    return f"{CALLS[loop]}(..., {', '.join(arguments[name](value) for name, value in changes.items())})"
+    return (
+        f"{CALLS[loop]}(..., "
+        f"{', '.join(arguments[name](value) for name, value in changes.items())})"
+    )

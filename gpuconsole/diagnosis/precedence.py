@@ -1,9 +1,11 @@
-"""Decides which of several findings has priority, and the order of findings. Rules do not refer to each other; only this module compares
-them, and no module of `families/` or `signals/` imports it.
+"""Decides which of several findings has priority, and the order of findings. Rules do not refer to
+each other; only this module compares them, and no module of `families/` or `signals/` imports it.
 
 Three things are decided here:
-- `CAUSES_OF_DATA_WAIT`: a step that waits for data has one cause. The rules about input share this order.
-- `PRECEDENCE`: a rule yields where another finding explains the same time or memory, or contradicts the rule.
+- `CAUSES_OF_DATA_WAIT`: a step that waits for data has one cause. The rules about input share this
+  order.
+- `PRECEDENCE`: a rule yields where another finding explains the same time or memory, or contradicts
+  the rule.
 - `rank`: the order in which findings are stored in `Run.findings` and shown everywhere.
 """
 
@@ -24,9 +26,19 @@ from gpuconsole.model.finding import Finding
 COVERED = "Covered by"
 """The start of the title of a finding that yields to one that fires."""
 FIRST = "hw.errors"
-"""This finding recovers no time, but comes before all other findings, because the results may be wrong."""
+"""This finding recovers no time, but comes before all other findings, because the results may be
+wrong."""
 
-Cause = Literal["epoch_restart", "jitter", "one_by_one", "ipc_collate", "shared_lock", "slow_storage", "too_few_workers", "cpu_transform"]
+Cause = Literal[
+    "epoch_restart",
+    "jitter",
+    "one_by_one",
+    "ipc_collate",
+    "shared_lock",
+    "slow_storage",
+    "too_few_workers",
+    "cpu_transform",
+]
 CAUSES_OF_DATA_WAIT: dict[Cause, Callable[[Case], bool]] = {
     "epoch_restart": loader.restarting,
     "jitter": loader.stalling,
@@ -37,13 +49,16 @@ CAUSES_OF_DATA_WAIT: dict[Cause, Callable[[Case], bool]] = {
     "too_few_workers": loader.lacking_workers,
     "cpu_transform": loader.waits,
 }
-"""Only the first cause that applies is reported. Restarts and single slow samples come first, because they also look like a slow loader. Rows that are fetched one by one come before workers, which would fetch them one by one too.
-More cores do not help a process that is busy receiving, or a slow storage. Workers that wait for one lock look like workers that wait for storage, or, where the
+"""Only the first cause that applies is reported. Restarts and single slow samples come first,
+because they also look like a slow loader. Rows that are fetched one by one come before workers,
+which would fetch them one by one too. More cores do not help a process that is busy receiving, or a
+slow storage. Workers that wait for one lock look like workers that wait for storage, or, where the
 owner of the lock computes, like too few workers. Cheaper transforms are the last resort."""
 
 
 def cause_of_data_wait(case: Case) -> Cause | None:
-    """Why the step waits for data: the first of CAUSES_OF_DATA_WAIT that applies; None if the step waits too little.
+    """Why the step waits for data: the first of CAUSES_OF_DATA_WAIT that applies; None if the step
+    waits too little.
 
     Needs probe P6 once the wait is large enough; raises Missing until the probe has run.
     """
@@ -56,10 +71,12 @@ def cause_of_data_wait(case: Case) -> Cause | None:
 class Precedence:
     """The rule `loser` becomes clear if the rule `winner` prevails. `why` is the text for the user.
 
-    The winner prevails if it fires and is not a note. With `when`, the winner prevails if `when` is true for the case; then a loser
-    that waits for a probe also becomes clear, so the probe does not run without need.
+    The winner prevails if it fires and is not a note. With `when`, the winner prevails if `when` is
+    true for the case; then a loser that waits for a probe also becomes clear, so the probe does not
+    run without need.
     `unless` is a knob: with any value but 0 the two rules are about different things.
-    `must_know`: while the winner has no conclusion, the loser has no conclusion either, if this is true for the case.
+    `must_know`: while the winner has no conclusion, the loser has no conclusion either, if this is
+    true for the case.
     """
 
     loser: str
@@ -82,8 +99,14 @@ _MORE_TO_GAIN = "that finding still gains time"
 _NAMED = "that finding names what the device is busy with"
 _FILLED = "that finding names what fills the memory"
 _OWN_CODE = "that finding names the program's own code that takes this time"
-_LOCKED = "each operator waits for another Python thread of the program: the times of the passes are not those of the program alone"
-_DEBUGGED = "a mode for debugging makes each operator slower: the times of the passes are not those of the program alone"
+_LOCKED = (
+    "each operator waits for another Python thread of the program: the times of the passes are not"
+    " those of the program alone"
+)
+_DEBUGGED = (
+    "a mode for debugging makes each operator slower: the times of the passes are not those of the"
+    " program alone"
+)
 _BLOCKING = "CUDA_LAUNCH_BLOCKING makes the host wait for each kernel"
 _GROWS = "that finding names what makes each step longer than the one before"
 _CLOCK = "a clock that falls makes the steps longer"
@@ -102,22 +125,45 @@ PRECEDENCE = (
     ),
     Precedence("host.slowing_down", "hw.thermal", _CLOCK),
     Precedence("host.slowing_down", "hw.power", _CLOCK),
-    Precedence("host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"),
-    Precedence("meta.not_steady", "host.slowing_down", "that finding says how the step time drifts", when=trend.slows),
-    Precedence("host.python_overhead", "mem.cache_emptied", "that finding names the line that waits"),
-    Precedence("host.python_overhead", "host.slowing_down", _GROWS, when=trend.claims_in("other", "data_wait")),
+    Precedence(
+        "host.slowing_down", "host.recompile_graphbreak", "the compiler compiles again and again"
+    ),
+    Precedence(
+        "meta.not_steady",
+        "host.slowing_down",
+        "that finding says how the step time drifts",
+        when=trend.slows,
+    ),
+    Precedence(
+        "host.python_overhead", "mem.cache_emptied", "that finding names the line that waits"
+    ),
+    Precedence(
+        "host.python_overhead",
+        "host.slowing_down",
+        _GROWS,
+        when=trend.claims_in("other", "data_wait"),
+    ),
     Precedence("host.logging_io", "host.slowing_down", _GROWS, when=trend.claims_in("logging")),
-    Precedence("host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")),
+    Precedence(
+        "host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")
+    ),
     Precedence("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
     Precedence("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
     Precedence(
-        "host.slow_function", "host.slowing_down", _GROWS, when=trend.claims_in("generation", "forward", "loss", "backward", "optimizer")
+        "host.slow_function",
+        "host.slowing_down",
+        _GROWS,
+        when=trend.claims_in("generation", "forward", "loss", "backward", "optimizer"),
     ),
     Precedence("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),
     Precedence("host.sync_stall", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Precedence("gpu.optimizer_unfused", "host.optimizer_offloaded", "that finding says why the update takes long"),
+    Precedence(
+        "gpu.optimizer_unfused",
+        "host.optimizer_offloaded",
+        "that finding says why the update takes long",
+    ),
     Precedence("gpu.optimizer_unfused", "host.debug_mode", _DEBUGGED, when=host.is_profiled),
     Precedence("gpu.optimizer_unfused", "host.gil", _LOCKED, when=host.waits_for_lock),
     Precedence("gpu.fp32_no_tensor_core", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
@@ -132,7 +178,12 @@ PRECEDENCE = (
         when=host.threads_wait_for_each_other,
     ),
     Precedence("gpu.small_batch", "host.slow_function", _OWN_CODE),
-    Precedence("gpu.small_batch", "comm.exposed", "accumulation makes the exchange rarer with the same batch", when=comm.is_serious),
+    Precedence(
+        "gpu.small_batch",
+        "comm.exposed",
+        "accumulation makes the exchange rarer with the same batch",
+        when=comm.is_serious,
+    ),
     Precedence("host.launch_bound", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.launch_bound", "host.environment", _BLOCKING, when=host.launches_wait),
     Precedence("host.launch_bound", "host.gil", _LOCKED, when=host.waits_for_lock),
@@ -157,7 +208,9 @@ PRECEDENCE = (
     Precedence("gpu.compute_bound_healthy", "gpu.attention_math", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "gpu.conv_layout_autotune", _MORE_TO_GAIN),
     # on a CPU, fp32 is the usual choice and its finding a note
-    Precedence("gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN, must_know=_on_gpu),
+    Precedence(
+        "gpu.compute_bound_healthy", "gpu.fp32_no_tensor_core", _MORE_TO_GAIN, must_know=_on_gpu
+    ),
     Precedence("gpu.compute_bound_healthy", "gpu.optimizer_unfused", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "host.idle_cores", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "host.optimizer_offloaded", _MORE_TO_GAIN),
@@ -176,11 +229,18 @@ PRECEDENCE = (
         "more concurrent requests would share each reading of the weights",
         when=serving.more_users_gain,
     ),
-    Precedence("serve.saturated_healthy", "serve.client_bound", "the load generator, not the server, sets the rates"),
-    Precedence("serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=_always),
+    Precedence(
+        "serve.saturated_healthy",
+        "serve.client_bound",
+        "the load generator, not the server, sets the rates",
+    ),
+    Precedence(
+        "serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=_always
+    ),
     Precedence("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=_always),
 )
-"""Entries with the same loser are adjacent. The entries where a rule is the loser come before the entries where it is the winner."""
+"""Entries with the same loser are adjacent. The entries where a rule is the loser come before the
+entries where it is the winner."""
 
 
 def settle(findings: list[Finding], case: Case) -> list[Finding]:
@@ -189,7 +249,9 @@ def settle(findings: list[Finding], case: Case) -> list[Finding]:
     for loser, entries in groupby(PRECEDENCE, lambda entry: entry.loser):
         if loser in settled:
             outcomes = (_outcome(entry, settled, case) for entry in entries)
-            settled[loser] = next((outcome for outcome in outcomes if outcome is not None), settled[loser])
+            settled[loser] = next(
+                (outcome for outcome in outcomes if outcome is not None), settled[loser]
+            )
     return list(settled.values())
 
 
@@ -202,9 +264,22 @@ def _outcome(entry: Precedence, settled: dict[str, Finding], case: Case) -> Find
         if loser.state == "clear":
             return msgspec.structs.replace(loser, level=0.0)
         if loser.state == "fires" or (entry.when is not None and _lacks_a_probe(loser)):
-            return Finding(loser.rule, "clear", f"{COVERED} {winner.rule}", summary=entry.why, evidence=loser.evidence or winner.evidence)
-    elif entry.must_know is not None and entry.must_know(case) and loser.state == "fires" and winner.state == "cant_tell":
-        return Finding(loser.rule, "cant_tell", loser.title, summary=winner.summary, missing=winner.missing)
+            return Finding(
+                loser.rule,
+                "clear",
+                f"{COVERED} {winner.rule}",
+                summary=entry.why,
+                evidence=loser.evidence or winner.evidence,
+            )
+    elif (
+        entry.must_know is not None
+        and entry.must_know(case)
+        and loser.state == "fires"
+        and winner.state == "cant_tell"
+    ):
+        return Finding(
+            loser.rule, "cant_tell", loser.title, summary=winner.summary, missing=winner.missing
+        )
     return None
 
 
@@ -222,10 +297,21 @@ def _lacks_a_probe(finding: Finding) -> bool:
 
 
 def rank(findings: list[Finding]) -> list[Finding]:
-    """Sorted findings: first the findings that fire, then rules without a conclusion, then clear rules.
+    """Sorted findings: first the findings that fire, then rules without a conclusion, then clear
+    rules.
 
-    Among findings that fire: FIRST, then those with something to recover by weight (recoverable share times confidence), then notes.
-    Equal findings are sorted by rule id. `Run.findings` is stored in this order, and readers keep the order.
+    Among findings that fire: FIRST, then those with something to recover by weight (recoverable
+    share times confidence), then notes. Equal findings are sorted by rule id. `Run.findings` is
+    stored in this order, and readers keep the order.
     """
     states = {"fires": 0, "cant_tell": 1, "clear": 2}
-    return sorted(findings, key=lambda f: (states[f.state], f.state != "fires" or f.rule != FIRST, f.note, -f.weight, f.rule))
+    return sorted(
+        findings,
+        key=lambda f: (
+            states[f.state],
+            f.state != "fires" or f.rule != FIRST,
+            f.note,
+            -f.weight,
+            f.rule,
+        ),
+    )

@@ -1,36 +1,43 @@
-"""Shared by rules about the GPU's work: how well it computes (MFU), whether the host or the GPU is the limit of a step, how long the GPU is busy, how much of the SM clock is lost, and to what.
+"""Shared by rules about the GPU's work: how well it computes (MFU), whether the host or the GPU is
+the limit of a step, how long the GPU is busy, how much of the SM clock is lost, and to what.
 
-All of this is known without a probe. A step ends on the host when its last kernel is issued. If the GPU has then done all earlier work, the host was
-the limit, or it has waited for the GPU (a synchronisation). If the GPU still has work, the GPU is the limit.
+All of this is known without a probe. A step ends on the host when its last kernel is issued. If the
+GPU has then done all earlier work, the host was the limit, or it has waited for the GPU (a
+synchronisation). If the GPU still has work, the GPU is the limit.
 """
 
 from __future__ import annotations
 
 from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Evidence, Threshold, percent
 
-# --- clocks --------------------------------------------------------------------------------------------------
+# --- clocks ---------------------------------------------------------------------------------------
 
 CAPPED_TIME = 0.10
-"""Share of time: a power cap that works for less than this is not why the mean clock is low (survey T39, as `hw.power`)."""
+"""Share of time: a power cap that works for less than this is not why the mean clock is low (survey
+T39, as `hw.power`)."""
 
 
 def clock_loss(case: Case) -> float:
-    """1 - SM clock under load / the clock that the card should have: NVML's maximum, or the boost clock of a graphics card. Raises Missing."""
+    """1 - SM clock under load / the clock that the card should have: NVML's maximum, or the boost
+    clock of a graphics card. Raises Missing."""
     return max(0.0, 1 - case.value("hw.sm_clock_ratio"))
 
 
 def loss_is_sure(case: Case) -> bool:
-    """Whether the clock is compared with one that the card reaches at full load. For a graphics card without a known boost clock it is not."""
+    """Whether the clock is compared with one that the card reaches at full load. For a graphics
+    card without a known boost clock it is not."""
     return not case.get("hw.clock_unsure", 0.0)
 
 
 def held_by_power(case: Case) -> float:
-    """Share of time in which a power limit or an external brake lowered the clocks. Raises Missing."""
+    """Share of time in which a power limit or an external brake lowered the clocks. Raises
+    Missing."""
     return max(case.value("hw.power_cap_time_ratio"), case.get("hw.power_brake_time_ratio", 0.0))
 
 
 def lost_to_heat(case: Case) -> float:
-    """The part of the lost clock that heat explains. Heat and power share the loss in proportion to their times. Raises Missing."""
+    """The part of the lost clock that heat explains. Heat and power share the loss in proportion to
+    their times. Raises Missing."""
     heat, power = (
         case.value("hw.thermal_time_ratio"),
         max(case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.power_brake_time_ratio", 0.0)),
@@ -45,103 +52,169 @@ def lost_to_power(case: Case) -> float:
 
 
 def capped_clock(case: Case) -> float:
-    """The SM clock under load over the datasheet's, as far as the power cap lowers it; 1 where it does not, or where one of both is not known.
+    """The SM clock under load over the datasheet's, as far as the power cap lowers it; 1 where it
+    does not, or where one of both is not known.
 
-    An L4 of 72 W or a T4 of 70 W reaches the datasheet's clock in no large product, so no program reaches their peak.
+    An L4 of 72 W or a T4 of 70 W reaches the datasheet's clock in no large product, so no program
+    reaches their peak.
     """
     held, heat = case.get("hw.power_cap_time_ratio", 0.0), case.get("hw.thermal_time_ratio", 0.0)
     lost = max(0.0, 1 - case.get("hw.datasheet_clock_ratio", 1.0))
     return 1 - min(MAX_SHARE, lost) * held / (heat + held) if lost and held >= CAPPED_TIME else 1.0
 
 
-# --- the work of the GPU -------------------------------------------------------------------------------------
+# --- the work of the GPU --------------------------------------------------------------------------
 
-MFU = Threshold("mfu", 0.40, "ratio", "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B 40-46 %)")
+MFU = Threshold(
+    "mfu",
+    0.40,
+    "ratio",
+    (
+        "40 % of the dense peak: well-tuned large training runs report this much (PaLM 46 %, MPT-7B"
+        " 40-46 %)"
+    ),
+)
 MFU_CAUSAL = Threshold(
     "mfu_causal",
     0.36,
     "ratio",
-    "the same runs where attention counts without its masked half: 40 % less the 4 to 10 % that this half has of the FLOPs",
+    (
+        "the same runs where attention counts without its masked half: 40 % less the 4 to 10 % that"
+        " this half has of the FLOPs"
+    ),
 )
 CAUGHT_UP = Threshold(
     "caught_up",
     0.50,
     "ratio",
-    "a GPU that is the limit has work left at the end of nearly every step, and one that waits has none; half separates them",
+    (
+        "a GPU that is the limit has work left at the end of nearly every step, and one that waits"
+        " has none; half separates them"
+    ),
 )
-WAITED = Threshold("waited", 0.05, "ratio", "5 % of a step in calls that wait for the GPU (train-doctor 0.05, fournex 0.10; survey T10)")
+WAITED = Threshold(
+    "waited",
+    0.05,
+    "ratio",
+    "5 % of a step in calls that wait for the GPU (train-doctor 0.05, fournex 0.10; survey T10)",
+)
 CALLS = Threshold(
     "waits_per_pass",
     5.0,
     "",
-    "up to four waits at the end of a pass are usual (loss, gradient norm, scaler, accuracy); the GPU then works meanwhile",
+    (
+        "up to four waits at the end of a pass are usual (loss, gradient norm, scaler, accuracy);"
+        " the GPU then works meanwhile"
+    ),
 )
-COPIES = Threshold("h2d", 0.10, "ratio", "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)")
+COPIES = Threshold(
+    "h2d",
+    0.10,
+    "ratio",
+    "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)",
+)
 BY_SAMPLES = ", by stack samples"
-"""The end of a place at which the host waits for the GPU in calls that the agent does not time, and so does not count."""
+"""The end of a place at which the host waits for the GPU in calls that the agent does not time, and
+so does not count."""
 SM_BUSY = 0.80
-"""SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start and end with some SMs empty (DCGM's guide: 80 %
-is necessary for effective use, below 50 % is likely ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""
+"""SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start
+and end with some SMs empty (DCGM's guide: 80 % is necessary for effective use, below 50 % is likely
+ineffective use; GPT-2 small in bf16 on an H100 has 85 %)."""
 
 GRADIENTS = 1.5
-"""A backward pass has two matrix products for each of the forward pass, and reads at least as much memory: 2 times as long for products, 1.5 and more for pointwise
-operators, and more with recomputation."""
+"""A backward pass has two matrix products for each of the forward pass, and reads at least as much
+memory: 2 times as long for products, 1.5 and more for pointwise operators, and more with
+recomputation."""
 WHOLE_MODEL = 0.9
 """Share of trained parameters from which the whole model has a backward pass."""
 IDLE_UTIL = 0.80
-"""GPU-Util counts the time in which any kernel ran, also one that fills few SMs. From here on, it does not say that the GPU is idle."""
+"""GPU-Util counts the time in which any kernel ran, also one that fills few SMs. From here on, it
+does not say that the GPU is idle."""
 
 
 def mfu_level(case: Case) -> float:
-    """MFU over its threshold: by the causal count where attention is known to be causal, else by the full count. Forward passes that the backward pass repeats
-    keep the GPU busy, too: HFU counts with the threshold of the full count. Where the power cap lowers the clock, the thresholds are lower by as much.
-    Raises Missing."""
-    level = case.value("mfu_causal_ratio") / MFU_CAUSAL if case.has("mfu_causal_ratio") else case.value("mfu_ratio") / MFU
+    """MFU over its threshold: by the causal count where attention is known to be causal, else by
+    the full count. Forward passes that the backward pass repeats keep the GPU busy, too: HFU counts
+    with the threshold of the full count. Where the power cap lowers the clock, the thresholds are
+    lower by as much. Raises Missing."""
+    level = (
+        case.value("mfu_causal_ratio") / MFU_CAUSAL
+        if case.has("mfu_causal_ratio")
+        else case.value("mfu_ratio") / MFU
+    )
     return max(level, case.get("hfu_ratio", 0.0) / MFU) / capped_clock(case)
 
 
 def mfu_evidence(case: Case) -> tuple[Evidence, ...]:
-    """MFU by each count that is known, the one that decides with its threshold; the clock, where it lowers the threshold. Raises Missing."""
+    """MFU by each count that is known, the one that decides with its threshold; the clock, where it
+    lowers the threshold. Raises Missing."""
     scale = capped_clock(case)
-    capped = case.evidence("hw.datasheet_clock_ratio", "hw.power_cap_time_ratio") if scale < 1 else ()
+    capped = (
+        case.evidence("hw.datasheet_clock_ratio", "hw.power_cap_time_ratio") if scale < 1 else ()
+    )
     recomputed = case.if_known(("hfu_ratio", MFU * scale))
     if case.has("mfu_causal_ratio"):
-        return case.evidence(("mfu_causal_ratio", MFU_CAUSAL * scale), "mfu_ratio") + recomputed + capped
+        return (
+            case.evidence(("mfu_causal_ratio", MFU_CAUSAL * scale), "mfu_ratio")
+            + recomputed
+            + capped
+        )
     return case.evidence(("mfu_ratio", MFU * scale)) + recomputed + capped
 
 
 def computes_well(case: Case) -> bool:
-    """Whether MFU is known and reaches its threshold. Such a GPU does not wait for launches or for the host."""
+    """Whether MFU is known and reaches its threshold. Such a GPU does not wait for launches or for
+    the host."""
     return case.has("mfu_ratio") and mfu_level(case) >= 1
 
 
 def knows_the_lead(case: Case) -> bool:
-    """Whether the agent has seen how far the host is ahead of the GPU, and the calls that wait for it; a probe that measures launches comes first."""
-    return not case.has("probe.issue_s") and case.has("host.caught_up_ratio", "sync.wait_s", "sync.calls")
+    """Whether the agent has seen how far the host is ahead of the GPU, and the calls that wait for
+    it; a probe that measures launches comes first."""
+    return not case.has("probe.issue_s") and case.has(
+        "host.caught_up_ratio", "sync.wait_s", "sync.calls"
+    )
 
 
 def waited_ratio(case: Case) -> float:
-    """Share of a step in which the host waits for the GPU: in calls that the agent times, or as far as the host was ahead of the GPU before it waited. Torch
-    waits in more functions than the agent times (`x[mask]`, `torch.where(mask)`, copies of single numbers). Raises Missing."""
-    return min(1.0, max(case.value("sync.wait_s") / case.value("step_s"), case.get("host.ahead_ratio", 0.0)))
+    """Share of a step in which the host waits for the GPU: in calls that the agent times, or as far
+    as the host was ahead of the GPU before it waited. Torch waits in more functions than the agent
+    times (`x[mask]`, `torch.where(mask)`, copies of single numbers). Raises Missing."""
+    return min(
+        1.0,
+        max(case.value("sync.wait_s") / case.value("step_s"), case.get("host.ahead_ratio", 0.0)),
+    )
 
 
 def waiting_place(case: Case) -> str:
-    """Return the line of the program at which the host waits for the GPU; empty if it is not known. Raises Missing.
+    """Return the line of the program at which the host waits for the GPU; empty if it is not known.
+    Raises Missing.
 
-    The agent times some calls that wait. Without other evidence, it is the line with most of this time. Stack samples win if they find the thread outside of
-    Python, at one line, for longer than all timed calls take, and for at least half of the time by which the host was ahead of the GPU.
+    The agent times some calls that wait. Without other evidence, it is the line with most of this
+    time. Stack samples win if they find the thread outside of Python, at one line, for longer than
+    all timed calls take, and for at least half of the time by which the host was ahead of the GPU.
     """
-    timed, sampled = case.value("sync.wait_s") / case.value("step_s"), case.get("stack.outside_ratio", 0.0)
-    if sampled > timed and sampled >= max(WAITED, case.get("host.ahead_ratio", 0.0) / 2) and case.has("host.ahead_ratio"):
-        return case.signal("stack.outside_ratio").source.rpartition(" most of them at ")[2] + BY_SAMPLES
+    timed, sampled = (
+        case.value("sync.wait_s") / case.value("step_s"),
+        case.get("stack.outside_ratio", 0.0),
+    )
+    if (
+        sampled > timed
+        and sampled >= max(WAITED, case.get("host.ahead_ratio", 0.0) / 2)
+        and case.has("host.ahead_ratio")
+    ):
+        return (
+            case.signal("stack.outside_ratio").source.rpartition(" most of them at ")[2]
+            + BY_SAMPLES
+        )
     return case.signal("sync.wait_s").source.partition(" at ")[2].partition(";")[0]
 
 
 def host_is_limit(case: Case) -> bool:
     """Whether the host, not the GPU, decides how long a step takes. Raises Missing.
 
-    A program that reads the loss at the end of each step waits until the GPU has caught up, although the GPU is the limit: a few long waits.
+    A program that reads the loss at the end of each step waits until the GPU has caught up,
+    although the GPU is the limit: a few long waits.
     """
     if case.value("host.caught_up_ratio") < CAUGHT_UP:
         return False
@@ -154,15 +227,17 @@ def waits_per_pass(case: Case) -> float:
 
 
 def beside_passes(case: Case) -> float:
-    """Share of a step in which the host makes no GPU work by design: data, copies, side work, lines outside of the phases. Raises Missing."""
+    """Share of a step in which the host makes no GPU work by design: data, copies, side work, lines
+    outside of the phases. Raises Missing."""
     others = sum(case.value(f"{phase}_ratio") for phase in ("data_wait", "h2d", "other"))
     return min(1.0, others + sum(case.recent(phase) for phase in ("logging", "checkpoint", "eval")))
 
 
 def busy_ratio(case: Case) -> float | None:
-    """Share of a step in which the GPU works: by its active SMs, else by MFU over the MFU of a busy GPU. It works for at least as long as the host
-    waits for it. What a checkpoint repeats keeps the GPU busy, too. Where neither is known, or the FLOPs of some operators are not, it works for at most
-    GPU-Util; that says something only where it is low. Else None. Raises Missing."""
+    """Share of a step in which the GPU works: by its active SMs, else by MFU over the MFU of a busy
+    GPU. It works for at least as long as the host waits for it. What a checkpoint repeats keeps the
+    GPU busy, too. Where neither is known, or the FLOPs of some operators are not, it works for at
+    most GPU-Util; that says something only where it is low. Else None. Raises Missing."""
     basis = _busy_by(case)
     if basis == "gpu.sm_active_ratio":
         share = case.value(basis) / SM_BUSY
@@ -176,15 +251,17 @@ def busy_ratio(case: Case) -> float | None:
 
 
 def idle_in_forward(case: Case) -> float:
-    """Share of a step in which the GPU has no work in the forward pass, at least: a backward pass that the GPU limits takes GRADIENTS times as long as the work
-    of the forward pass, or longer. 0 where a part of the model is frozen, so that its backward pass is shorter. Raises Missing."""
+    """Share of a step in which the GPU has no work in the forward pass, at least: a backward pass
+    that the GPU limits takes GRADIENTS times as long as the work of the forward pass, or longer. 0
+    where a part of the model is frozen, so that its backward pass is shorter. Raises Missing."""
     if case.get("model.trained_ratio", 0.0) < WHOLE_MODEL:
         return 0.0
     return max(0.0, case.value("forward_ratio") - case.value("backward_ratio") / GRADIENTS)
 
 
 def busy_words(case: Case) -> str:
-    """Return the figure by which `busy_ratio` is known, in words: "SM active is 12 %". Raises Missing."""
+    """Return the figure by which `busy_ratio` is known, in words: "SM active is 12 %". Raises
+    Missing."""
     names = {"gpu.sm_active_ratio": "SM active", "mfu_ratio": "MFU", "gpu.util_ratio": "GPU-Util"}
     basis = _busy_by(case)
     return f"{names[basis]} is {percent(case.value(basis))}" if basis else ""
@@ -202,7 +279,15 @@ def _busy_by(case: Case) -> str:
 
 def busy_evidence(case: Case) -> tuple[Evidence, ...]:
     """What `busy_ratio` and `host_is_limit` are made from."""
-    known = case.if_known(("host.ahead_ratio", WAITED), "gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio")
+    known = case.if_known(
+        ("host.ahead_ratio", WAITED), "gpu.sm_active_ratio", "gpu.util_ratio", "mfu_ratio"
+    )
     return (
-        case.evidence(("host.caught_up_ratio", CAUGHT_UP), "sync.calls", ("sync.wait_s", WAITED * case.value("step_s")), "step_s") + known
+        case.evidence(
+            ("host.caught_up_ratio", CAUGHT_UP),
+            "sync.calls",
+            ("sync.wait_s", WAITED * case.value("step_s")),
+            "step_s",
+        )
+        + known
     )

@@ -24,11 +24,13 @@ class ProcessMemory:
 
     @property
     def used(self) -> float:
-        """The sum of the parts, or the peak of the allocator if that is more (workspaces, copies)."""
+        """The sum of the parts, or the peak of the allocator if that is more (workspaces,
+        copies)."""
         return max(self.states + self.activations, self.allocated_peak)
 
     def freed_ratio(self, size: float) -> float:
-        """Return the share of memory that a change frees: of the limit, or of the used memory where that is more. On a CPU no limit is enforced."""
+        """Return the share of memory that a change frees: of the limit, or of the used memory where
+        that is more. On a CPU no limit is enforced."""
         return size / max(self.limit, self.used)
 
     @property
@@ -49,10 +51,15 @@ def memory_of(case: Case) -> ProcessMemory:
 
 
 def memory_evidence(case: Case, limit_share: float) -> tuple[Evidence, ...]:
-    """Evidence: every part, and the used bytes with the share of the limit at which the rule applies."""
+    """Evidence: every part, and the used bytes with the share of the limit at which the rule
+    applies."""
     memory = memory_of(case)
     used = Evidence(
-        "memory used", memory.used, "B", limit_share * memory.limit, f"sum of the parts; threshold {percent(limit_share)} of the limit"
+        "memory used",
+        memory.used,
+        "B",
+        limit_share * memory.limit,
+        f"sum of the parts; threshold {percent(limit_share)} of the limit",
     )
     names = ("parameters", "gradients", "optimizer", "activations", "limit")
     return (used, *case.evidence(*(f"memory.{name}_bytes" for name in names)))

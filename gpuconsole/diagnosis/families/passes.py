@@ -1,26 +1,36 @@
-"""Shared by rules about the passes and the optimizer: what another way to compute them would save, and who claims which part of a step."""
+"""Shared by rules about the passes and the optimizer: what another way to compute them would save,
+and who claims which part of a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gpuconsole.diagnosis.families import device, host, loader
-from gpuconsole.diagnosis.rule import Case, Confidence, Evidence, Interval, Threshold, percent, speedup_interval
+from gpuconsole.diagnosis.rule import (
+    Case,
+    Confidence,
+    Evidence,
+    Interval,
+    Threshold,
+    percent,
+    speedup_interval,
+)
 
 
 def compute_ratio(case: Case) -> float:
-    """Share of a step in forward and backward passes, with the loss between them. Raises Missing."""
+    """Share of a step in forward and backward passes, with the loss between them. Raises
+    Missing."""
     return case.value("forward_ratio") + case.get("loss_ratio", 0.0) + case.value("backward_ratio")
 
 
 def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
-    """Whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the gradients of the pass before, unless they are in DDP
-    buckets."""
+    """Whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the gradients of
+    the pass before, unless they are in DDP buckets."""
     count = int(case.knobs.get("gradient_accumulation_steps", 1)) if passes is None else passes
     return count == 1 or case.knobs.get("sharding", "none") != "none"
 
 
-# --- probe P5 runs a pass in another way ---------------------------------------------------------------------
+# --- probe P5 runs a pass in another way ----------------------------------------------------------
 
 GAIN = Threshold("recoverable", 0.05, "ratio", "a gain below 5 % of the step counts as none")
 MIN_ERROR = 0.15
@@ -30,7 +40,8 @@ UNKNOWN_SPREAD = 0.1
 
 @dataclass(frozen=True)
 class Swap:
-    """The passes run in another way, `name`: the signals are `probe.{name}_speedup` and `probe.{name}_spread`. All figures may raise Missing."""
+    """The passes run in another way, `name`: the signals are `probe.{name}_speedup` and
+    `probe.{name}_spread`. All figures may raise Missing."""
 
     case: Case
     name: str
@@ -49,8 +60,14 @@ class Swap:
     def evidence(self) -> tuple[Evidence, ...]:
         """The figures of the probe, and the shares of the step that they apply to."""
         least = 1 / (1 - min(0.9, GAIN / max(compute_ratio(self.case), 0.1)))
-        measured = self.case.evidence((f"probe.{self.name}_speedup", least)) + self.case.if_known(f"probe.{self.name}_spread")
-        return measured + self.case.evidence("forward_ratio", "backward_ratio") + self.case.if_known("loss_ratio")
+        measured = self.case.evidence((f"probe.{self.name}_speedup", least)) + self.case.if_known(
+            f"probe.{self.name}_spread"
+        )
+        return (
+            measured
+            + self.case.evidence("forward_ratio", "backward_ratio")
+            + self.case.if_known("loss_ratio")
+        )
 
     @property
     def confidence(self) -> Confidence:
@@ -73,29 +90,46 @@ class Swap:
         return self.case.get(f"probe.{self.name}_spread", UNKNOWN_SPREAD)
 
 
-# --- step time that belongs to one rule: other rules subtract it, so that no two findings claim the same milliseconds ---
+# --- step time that belongs to one rule: other rules subtract it, so that no two findings claim the
+# same milliseconds ---
 
 UNFUSED = ("adamw", "adamw_foreach")
 """Values of `optim` that a fused optimizer would replace."""
-TOUCHED = Threshold("rows_touched", 0.10, "ratio", "an indexed row costs as much as about 10 rows of a dense pass (measured: 7.5 and 10.4)")
-SHARE = Threshold("backward_and_optimizer", 0.30, "ratio", "below 30 % of the step the table is not the main cost of the step")
+TOUCHED = Threshold(
+    "rows_touched",
+    0.10,
+    "ratio",
+    "an indexed row costs as much as about 10 rows of a dense pass (measured: 7.5 and 10.4)",
+)
+SHARE = Threshold(
+    "backward_and_optimizer",
+    0.30,
+    "ratio",
+    "below 30 % of the step the table is not the main cost of the step",
+)
 INDEXED = 10.0
-"""Time of an indexed row (lookup, sort, sum and update) over the time of a row in a dense pass. Measured on a CPU: 7.5
-and 10.4 (tables of 51 and 128 MB, 32 columns, SparseAdam against fused AdamW)."""
+"""Time of an indexed row (lookup, sort, sum and update) over the time of a row in a dense pass.
+Measured on a CPU: 7.5 and 10.4 (tables of 51 and 128 MB, 32 columns, SparseAdam against fused
+AdamW)."""
 
 
 def optimizer_claim(case: Case) -> float:
-    """Share of the step that a fused optimizer would save (gpu.optimizer_unfused); 0 if it is fused or was not measured."""
+    """Share of the step that a fused optimizer would save (gpu.optimizer_unfused); 0 if it is fused
+    or was not measured."""
     present = case.get("probe.optim_present_step_s", 0.0)
     if case.knobs.get("optim") not in UNFUSED or present <= 0:
         return 0.0
-    return max(0.0, case.value("optimizer_ratio") * (1 - case.value("probe.optim_fused_step_s") / present))
+    return max(
+        0.0, case.value("optimizer_ratio") * (1 - case.value("probe.optim_fused_step_s") / present)
+    )
 
 
 def embedding_claim(case: Case) -> float:
-    """Share of the step that sparse embedding gradients would save; 0 where gpu.dense_embedding_grad does not apply. Raises Missing.
+    """Share of the step that sparse embedding gradients would save; 0 where
+    gpu.dense_embedding_grad does not apply. Raises Missing.
 
-    The gradient and update of the table take the time of backward pass and optimizer, minus twice the time of forward pass and loss.
+    The gradient and update of the table take the time of backward pass and optimizer, minus twice
+    the time of forward pass and loss.
     """
     share = case.value("backward_ratio") + case.value("optimizer_ratio")
     if case.knobs.get("sparse") is not False:
@@ -108,15 +142,18 @@ def embedding_claim(case: Case) -> float:
 
 
 def attention_claim(case: Case) -> float:
-    """Share of the step in which operators on the scores of attention move these through the memory of the GPU, at least: their bytes at the full bandwidth. 0 where the
-    agent has seen no such operators, or runs on a CPU, whose caches may hold them. Raises Missing."""
+    """Share of the step in which operators on the scores of attention move these through the memory
+    of the GPU, at least: their bytes at the full bandwidth. 0 where the agent has seen no such
+    operators, or runs on a CPU, whose caches may hold them. Raises Missing."""
     moved = case.get("attention.scores_bytes", 0.0)
     if not moved or not case.get("is_gpu", 0.0):
         return 0.0
-    return min(compute_ratio(case), moved / case.value("hw.memory_bytes_per_s") / case.value("step_s"))
+    return min(
+        compute_ratio(case), moved / case.value("hw.memory_bytes_per_s") / case.value("step_s")
+    )
 
 
-# --- a healthy run: no phase except the passes takes too much time -------------------------------------------
+# --- a healthy run: no phase except the passes takes too much time --------------------------------
 
 LIMITS = {
     "data_wait_ratio": loader.WAIT,
@@ -126,11 +163,13 @@ LIMITS = {
     "eval_ratio": host.EVALUATION,
     "other_ratio": host.SCRIPT,
 }
-"""For each phase beside the passes and the optimizer, but `comm`, its limit: the threshold of the rule about this phase."""
+"""For each phase beside the passes and the optimizer, but `comm`, its limit: the threshold of the
+rule about this phase."""
 
 
 def lost_beside_passes(case: Case) -> tuple[tuple[Evidence, ...], str]:
-    """Evidence of the phases within their limits, and the first phase beyond its limit in words ("" if none). Raises Missing."""
+    """Evidence of the phases within their limits, and the first phase beyond its limit in words (""
+    if none). Raises Missing."""
     evidence: tuple[Evidence, ...] = ()
     for signal, limit in LIMITS.items():
         if case.value(signal) >= limit:

@@ -10,8 +10,9 @@ NOTABLE_QUEUE = 1.0
 
 
 def queue_ratio(case: Case) -> float:
-    """Return the share of a request's time in the server that it waits in the queue. While a queue grows, the requests that leave it now have waited longer than those that
-    end now have taken in all."""
+    """Return the share of a request's time in the server that it waits in the queue. While a queue
+    grows, the requests that leave it now have waited longer than those that end now have taken in
+    all."""
     return min(1.0, case.value("server.queue_s") / max(1e-9, case.value("server.e2e_s")))
 
 
@@ -22,17 +23,23 @@ def context_tokens(case: Case) -> float:
 
 def kv_bytes(case: Case) -> float:
     """Bytes of keys and values that one decoding iteration reads, for all running sequences."""
-    return case.value("server.requests_running") * context_tokens(case) * case.value("server.kv_bytes_per_token")
+    return (
+        case.value("server.requests_running")
+        * context_tokens(case)
+        * case.value("server.kv_bytes_per_token")
+    )
 
 
 def stalled_ratio(case: Case) -> float:
-    """Share of the time between chunks beyond the usual gap: no request gets a token while a prompt is read. 0 if the usual gap is unknown."""
+    """Share of the time between chunks beyond the usual gap: no request gets a token while a prompt
+    is read. 0 if the usual gap is unknown."""
     usual = case.value("client.chunk_gap_p50_s")
     return max(0.0, 1 - usual / max(1e-9, case.value("client.chunk_gap_s"))) if usual > 0 else 0.0
 
 
 def usual_gap_s(case: Case) -> float:
-    """The median gap between chunks, in seconds. Raises CantTell if it is 0: chunks that arrive in one read carry the same time."""
+    """The median gap between chunks, in seconds. Raises CantTell if it is 0: chunks that arrive in
+    one read carry the same time."""
     gap = case.value("client.chunk_gap_p50_s")
     if gap <= 0:
         raise CantTell("the median gap between chunks is 0 s: several chunks arrive at once")
@@ -80,11 +87,13 @@ FLAGS = {
     "dynamo": {},
     "llama.cpp": {"max_num_seqs": "--parallel", "max_num_batched_tokens": "--batch-size"},
 }
-"""The flags of other engines than vLLM that mean the same as a knob (documentation of SGLang 0.5, TGI 3, llama.cpp, TensorRT-LLM 1.2, LMDeploy 0.18)."""
+"""The flags of other engines than vLLM that mean the same as a knob (documentation of SGLang 0.5,
+TGI 3, llama.cpp, TensorRT-LLM 1.2, LMDeploy 0.18)."""
 
 
 def restart(case: Case, changes: Knobs, predicted: Interval | None, why: str) -> Suggestion | None:
-    """The suggestion to start the server with another value of one setting; None where the engine has no flag for the setting."""
+    """The suggestion to start the server with another value of one setting; None where the engine
+    has no flag for the setting."""
     ((name, value),) = changes.items()
     code = restart_code(str(case.knobs.get("server", "")), name, value)
     return case.suggest(changes, predicted, why, code) if code else None
@@ -96,7 +105,8 @@ def flag_of(engine: str, name: str) -> str:
 
 
 def restart_code(engine: str, name: str, value: Value) -> str:
-    """The command that starts `engine` with another value of one setting; empty where the engine has no flag for the setting."""
+    """The command that starts `engine` with another value of one setting; empty where the engine
+    has no flag for the setting."""
     flag = flag_of(engine, name)
     return f"{COMMANDS.get(engine, 'vllm serve ...')} {flag} {show(value)}" if flag else ""
 
@@ -105,9 +115,24 @@ def open_loop(case: Case) -> bool:
     return case.value("client.request_rate") > 0
 
 
-SPIKE = Threshold("spike", 3.0, "ratio", "gaps between chunks: p99 is three times p50 (tensward 2 and 3; survey I06)")
-FRONTEND_BUSY = Threshold("busy", 0.7, "cores", "70 % of the one core that a Python process can use (tensward 0.7 and 0.9; survey I11)")
-MORE_USERS = Threshold("gain", 1.3, "x", "a third more throughput for four times the users: less is not worth a change of the load")
+SPIKE = Threshold(
+    "spike",
+    3.0,
+    "ratio",
+    "gaps between chunks: p99 is three times p50 (tensward 2 and 3; survey I06)",
+)
+FRONTEND_BUSY = Threshold(
+    "busy",
+    0.7,
+    "cores",
+    "70 % of the one core that a Python process can use (tensward 0.7 and 0.9; survey I11)",
+)
+MORE_USERS = Threshold(
+    "gain",
+    1.3,
+    "x",
+    "a third more throughput for four times the users: less is not worth a change of the load",
+)
 
 
 def spike(case: Case) -> float:

@@ -1,1 +1,2 @@
-"""Analytical models: time, memory and FLOPs of a run by arithmetic alone, for comparison with measurements. Pure functions."""
+"""Analytical models: time, memory and FLOPs of a run by arithmetic alone, for comparison with
+measurements. Pure functions."""

@@ -1,6 +1,8 @@
-"""The inputs of the models: knobs, facts and signals of a run, the peaks of its device, and the calibration of this machine.
+"""The inputs of the models: knobs, facts and signals of a run, the peaks of its device, and the
+calibration of this machine.
 
-And our GPT from its knobs: dimensions of a forward pass, every parameter tensor, and the parameters in matrix products.
+And our GPT from its knobs: dimensions of a forward pass, every parameter tensor, and the parameters
+in matrix products.
 """
 
 from __future__ import annotations
@@ -18,9 +20,15 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Peaks, Published
 from gpuconsole.model.run import Summary
 from gpuconsole.session.figures.flops import flops_of_sample
-from gpuconsole.session.figures.peak import Peak, bandwidth_peak, calibrated_product, flops_peak, world_size
+from gpuconsole.session.figures.peak import (
+    Peak,
+    bandwidth_peak,
+    calibrated_product,
+    flops_peak,
+    world_size,
+)
 
-# --- our GPT from its knobs ----------------------------------------------------------------------------------
+# --- our GPT from its knobs -----------------------------------------------------------------------
 
 HEAD_SIZE = 64
 VOCABULARY = 256
@@ -32,7 +40,8 @@ MAX_LENGTH_RATIO = 4
 
 @dataclass(frozen=True)
 class ParameterTensor:
-    """One parameter tensor. `split` is the dimension that tensor parallelism splits; None: each process has the whole tensor."""
+    """One parameter tensor. `split` is the dimension that tensor parallelism splits; None: each
+    process has the whole tensor."""
 
     shape: tuple[int, ...]
     trained: bool = True
@@ -45,7 +54,8 @@ class ParameterTensor:
 
 @dataclass(frozen=True)
 class GptShape:
-    """One process's forward pass: `batch` sequences of `tokens` (padding included) of which `targets` count."""
+    """One process's forward pass: `batch` sequences of `tokens` (padding included) of which
+    `targets` count."""
 
     batch: int
     tokens: int
@@ -66,7 +76,8 @@ class GptShape:
 
 
 def gpt_shape(knobs: Knobs, vocabulary: int) -> GptShape:
-    """The shape at these knobs. With `varied_lengths` the shape of the longest sequence, which decides about memory."""
+    """The shape at these knobs. With `varied_lengths` the shape of the longest sequence, which
+    decides about memory."""
     tokens, multiple = int(knobs["seq_len"]), int(knobs.get("pad_to_multiple_of", 0))
     return GptShape(
         batch=int(knobs["batch_size"]),
@@ -93,14 +104,21 @@ def first_positions(seq_len: int) -> int:
 def gpt_tensors(shape: GptShape, positions: int) -> list[ParameterTensor]:
     """Every parameter in the model's own order."""
     d, full = shape.d_model, shape.lora_rank == 0
-    matrices = ((3 * d, d, 0), (d, d, 1), (4 * d, d, 0), (d, 4 * d, 1))  # qkv, proj, up, down; split by rows or by columns
+    # qkv, proj, up, down; split by rows or by columns
+    matrices = ((3 * d, d, 0), (d, d, 1), (4 * d, d, 0), (d, 4 * d, 1))
     block: list[ParameterTensor] = []
     for index, (rows, columns, split) in enumerate(matrices):
         if index in (0, 2):
             block += [ParameterTensor((d,), full)] * 2  # the LayerNorm before it
-        block += [ParameterTensor((rows, columns), full, split), ParameterTensor((rows,), full, 0 if split == 0 else None)]
+        block += [
+            ParameterTensor((rows, columns), full, split),
+            ParameterTensor((rows,), full, 0 if split == 0 else None),
+        ]
         if not full:
-            block += [ParameterTensor((shape.lora_rank, columns)), ParameterTensor((rows, shape.lora_rank))]
+            block += [
+                ParameterTensor((shape.lora_rank, columns)),
+                ParameterTensor((rows, shape.lora_rank)),
+            ]
     ends = [ParameterTensor((shape.vocabulary, d), full), ParameterTensor((positions, d), full)]
     return [
         *ends,
@@ -116,7 +134,7 @@ def transformer_linear(d_model: int, n_layer: int, vocabulary: int) -> int:
     return 12 * n_layer * d_model**2 + vocabulary * d_model
 
 
-# --- the inputs ----------------------------------------------------------------------------------------------
+# --- the inputs -----------------------------------------------------------------------------------
 
 NOT_STEADY = "the run is not steady yet"
 GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
@@ -125,7 +143,8 @@ GPT_KNOBS = ("batch_size", "seq_len", "d_model", "n_layer", "attention")
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Only `knobs` must be set. A value that cannot be computed from the inputs is missing, with the reason."""
+    """Only `knobs` must be set. A value that cannot be computed from the inputs is missing, with
+    the reason."""
 
     knobs: Knobs
     facts: Mapping[str, float]
@@ -188,12 +207,14 @@ class ModelInputs:
 
     @property
     def replicas(self) -> int:
-        """Number of data-parallel replicas. The processes of a tensor parallel group form one replica."""
+        """Number of data-parallel replicas. The processes of a tensor parallel group form one
+        replica."""
         return max(1, self.world // self.tensor_parallel)
 
     @cached_property
     def shape(self) -> GptShape | None:
-        """The shape of our GPT; None for other workloads, for which only parameter counts are known."""
+        """The shape of our GPT; None for other workloads, for which only parameter counts are
+        known."""
         return None if self._gpt is None else self._gpt[0]
 
     @cached_property
@@ -203,26 +224,37 @@ class ModelInputs:
 
     @cached_property
     def _gpt(self) -> tuple[GptShape, int] | None:
-        """The shape of our GPT and its number of positions. None where the number of parameters does not match our GPT."""
+        """The shape of our GPT and its number of positions. None where the number of parameters
+        does not match our GPT."""
         if "vocabulary" not in self.facts or not all(knob in self.knobs for knob in GPT_KNOBS):
             return None
-        shape, positions = gpt_shape(self.knobs, int(self.facts["vocabulary"])), first_positions(int(self.knobs["seq_len"]))
+        shape, positions = (
+            gpt_shape(self.knobs, int(self.facts["vocabulary"])),
+            first_positions(int(self.knobs["seq_len"])),
+        )
         if "parameters" not in self.facts:
             return shape, positions
         expected = sum(tensor.elements for tensor in gpt_tensors(shape, positions))
-        rows, rest = divmod(int(self.facts["parameters"]) - expected, shape.d_model)  # seq_len may have changed since the start
+        # seq_len may have changed since the start
+        rows, rest = divmod(int(self.facts["parameters"]) - expected, shape.d_model)
         return None if rest or positions + rows < shape.tokens else (shape, positions + rows)
 
     @property
     def parameters(self) -> float | None:
         """Parameters of the whole model: the workload's count, otherwise from the shape."""
-        by_shape = None if self.tensors is None else float(sum(tensor.elements for tensor in self.tensors))
+        by_shape = (
+            None if self.tensors is None else float(sum(tensor.elements for tensor in self.tensors))
+        )
         return self.facts.get("parameters", by_shape)
 
     @property
     def trained(self) -> float | None:
         """Trained parameters: the workload's count, otherwise from the shape."""
-        by_shape = self.parameters if self.tensors is None else float(sum(tensor.elements for tensor in self.tensors if tensor.trained))
+        by_shape = (
+            self.parameters
+            if self.tensors is None
+            else float(sum(tensor.elements for tensor in self.tensors if tensor.trained))
+        )
         return self.facts.get("trainable_parameters", by_shape)
 
     @property
@@ -230,14 +262,21 @@ class ModelInputs:
         """N of the FLOPs formulas; all parameters where the workload has not reported N."""
         by_shape = self.parameters
         if self.shape is not None and not self.shape.lora_rank:
-            by_shape = float(transformer_linear(self.shape.d_model, self.shape.n_layer, self.shape.vocabulary))
+            by_shape = float(
+                transformer_linear(self.shape.d_model, self.shape.n_layer, self.shape.vocabulary)
+            )
         return self.facts.get("linear_parameters", by_shape)
 
     @property
     def estimated_flops(self) -> float | None:
-        """FLOPs of a sample of a transformer that has counted none, from its parameters; None where they cannot be estimated."""
+        """FLOPs of a sample of a transformer that has counted none, from its parameters; None where
+        they cannot be estimated."""
         tokens, samples = self.summary.tokens_per_s, self.summary.samples_per_s
-        work = flops_of_sample(self.facts, self.knobs, tokens.mean / samples.mean if tokens and samples and samples.mean else 0.0)
+        work = flops_of_sample(
+            self.facts,
+            self.knobs,
+            tokens.mean / samples.mean if tokens and samples and samples.mean else 0.0,
+        )
         return work.full if work is not None else None
 
     @property
@@ -249,7 +288,9 @@ class ModelInputs:
     @property
     def peak_flops_per_s(self) -> Peak | None:
         """FLOP/s of all devices of the run."""
-        return flops_peak(self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration)
+        return flops_peak(
+            self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration
+        )
 
     @property
     def reached_flops_per_s(self) -> Peak | None:
@@ -258,8 +299,11 @@ class ModelInputs:
 
     @property
     def bytes_per_s(self) -> Peak | None:
-        """Memory bandwidth per process: the bandwidth of its GPU, or its share of the CPU's bandwidth."""
-        peak = bandwidth_peak(self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration)
+        """Memory bandwidth per process: the bandwidth of its GPU, or its share of the CPU's
+        bandwidth."""
+        peak = bandwidth_peak(
+            self.knobs, self.facts, self.peaks, self.is_gpu, calibration=self.calibration
+        )
         return (peak[0] / self.world, peak[1]) if peak else None
 
 

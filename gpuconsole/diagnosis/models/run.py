@@ -1,4 +1,5 @@
-"""The figures of a run: every analytical model that fits its workload, computed when a view or a snapshot asks for them."""
+"""The figures of a run: every analytical model that fits its workload, computed when a view or a
+snapshot asks for them."""
 
 from __future__ import annotations
 
@@ -16,12 +17,17 @@ MISSING = "models"
 
 
 def with_figures(
-    run: Run, devices: Sequence[Device], calibration: Mapping[str, float], published: Callable[[str], Sequence[Published]]
+    run: Run,
+    devices: Sequence[Device],
+    calibration: Mapping[str, float],
+    published: Callable[[str], Sequence[Published]],
 ) -> Run:
-    """A copy of `run` with its figures, in about 0.4 ms. A run without facts about its workload keeps the figures that it has.
+    """A copy of `run` with its figures, in about 0.4 ms. A run without facts about its workload
+    keeps the figures that it has.
 
-    `published`: the published training runs on a device, by the device's name. A run may come from a file with knob values that the models do
-    not accept: then it has no figures, and `unavailable` says why.
+    `published`: the published training runs on a device, by the device's name. A run may come from
+    a file with knob values that the models do not accept: then it has no figures, and `unavailable`
+    says why.
     """
     if run.watched or (not run.facts and not run.serves):
         return run
@@ -30,17 +36,40 @@ def with_figures(
     from gpuconsole.diagnosis.models.serving import serving_attainable, serving_figures
     from gpuconsole.diagnosis.models.training import training_attainable, training_figures
 
-    device = next((candidate for candidate in devices if candidate.id == run.device), Device(run.device, ""))
+    device = next(
+        (candidate for candidate in devices if candidate.id == run.device), Device(run.device, "")
+    )
     try:
         if run.serves:
-            figures = serving_figures(run.settings, run.server_numbers, run.signals, device.peaks, device.is_gpu)
+            figures = serving_figures(
+                run.settings, run.server_numbers, run.signals, device.peaks, device.is_gpu
+            )
             attainable = serving_attainable(run, device, calibration)
         else:
             anchors = published(device.name) if device.is_gpu else ()
-            known_of_run = (run.knobs, facts_of_rates(run), run.signals, run.summary, device.peaks, calibration, device.is_gpu, anchors)
-            figures, attainable = training_figures(*known_of_run), training_attainable(ModelInputs(*known_of_run))
+            known_of_run = (
+                run.knobs,
+                facts_of_rates(run),
+                run.signals,
+                run.summary,
+                device.peaks,
+                calibration,
+                device.is_gpu,
+                anchors,
+            )
+            figures, attainable = (
+                training_figures(*known_of_run),
+                training_attainable(ModelInputs(*known_of_run)),
+            )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = f"the models cannot take this run's values: {error!r}"
-        return msgspec.structs.replace(run, figures=[], attainable=Attainable(reason=why), unavailable={**run.unavailable, MISSING: why})
+        return msgspec.structs.replace(
+            run,
+            figures=[],
+            attainable=Attainable(reason=why),
+            unavailable={**run.unavailable, MISSING: why},
+        )
     unavailable = {name: why for name, why in run.unavailable.items() if name != MISSING}
-    return msgspec.structs.replace(run, figures=figures, attainable=attainable, unavailable=unavailable)
+    return msgspec.structs.replace(
+        run, figures=figures, attainable=attainable, unavailable=unavailable
+    )

@@ -1,4 +1,5 @@
-"""The peak memory of a run of our own workloads on one GPU, in bytes, by the settings: whether a second process fits beside the first, and whether a scenario fits on a card."""
+"""The peak memory of a run of our own workloads on one GPU, in bytes, by the settings: whether a
+second process fits beside the first, and whether a scenario fits on a card."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ CONTEXT_BYTES = 1e9
 MB = 2.0**20
 FP32 = 4.0
 TRAINED_BYTES = 16 + 2
-"""Bytes per parameter while the server trains its weights (knob weights): fp32 state of AdamW, and activations of short sequences."""
+"""Bytes per parameter while the server trains its weights (knob weights): fp32 state of AdamW, and
+activations of short sequences."""
 MAX_VERSE_LENGTH = 349
 """Characters of the longest verse of the text that ships."""
 MAX_BATCH_LENGTH = 320
@@ -24,15 +26,19 @@ MAX_BATCH_LENGTH = 320
 
 
 def gpt_bytes(knobs: Knobs) -> float | None:
-    """The process with the most work. Compilation only lowers the memory, so the model of the uncompiled step is an upper bound."""
+    """The process with the most work. Compilation only lowers the memory, so the model of the
+    uncompiled step is an upper bound."""
     knobs = {**knobs, "torch_compile": "off"}
-    inputs = ModelInputs(knobs, {"vocabulary": float(VOCABULARY)}, {}, Summary(), Peaks(), {}, is_gpu=True)
+    inputs = ModelInputs(
+        knobs, {"vocabulary": float(VOCABULARY)}, {}, Summary(), Peaks(), {}, is_gpu=True
+    )
     kept = states_of(inputs)
     return None if kept is None else predicted_peak(inputs, kept)
 
 
 def vision_bytes(knobs: Knobs) -> float:
-    """ResNet: nine saved tensors for each of three stages, two of the stem; images three times; AdamW."""
+    """ResNet: nine saved tensors for each of three stages, two of the stem; images three times;
+    AdamW."""
     batch, side, width = int(knobs["batch_size"]), int(knobs["image_size"]), int(knobs["width"])
     element = 2.0 if knobs["precision"] in ("bf16", "fp16") else FP32
     values = (side / 2) ** 2 * width * (2 + 9 + 9 / 2 + 9 / 4)
@@ -41,21 +47,35 @@ def vision_bytes(knobs: Knobs) -> float:
 
 def chain_bytes(knobs: Knobs) -> float:
     buffer = FP32 * int(knobs["batch_size"]) * int(knobs["d_model"])
-    return buffer * (9 + (0 if knobs["torch_compile"] != "off" else 1.2 * int(knobs["chain_length"])))
+    return buffer * (
+        9 + (0 if knobs["torch_compile"] != "off" else 1.2 * int(knobs["chain_length"]))
+    )
 
 
 def recommender_bytes(knobs: Knobs) -> float:
     """The table, its gradient unless that is sparse, and the states of its optimizer."""
-    return FP32 * int(knobs["num_embeddings"]) * int(knobs["embedding_dim"]) * (3.1 if knobs["sparse"] else 4.1)
+    return (
+        FP32
+        * int(knobs["num_embeddings"])
+        * int(knobs["embedding_dim"])
+        * (3.1 if knobs["sparse"] else 4.1)
+    )
 
 
 def ragged_bytes(knobs: Knobs) -> float:
-    return 6 * FP32 * int(knobs["batch_size"]) * min(MAX_VERSE_LENGTH, int(knobs["seq_len"])) * int(knobs["d_model"])
+    return (
+        6
+        * FP32
+        * int(knobs["batch_size"])
+        * min(MAX_VERSE_LENGTH, int(knobs["seq_len"]))
+        * int(knobs["d_model"])
+    )
 
 
 def churn_bytes(knobs: Knobs) -> float:
-    """MLP blocks on verses: a block keeps 15 values per byte and unit of width, and 32 batches of narrow features stay. The simulated device of the tests
-    allocates 77.4 GB for a batch of 768 with 4 blocks of width 1024; this formula gives 76.8 GB."""
+    """MLP blocks on verses: a block keeps 15 values per byte and unit of width, and 32 batches of
+    narrow features stay. The simulated device of the tests allocates 77.4 GB for a batch of 768
+    with 4 blocks of width 1024; this formula gives 76.8 GB."""
     rows = int(knobs["batch_size"]) * min(MAX_BATCH_LENGTH, int(knobs["seq_len"]))
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     kept = FP32 * rows * width * (15 * depth + 3)
@@ -69,7 +89,11 @@ def exchange_bytes(knobs: Knobs) -> float:
 
 
 def gemm_bytes(knobs: Knobs) -> float:
-    return 3 * (2.0 if knobs["precision"] in ("bf16", "fp16") else FP32) * int(knobs["matrix_size"]) ** 2
+    return (
+        3
+        * (2.0 if knobs["precision"] in ("bf16", "fp16") else FP32)
+        * int(knobs["matrix_size"]) ** 2
+    )
 
 
 def stream_bytes(knobs: Knobs) -> float:
@@ -82,7 +106,12 @@ def serving_bytes(knobs: Knobs) -> float:
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     parameters, longest = 12.0 * width**2 * depth, int(knobs["max_model_len"])
     cache = embedded_limits(knobs)["max_num_seqs"] * longest * 2 * depth * width * element
-    serves = parameters * element + cache + (longest + 256) * width * element + 2 * parameters / depth * element
+    serves = (
+        parameters * element
+        + cache
+        + (longest + 256) * width * element
+        + 2 * parameters / depth * element
+    )
     return max(serves, TRAINED_BYTES * parameters if knobs["weights"] == "trained" else 0.0)
 
 

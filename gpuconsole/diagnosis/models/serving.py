@@ -1,4 +1,5 @@
-"""Analytical figures of a model server: time per token, time of a prefill, capacity of the KV cache, and the attainable rate under its load."""
+"""Analytical figures of a model server: time per token, time of a prefill, capacity of the KV
+cache, and the attainable rate under its load."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.run import Run
 from gpuconsole.session.figures.peak import Peak, bandwidth_peak, ceilings, flops_peak
 
-# --- analytical figures of a model server --------------------------------------------------------------------
+# --- analytical figures of a model server ---------------------------------------------------------
 
 WORDS = {
     "weight_bytes": "the bytes of its weights",
@@ -41,9 +42,14 @@ FULL = 0.9
 
 
 def serving_figures(
-    knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], device_peaks: Peaks, is_gpu: bool
+    knobs: Knobs,
+    facts: Mapping[str, float],
+    signals: Mapping[str, Signal],
+    device_peaks: Peaks,
+    is_gpu: bool,
 ) -> list[Figure]:
-    """All serving figures; `note` gives the reason for a missing value. Empty before the client has measured the load."""
+    """All serving figures; `note` gives the reason for a missing value. Empty before the client has
+    measured the load."""
     if not {"client.prompt_tokens", "client.output_tokens"} <= signals.keys():
         return []
     return [
@@ -60,7 +66,8 @@ def lacking(facts: Mapping[str, float], *names: str) -> str:
 
 
 def cards(knobs: Knobs, facts: Mapping[str, float], is_gpu: bool) -> int:
-    """Return the number of GPUs that share the weights and the KV cache of a tensor parallel server, and read and compute their parts at the same time."""
+    """Return the number of GPUs that share the weights and the KV cache of a tensor parallel
+    server, and read and compute their parts at the same time."""
     size = facts.get("tensor_parallel_size", knobs.get("tensor_parallel_size", 1))
     return max(1, int(size)) if is_gpu else 1
 
@@ -72,9 +79,18 @@ def _of_all(peak: Peak | None, count: int) -> Peak | None:
     return peak[0] * count, f"{count} x {peak[1]}"
 
 
-def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
-    """Time per token at full bandwidth: read the weights once, and the keys and values of every sequence."""
-    bandwidth = _of_all(bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True), cards(knobs, facts, is_gpu))
+def _iteration(
+    knobs: Knobs,
+    facts: Mapping[str, float],
+    signals: Mapping[str, Signal],
+    peaks: Peaks,
+    is_gpu: bool,
+) -> Figure:
+    """Time per token at full bandwidth: read the weights once, and the keys and values of every
+    sequence."""
+    bandwidth = _of_all(
+        bandwidth_peak(knobs, facts, peaks, is_gpu, serves=True), cards(knobs, facts, is_gpu)
+    )
     predicted, note = None, ""
     if why := lacking(facts, "weight_bytes", "kv_bytes_per_token"):
         note = f"not predicted: {why}"
@@ -86,15 +102,29 @@ def _iteration(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, S
         context = signals["client.prompt_tokens"].value + signals["client.output_tokens"].value / 2
         kv = signals["server.requests_running"].value * context * facts["kv_bytes_per_token"]
         predicted = (facts["weight_bytes"] + kv) / bandwidth[0]
-        note = "minimum; small weights stay in caches and are read faster" if not is_gpu else "minimum"
+        note = (
+            "minimum; small weights stay in caches and are read faster" if not is_gpu else "minimum"
+        )
     gap = signals.get("client.chunk_gap_p50_s")
-    measured, source = (gap.value, f"median gap between chunks, {gap.source}") if gap else (None, "")
+    measured, source = (
+        (gap.value, f"median gap between chunks, {gap.source}") if gap else (None, "")
+    )
     formula = "(weights + sequences x context x KV bytes per token) / bandwidth"
-    return Figure("serving.iteration_s", "Time per token", "s", predicted, measured, formula, source, note)
+    return Figure(
+        "serving.iteration_s", "Time per token", "s", predicted, measured, formula, source, note
+    )
 
 
-def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Signal], peaks: Peaks, is_gpu: bool) -> Figure:
-    peak = _of_all(flops_peak(knobs, facts, peaks, is_gpu, serves=True), cards(knobs, facts, is_gpu))
+def _prefill(
+    knobs: Knobs,
+    facts: Mapping[str, float],
+    signals: Mapping[str, Signal],
+    peaks: Peaks,
+    is_gpu: bool,
+) -> Figure:
+    peak = _of_all(
+        flops_peak(knobs, facts, peaks, is_gpu, serves=True), cards(knobs, facts, is_gpu)
+    )
     predicted, note = None, "minimum"
     if why := lacking(facts, "layer_parameters", "d_model", "n_layer"):
         note = f"not predicted: {why}"
@@ -107,8 +137,20 @@ def _prefill(knobs: Knobs, facts: Mapping[str, float], signals: Mapping[str, Sig
         predicted = (2 * facts["layer_parameters"] * left + 2 * left * n * width * depth) / peak[0]
     reported = signals.get("server.prefill_s")
     measured, source = (reported.value, reported.source) if reported else (None, "")
-    formula = "(2 x layer parameters x n + 2 n^2 x width x layers, causal attention) / peak, for n tokens without prefix cache hits"
-    return Figure("serving.prefill_s", "Time of a prompt's prefill", "s", predicted, measured, formula, source, note)
+    formula = (
+        "(2 x layer parameters x n + 2 n^2 x width x layers, causal attention) / peak, for n tokens"
+        " without prefix cache hits"
+    )
+    return Figure(
+        "serving.prefill_s",
+        "Time of a prompt's prefill",
+        "s",
+        predicted,
+        measured,
+        formula,
+        source,
+        note,
+    )
 
 
 def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figure:
@@ -117,19 +159,35 @@ def _capacity(facts: Mapping[str, float], signals: Mapping[str, Signal]) -> Figu
     running = signals.get("server.requests_running")
     full = running if peak is not None and peak.value >= FULL else None
     measured, source = (full.value, full.source) if full else (None, "")
-    note = ("" if full else "not measured: the cache was not full") if tokens else f"not predicted: {lacking(facts, 'kv_cache_tokens')}"
+    note = (
+        ("" if full else "not measured: the cache was not full")
+        if tokens
+        else f"not predicted: {lacking(facts, 'kv_cache_tokens')}"
+    )
     formula, held = "KV cache tokens / (prompt + output tokens)", tokens / whole if tokens else None
-    return Figure("serving.kv_sequences", "Sequences that the KV cache holds", "sequences", held, measured, formula, source, note)
+    return Figure(
+        "serving.kv_sequences",
+        "Sequences that the KV cache holds",
+        "sequences",
+        held,
+        measured,
+        formula,
+        source,
+        note,
+    )
 
 
-# --- the attainable rate of a model server under its load, with the parts of a token's time that keep the server below it ---
+# --- the attainable rate of a model server under its load, with the parts of a token's time that
+# keep the server below it ---
 
 FORMULA = (
-    "(prefill + (n - 1) iterations / sequences) / n for n output tokens; prefill: max(FLOPs / peak, weights / bandwidth); iteration: max((weights + "
-    "sequences x context x KV bytes per token) / bandwidth, FLOPs / peak)"
+    "(prefill + (n - 1) iterations / sequences) / n for n output tokens; prefill: max(FLOPs / peak,"
+    " weights / bandwidth); iteration: max((weights + sequences x context x KV bytes per token) /"
+    " bandwidth, FLOPs / peak)"
 )
 USABLE = 0.9
-"""The share of the memory of a GPU that weights and KV cache can use: vLLM's default of gpu_memory_utilization."""
+"""The share of the memory of a GPU that weights and KV cache can use: vLLM's default of
+gpu_memory_utilization."""
 WAITS = {
     "client_queue": "requests wait in the client",
     "queue": "requests wait in the queue",
@@ -142,7 +200,8 @@ BELOW = "faster than the calculation: the peaks in use are too low, or weights s
 
 @dataclass(frozen=True)
 class _Load:
-    """Mean tokens of a request, and how many requests run at the same time: now, and at the attainable rate."""
+    """Mean tokens of a request, and how many requests run at the same time: now, and at the
+    attainable rate."""
 
     prompt: float
     output: float
@@ -167,16 +226,24 @@ class _Model:
     sharing: float
 
     def iteration(self, load: _Load, sequences: float, limits: Ceilings) -> Least | None:
-        return decode_iteration(self.weight_bytes, load.context * self.kv_bytes_per_token, self.token_flops, sequences, limits)
+        return decode_iteration(
+            self.weight_bytes,
+            load.context * self.kv_bytes_per_token,
+            self.token_flops,
+            sequences,
+            limits,
+        )
 
     def prefill(self, limits: Ceilings) -> Least | None:
         return prefill(self.weight_bytes, self.prompt_flops, self.sharing, limits)
 
 
 def serving_attainable(run: Run, device: Device, calibration: Mapping[str, float]) -> Attainable:
-    """The attainable output tokens/s of a server with its model and its load, with the waterfall of an output token.
+    """The attainable output tokens/s of a server with its model and its load, with the waterfall of
+    an output token.
 
-    In a closed loop all clients' requests run at the same time, as far as memory allows. In an open loop the load offers no more than its rate.
+    In a closed loop all clients' requests run at the same time, as far as memory allows. In an open
+    loop the load offers no more than its rate.
     """
     rate = run.summary.tokens_per_s
     needed = {"client.prompt_tokens", "client.output_tokens"}
@@ -207,41 +274,65 @@ def serving_attainable(run: Run, device: Device, calibration: Mapping[str, float
         source="; ".join(ceiling[1] for ceiling in limits if ceiling is not None),
         formula=FORMULA,
         per="output token",
-        parts=waterfall(1.0, least_s, _losses(run, token_s, least_s, prefill_s if bound != OFFERED else None)),
+        parts=waterfall(
+            1.0, least_s, _losses(run, token_s, least_s, prefill_s if bound != OFFERED else None)
+        ),
         notes=tuple(notes),
     )
 
 
 def _limits(run: Run, device: Device, calibration: Mapping[str, float]) -> Ceilings:
-    """The ceilings of all GPUs of a tensor parallel server together. A server elsewhere has the datasheet only: the calibration is of this
-    machine."""
+    """The ceilings of all GPUs of a tensor parallel server together. A server elsewhere has the
+    datasheet only: the calibration is of this machine."""
     calibrated = {} if run.elsewhere else calibration
-    flops, moved = ceilings(run.settings, run.server_numbers, device.peaks, device.is_gpu, serves=True, calibration=calibrated)
+    flops, moved = ceilings(
+        run.settings,
+        run.server_numbers,
+        device.peaks,
+        device.is_gpu,
+        serves=True,
+        calibration=calibrated,
+    )
     count = cards(run.settings, run.server_numbers, device.is_gpu)
     return Ceilings(_of_all(flops, count), _of_all(moved, count))
 
 
 def _load(run: Run, device: Device, facts: dict[str, float]) -> _Load:
-    prompt, output = run.signals["client.prompt_tokens"].value, max(1.0, run.signals["client.output_tokens"].value)
+    prompt, output = (
+        run.signals["client.prompt_tokens"].value,
+        max(1.0, run.signals["client.output_tokens"].value),
+    )
     running = run.signals.get("server.requests_running")
     offered = float(run.knobs.get("request_rate", 0.0))
     users = max(1.0, float(run.knobs.get("concurrency", 1)))
     now = max(1.0, running.value) if running is not None else users
     wanted = now if offered else users
     each = (prompt + output) * facts["kv_bytes_per_token"]
-    room = USABLE * device.memory_bytes * cards(run.settings, facts, device.is_gpu) - facts["weight_bytes"]
+    room = (
+        USABLE * device.memory_bytes * cards(run.settings, facts, device.is_gpu)
+        - facts["weight_bytes"]
+    )
     if device.is_gpu and device.memory_bytes and each:
         wanted = min(wanted, max(now, room / each))
     return _Load(prompt, output, now, wanted, offered)
 
 
 def _model(run: Run, facts: dict[str, float], load: _Load, limits: Ceilings) -> _Model:
-    """FLOPs of a token: 2 per weight of a matrix, and 4 per layer, width and position of its context. Without the peak only bytes count."""
-    weights = facts.get("matrix_parameters", facts.get("layer_parameters", 0.0)) if limits.flops is not None else 0.0
-    width = facts.get("d_model", 0.0) * facts.get("n_layer", 0.0) if limits.flops is not None else 0.0
+    """FLOPs of a token: 2 per weight of a matrix, and 4 per layer, width and position of its
+    context. Without the peak only bytes count."""
+    weights = (
+        facts.get("matrix_parameters", facts.get("layer_parameters", 0.0))
+        if limits.flops is not None
+        else 0.0
+    )
+    width = (
+        facts.get("d_model", 0.0) * facts.get("n_layer", 0.0) if limits.flops is not None else 0.0
+    )
     hits = run.signals.get("server.prefix_hit_ratio")
     new = load.prompt * (1 - (hits.value if hits is not None else 0.0))
-    batched = facts.get("max_num_batched_tokens", float(run.settings.get("max_num_batched_tokens", 0) or 0))
+    batched = facts.get(
+        "max_num_batched_tokens", float(run.settings.get("max_num_batched_tokens", 0) or 0)
+    )
     return _Model(
         facts["weight_bytes"],
         facts["kv_bytes_per_token"],
@@ -260,8 +351,11 @@ def _notes(load: _Load, limits: Ceilings, model: _Model) -> Iterator[str]:
         yield f"{load.sequences:.0f} requests could run together, {load.running:.1f} do"
 
 
-def _rates(run: Run, load: _Load, model: _Model, limits: Ceilings, least_s: float) -> Iterator[RatePair]:
-    """The output of the server, and the speed of one sequence: its decoding and its prefill at the present number of sequences."""
+def _rates(
+    run: Run, load: _Load, model: _Model, limits: Ceilings, least_s: float
+) -> Iterator[RatePair]:
+    """The output of the server, and the speed of one sequence: its decoding and its prefill at the
+    present number of sequences."""
     summary = run.summary
     rate = summary.tokens_per_s.mean if summary.tokens_per_s else None
     yield RatePair("tokens", "output tokens", "tokens/s", rate, 1 / least_s)
@@ -269,30 +363,56 @@ def _rates(run: Run, load: _Load, model: _Model, limits: Ceilings, least_s: floa
     yield RatePair("requests", "requests", "requests/s", answered, 1 / least_s / load.output)
     iteration, prompt = model.iteration(load, load.running, limits), model.prefill(limits)
     if iteration is not None and summary.tpot_s is not None:
-        yield RatePair("decode", "decoding, one sequence", "tokens/s", 1 / summary.tpot_s.mean, 1 / iteration.time_s)
+        yield RatePair(
+            "decode",
+            "decoding, one sequence",
+            "tokens/s",
+            1 / summary.tpot_s.mean,
+            1 / iteration.time_s,
+        )
     measured = run.signals.get("server.prefill_s")
     if prompt is not None and prompt.time_s and measured is not None and measured.value:
-        yield RatePair("prefill", "prefill, one prompt", "tokens/s", load.prompt / measured.value, load.prompt / prompt.time_s)
-    for name, unit, per_s in (("arithmetic", "FLOP/s", summary.flops_per_s), ("memory", "bytes/s", summary.memory_bytes_per_s)):
+        yield RatePair(
+            "prefill",
+            "prefill, one prompt",
+            "tokens/s",
+            load.prompt / measured.value,
+            load.prompt / prompt.time_s,
+        )
+    for name, unit, per_s in (
+        ("arithmetic", "FLOP/s", summary.flops_per_s),
+        ("memory", "bytes/s", summary.memory_bytes_per_s),
+    ):
         if per_s and rate:
             yield RatePair(name, name, unit, per_s, per_s / rate / least_s)
 
 
 def _losses(run: Run, token_s: float, least_s: float, prefill_s: float | None) -> list[TimeLoss]:
-    """The parts of a token's time beyond the shortest: a request's waits, and the slowness of prefill and decoding.
+    """The parts of a token's time beyond the shortest: a request's waits, and the slowness of
+    prefill and decoding.
 
-    The time of a request in each part (the shares sum to 1), scaled to the time of an output token. While a request waits, the model may work
-    on others: then only the part of the waits counts that the model's work leaves. `prefill_s`: the shortest prefill of a token's share;
-    None: no split.
+    The time of a request in each part (the shares sum to 1), scaled to the time of an output token.
+    While a request waits, the model may work on others: then only the part of the waits counts that
+    the model's work leaves. `prefill_s`: the shortest prefill of a token's share; None: no split.
     """
     shares, gap = run.summary.phases_ratio, token_s - least_s
     if gap < 0:
         return [TimeLoss("model", "prefill and decoding", gap, BELOW)]
     if not shares:
-        return [TimeLoss("model", "not split into parts", gap, "the server does not report the times of its requests")]
+        return [
+            TimeLoss(
+                "model",
+                "not split into parts",
+                gap,
+                "the server does not report the times of its requests",
+            )
+        ]
     waits = {name: shares.get(name, 0.0) * token_s for name in WAITS}
     factor = min(1.0, gap / total) if (total := sum(waits.values())) else 0.0
-    losses = [TimeLoss(name, WAITS[name], seconds * factor, OVERLAPS if factor < 1 else "") for name, seconds in waits.items()]
+    losses = [
+        TimeLoss(name, WAITS[name], seconds * factor, OVERLAPS if factor < 1 else "")
+        for name, seconds in waits.items()
+    ]
     left = gap - sum(loss.time_s for loss in losses)
     slow = shares.get("prefill", 0.0) * token_s - (prefill_s or 0.0)
     if prefill_s is None or not 0 <= slow <= left:

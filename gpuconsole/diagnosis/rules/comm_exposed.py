@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import comm
-from gpuconsole.diagnosis.rule import CantTell, Case, Confidence, Finding, Knobs, Rule, Suggestion, high_if, percent, speedup_interval
+from gpuconsole.diagnosis.rule import (
+    CantTell,
+    Case,
+    Confidence,
+    Finding,
+    Knobs,
+    Rule,
+    Suggestion,
+    high_if,
+    percent,
+    speedup_interval,
+)
 
 TIMES_RARER = 4
 PREDICTION_ERROR = 0.25
@@ -16,22 +27,28 @@ class CommExposed(Rule):
     thresholds = (comm.EXPOSED,)
     knobs = ("sharding", "tensor_parallel", "gradient_accumulation_steps", "comm_hook")
     reads = (
-        "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s", "comm.pass_s", "comm.pass_alone_s",
-        "comm.exposed_spread_s", "comm.bytes_per_step", "optimizer_ratio", "comm.exchange_large_s", "comm.exchange_now_s",
-        "comm.outside_ratio", "comm.collectives_s",
+        "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s",
+        "comm.pass_s", "comm.pass_alone_s", "comm.exposed_spread_s", "comm.bytes_per_step",
+        "optimizer_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "comm.outside_ratio",
+        "comm.collectives_s",
     )  # fmt: skip
-    text = """Probe P7 runs passes on a resident batch with and without communication, alternately and on all processes at once (DDP: no_sync(); sharded
-models and split matrices: collectives that return local data). The exposed time is the time of a pass with communication minus the time of
-the slowest process without it: no computation hides this part. In ordinary steps, the process that communicates least has waited for no
-other process. Its communication time counts where it is more than the probe's. Waiting for a slow process is not counted: see comm.straggler.
-In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time is the time from the last gradient to the end
-of the exchange, in the process that waits least. Without DistributedDataParallel, it is the time of the collectives that the program calls.
-With FSDP on a CPU this time is a lower bound. With FSDP 2 on a GPU the lower bound is the time in which the computation waits for gathered parameters in
-the forward pass. With other sharding on a GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
-TORCH_NCCL_ENABLE_TIMING=1 is in the environment of the job. Collectives that exchange no gradients, such as metrics, do not count: see comm.outside_backward.
-Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E
-the exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third with zero3: their other transfers
-gather parameters in every pass."""
+    text = """Probe P7 runs passes on a resident batch with and without communication, alternately
+and on all processes at once (DDP: no_sync(); sharded models and split matrices: collectives that
+return local data). The exposed time is the time of a pass with communication minus the time of the
+slowest process without it: no computation hides this part. In ordinary steps, the process that
+communicates least has waited for no other process. Its communication time counts where it is more
+than the probe's. Waiting for a slow process is not counted: see comm.straggler.
+In a user's job nothing is tried. DistributedDataParallel has a timer of its own. The exposed time
+is the time from the last gradient to the end of the exchange, in the process that waits least.
+Without DistributedDataParallel, it is the time of the collectives that the program calls.
+With FSDP on a CPU this time is a lower bound. With FSDP 2 on a GPU the lower bound is the time in
+which the computation waits for gathered parameters in the forward pass. With other sharding on a
+GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
+TORCH_NCCL_ENABLE_TIMING=1 is in the environment of the job. Collectives that exchange no gradients,
+such as metrics, do not count: see comm.outside_backward. Predicted for k times as many accumulation
+passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E the
+exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third
+with zero3: their other transfers gather parameters in every pass."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
@@ -40,7 +57,12 @@ gather parameters in every pass."""
         if not case.has("comm.exposed_s") and case.has("comm.collectives_s"):
             return self._at_most(case)
         ratio = comm.exposed_ratio(case)
-        evidence = case.evidence(("comm.exposed_s", limit * case.value("step_s")), "comm.pass_s", "comm.pass_alone_s", "step_s")
+        evidence = case.evidence(
+            ("comm.exposed_s", limit * case.value("step_s")),
+            "comm.pass_s",
+            "comm.pass_alone_s",
+            "step_s",
+        )
         evidence += case.if_known(("ranks.least_comm_ratio", limit))
         if ratio < limit:
             return self.clear(ratio / limit, evidence)
@@ -53,37 +75,61 @@ gather parameters in every pass."""
             gain = speedup_interval(1 / (1 - ratio), 0.5)
             changes = [case.suggest(whole, gain, why, "model = DistributedDataParallel(model)")]
         else:
-            exchanged, recoverable = _gradients(case), comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER)
+            exchanged, recoverable = (
+                _gradients(case),
+                comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
+            )
             changes = [_rarer(case), _narrow(case, ratio)]
-        summary = f"{percent(ratio)} of a step is communication that computation does not hide ({exchanged})"
+        summary = (
+            f"{percent(ratio)} of a step is communication that computation does not hide"
+            f" ({exchanged})"
+        )
         level = ratio / limit
-        return self.fires(level, evidence, summary, recoverable=recoverable, confidence=confidence, suggestions=changes)
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=recoverable,
+            confidence=confidence,
+            suggestions=changes,
+        )
 
     def _at_most(self, case: Case) -> Finding:
-        """Judge by the time of all collectives. How much of this time computation hides is not known."""
-        taken, step, limit = case.value("comm.collectives_s"), case.value("step_s"), comm.EXPOSED * case.value("step_s")
+        """Judge by the time of all collectives. How much of this time computation hides is not
+        known."""
+        taken, step, limit = (
+            case.value("comm.collectives_s"),
+            case.value("step_s"),
+            comm.EXPOSED * case.value("step_s"),
+        )
         if taken < limit:
             return self.clear(taken / limit, case.evidence(("comm.collectives_s", limit), "step_s"))
         raise CantTell(
-            f"communication takes {1e3 * taken:.0f} ms of a step of {1e3 * step:.0f} ms; how much of it computation hides is not known."
-            " f (torch.profiler) shows it for one process"
+            f"communication takes {1e3 * taken:.0f} ms of a step of {1e3 * step:.0f} ms; how much"
+            " of it computation hides is not known. f (torch.profiler) shows it for one process"
         )
 
 
 def _gradients(case: Case) -> str:
-    gathers = ", and the parameters that each pass gathers" if comm.share_of_gradients(case) < 1 else ""
+    gathers = (
+        ", and the parameters that each pass gathers" if comm.share_of_gradients(case) < 1 else ""
+    )
     return f"{case.value('comm.bytes_per_step') / 1e6:.0f} MB of gradients per step{gathers}"
 
 
 def _rarer(case: Case) -> Suggestion | None:
     passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
     gain = speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR)
-    why = f"gradients are exchanged once in {passes} passes. This changes training: the effective batch grows by the same factor"
+    why = (
+        f"gradients are exchanged once in {passes} passes. This changes training: the effective"
+        " batch grows by the same factor"
+    )
     return case.suggest({"gradient_accumulation_steps": passes}, gain, why, code_for(passes))
 
 
 def code_for(passes: int) -> str:
-    """One exchange in `passes` passes. The forward pass stands under no_sync(), too: it decides whether the backward pass exchanges."""
+    """One exchange in `passes` passes. The forward pass stands under no_sync(), too: it decides
+    whether the backward pass exchanges."""
     return f"""with model.no_sync() if (i + 1) % {passes} else nullcontext():
     loss = loss_function(model(inputs), targets)
     (loss / {passes}).backward()"""
@@ -93,11 +139,17 @@ def _narrow(case: Case, ratio: float) -> Suggestion | None:
     if case.knobs.get("sharding") not in ("ddp", "zero1") or case.knobs.get("comm_hook") != "none":
         return None
     code = "model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
-    return case.suggest({"comm_hook": "bf16"}, speedup_interval(1 / (1 - ratio / 2), 0.5), "half as many bytes are exchanged", code)
+    return case.suggest(
+        {"comm_hook": "bf16"},
+        speedup_interval(1 / (1 - ratio / 2), 0.5),
+        "half as many bytes are exchanged",
+        code,
+    )
 
 
 def predicted(case: Case, rarer: int) -> float:
-    """Speed-up in samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O) (1 - 1/rarer) per pass."""
+    """Speed-up in samples/s with exchange and optimizer once in `rarer` passes: T' = T - (E + O)
+    (1 - 1/rarer) per pass."""
     step = case.value("step_s")
     saved = (comm.gradients_ratio(case) + case.value("optimizer_ratio")) * step * (1 - 1 / rarer)
     return step / max(0.05 * step, step - saved)

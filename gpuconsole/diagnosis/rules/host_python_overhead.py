@@ -1,22 +1,52 @@
-"""host.python_overhead: the script's own Python code between the phases takes a large part of every step."""
+"""host.python_overhead: the script's own Python code between the phases takes a large part of every
+step."""
 
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import host, loader
 from gpuconsole.diagnosis.families.host import SCRIPT as SHARE
-from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Interval, Rule, Suggestion, Threshold, high_if, percent
+from gpuconsole.diagnosis.rule import (
+    Case,
+    Evidence,
+    Finding,
+    Interval,
+    Rule,
+    Suggestion,
+    Threshold,
+    high_if,
+    percent,
+)
 
 IN_SCRIPT = Threshold(
-    "in_script", 0.05, "ratio", "stack samples must find the script: other time outside the phases is the cost of the account itself"
+    "in_script",
+    0.05,
+    "ratio",
+    (
+        "stack samples must find the script: other time outside the phases is the cost of the"
+        " account itself"
+    ),
 )
 MET = Threshold(
-    "met", 0.25, "ratio", "a second of stack samples that finds less than a quarter of this time has not met it: few steps have it"
+    "met",
+    0.25,
+    "ratio",
+    (
+        "a second of stack samples that finds less than a quarter of this time has not met it: few"
+        " steps have it"
+    ),
 )
-GC = Threshold("gc", 0.05, "ratio", "5 % of the time in the garbage collector: the collector is the cause, not the lines around it")
+GC = Threshold(
+    "gc",
+    0.05,
+    "ratio",
+    "5 % of the time in the garbage collector: the collector is the cause, not the lines around it",
+)
 
 
 BATCHES = ". This code runs after a step and before the next forward pass"
-WAITS = Threshold("waits", 0.5, "ratio", "a line that uses the CPU for less than half of its time waits")
+WAITS = Threshold(
+    "waits", 0.5, "ratio", "a line that uses the CPU for less than half of its time waits"
+)
 
 
 class HostPythonOverhead(Rule):
@@ -34,20 +64,28 @@ class HostPythonOverhead(Rule):
         "stack.line_cpu_ratio",
         "data_wait_ratio",
     )
-    text = """Time outside all named phases: metrics over Python lists, conversions, garbage collection. Probe P15 samples the stack of the training thread
-during ordinary steps and names the line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are needed.
-Samples of one second do not meet what few steps do: the finding then names no line. Time that is not in the script is the cost of our own account and fires nothing. What helps: tensor operations instead of lists, gc.freeze() and
-no gc.collect() in the loop, and another process for work that can wait.
-A program without a DataLoader makes its batches in its own lines: a simulator, a replay buffer, a request. This time counts here too. The CPU
-time of the training thread says whether the line computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
-vectorised code. A line that waits, for an answer or by time.sleep, runs in a thread while the model trains on the batch before."""
+    text = """Time outside all named phases: metrics over Python lists, conversions, garbage
+collection. Probe P15 samples the stack of the training thread during ordinary steps and names the
+line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are
+needed.
+Samples of one second do not meet what few steps do: the finding then names no line. Time that is
+not in the script is the cost of our own account and fires nothing. What helps: tensor operations
+instead of lists, gc.freeze() and no gc.collect() in the loop, and another process for work that can
+wait.
+A program without a DataLoader makes its batches in its own lines: a simulator, a replay buffer, a
+request. This time counts here too. The CPU time of the training thread says whether the line
+computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
+vectorised code. A line that waits, for an answer or by time.sleep, runs in a thread while the model
+trains on the batch before."""
 
     def judge(self, case: Case) -> Finding:
         batches = 0.0 if loader.has_loader(case) else case.value("data_wait_ratio")
         share = case.value("other_ratio") + batches
-        if case.is_job and case.has("stack.script_ratio"):  # samples over the whole run: what they do not find in the script is not there
+        # samples over the whole run: what they do not find in the script is not there
+        if case.is_job and case.has("stack.script_ratio"):
             share = min(share, case.value("stack.script_ratio"))
-        logged = host.at_line_of(case, "logging")  # the values of log records are part of their cost
+        # the values of log records are part of their cost
+        logged = host.at_line_of(case, "logging")
         share = max(0.0, share - logged)
         evidence = case.evidence(("other_ratio", SHARE))
         if batches:
@@ -57,43 +95,88 @@ vectorised code. A line that waits, for an answer or by time.sleep, runs in a th
         pause = case.get("gc.pause_ratio", 0.0)
         collects = pause >= GC and pause >= share / 2
         if not collects and case.value("stack.script_ratio") < IN_SCRIPT and pause < GC:
-            return self.clear(0.99, evidence + self._measured(case), "a second of stack samples has not met this time in the script")
-        waits = not collects and case.get("stack.script_ratio", share) >= MET * share and case.get("stack.line_cpu_ratio", 1.0) < WAITS
+            return self.clear(
+                0.99,
+                evidence + self._measured(case),
+                "a second of stack samples has not met this time in the script",
+            )
+        waits = (
+            not collects
+            and case.get("stack.script_ratio", share) >= MET * share
+            and case.get("stack.line_cpu_ratio", 1.0) < WAITS
+        )
         rare = not collects and case.get("stack.script_ratio", share) < MET * share
         if rare:
             cause = (
-                f" is Python code that runs in few steps: one second of stack samples did not find it ({percent(case.value('stack.script_ratio'))}). Look at what"
-                " the loop does in some steps only, such as a report, a metric over many outputs, or a first checkpoint"
+                " is Python code that runs in few steps: one second of stack samples did not find"
+                f" it ({percent(case.value('stack.script_ratio'))}). Look at what the loop does in"
+                " some steps only, such as a report, a metric over many outputs, or a first"
+                " checkpoint"
             )
         elif collects:
             cause = f" is the garbage collector: {percent(pause)}"
         elif batches >= share / 2 or waits:
-            cause = f" is the script's own code, {_line(case, waits)}{BATCHES if batches >= share / 2 else ''}"
+            cause = (
+                f" is the script's own code, {_line(case, waits)}"
+                f"{BATCHES if batches >= share / 2 else ''}"
+            )
         else:
             cause = f" is the script's own Python code: {_line(case, waits)}"
         summary = f"{percent(share)} of step time{cause}"
         evidence += self._measured(case)
         changes = [_collect_less(case, share) if collects else _by_tensors(case, share)]
-        title = "The script's own code waits in every step" if waits else "The script's own Python code slows a few steps" if rare else ""
+        title = (
+            "The script's own code waits in every step"
+            if waits
+            else "The script's own Python code slows a few steps"
+            if rare
+            else ""
+        )
         level, confidence = share / SHARE, high_if(share >= 2 * SHARE and not rare)
-        return self.fires(level, evidence, summary, recoverable=share * 0.9, confidence=confidence, title=title, suggestions=changes)
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=share * 0.9,
+            confidence=confidence,
+            title=title,
+            suggestions=changes,
+        )
 
     def _measured(self, case: Case) -> tuple[Evidence, ...]:
-        return case.if_known("stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio")
+        return case.if_known(
+            "stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio"
+        )
 
 
 def _line(case: Case, waits: bool) -> str:
     """The line with most of the time, in words."""
-    place, share = case.signal("stack.line_ratio").source.rpartition(" at ")[2], case.value("stack.line_ratio")
-    most = "most of it" if share >= case.value("stack.script_ratio") / 2 else f"the largest part ({percent(share)})"
-    cpu = f". This line waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))} of its time" if waits else ""
+    place, share = (
+        case.signal("stack.line_ratio").source.rpartition(" at ")[2],
+        case.value("stack.line_ratio"),
+    )
+    most = (
+        "most of it"
+        if share >= case.value("stack.script_ratio") / 2
+        else f"the largest part ({percent(share)})"
+    )
+    cpu = (
+        (
+            f". This line waits: it uses the CPU only {percent(case.value('stack.line_cpu_ratio'))}"
+            " of its time"
+        )
+        if waits
+        else ""
+    )
     return f"{most} at {place}{cpu}"
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:
     why = "automatic collection only: a full collection visits every object"
     code = "gc.freeze()   # after building the model; and no gc.collect() in the loop"
-    return case.suggest({"gc_collect_every": 0}, _interval(case.value("gc.pause_ratio"), share), why, code)
+    return case.suggest(
+        {"gc_collect_every": 0}, _interval(case.value("gc.pause_ratio"), share), why, code
+    )
 
 
 def _by_tensors(case: Case, share: float) -> Suggestion | None:

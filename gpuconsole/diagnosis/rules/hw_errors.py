@@ -1,19 +1,41 @@
-"""hw.errors: the GPU, its memory or its links are failing. This finding is not about speed, but more urgent than all findings about speed."""
+"""hw.errors: the GPU, its memory or its links are failing. This finding is not about speed, but
+more urgent than all findings about speed."""
 
 from __future__ import annotations
 
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
 
-ANY = Threshold("errors", 1.0, "", "one is enough: lost data, a row that waits for replacement, a hardware XID (survey T42)")
-NVLINK = Threshold("nvlink_errors", 1.0, "", "one replay or recovery is a failure (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_ERROR)")
-CRC = Threshold("nvlink_crc", 100.0, "/s", "100 damaged packets per second and more matter (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR)")
+ANY = Threshold(
+    "errors",
+    1.0,
+    "",
+    "one is enough: lost data, a row that waits for replacement, a hardware XID (survey T42)",
+)
+NVLINK = Threshold(
+    "nvlink_errors",
+    1.0,
+    "",
+    "one replay or recovery is a failure (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_ERROR)",
+)
+CRC = Threshold(
+    "nvlink_crc",
+    100.0,
+    "/s",
+    "100 damaged packets per second and more matter (NVIDIA DCGM, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR)",
+)
 
 REPORTS = {
     "hw.lost": (ANY, "the GPU no longer answers"),
     "hw.xid_errors": (ANY, "the driver has reported hardware XID errors"),
     "hw.ecc_uncorrected": (ANY, "uncorrected memory errors: data was lost"),
-    "hw.row_remap_failed": (ANY, "a faulty memory row could not be replaced: the GPU needs service"),
-    "hw.row_remap_pending": (ANY, "a faulty memory row waits to be replaced: reset the GPU or reboot"),
+    "hw.row_remap_failed": (
+        ANY,
+        "a faulty memory row could not be replaced: the GPU needs service",
+    ),
+    "hw.row_remap_pending": (
+        ANY,
+        "a faulty memory row waits to be replaced: reset the GPU or reboot",
+    ),
     "hw.nvlink_errors": (NVLINK, "an NVLink sends packets again or recovers"),
     "hw.nvlink_crc_per_s": (CRC, "an NVLink receives damaged packets"),
 }
@@ -28,14 +50,16 @@ class HwErrors(Rule):
     gpu_only = True
     thresholds = (ANY, NVLINK, CRC)
     reads = (
-        "is_gpu", "hw.lost", "hw.xid_errors", "hw.ecc_uncorrected", "hw.row_remap_failed", "hw.row_remap_pending", "hw.nvlink_errors",
-        "hw.nvlink_crc_per_s",
+        "is_gpu", "hw.lost", "hw.xid_errors", "hw.ecc_uncorrected", "hw.row_remap_failed",
+        "hw.row_remap_pending", "hw.nvlink_errors", "hw.nvlink_crc_per_s",
     )  # fmt: skip
     ignore = "Never: results may be wrong, and the GPU may stop."
-    text = """XID events that indicate hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121; events that programs cause, such as 13 and 31, are left out),
-memory errors that could not be corrected since the driver was loaded, memory rows that wait for replacement or could not be replaced, and
-NVLinks that send again, recover or receive damaged packets while this console watches. Such a GPU may compute wrong results or stop, so this
-finding comes before all others, although it is not about speed."""
+    text = """XID events that indicate hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121;
+events that programs cause, such as 13 and 31, are left out), memory errors that could not be
+corrected since the driver was loaded, memory rows that wait for replacement or could not be
+replaced, and NVLinks that send again, recover or receive damaged packets while this console
+watches. Such a GPU may compute wrong results or stop, so this finding comes before all others,
+although it is not about speed."""
 
     def judge(self, case: Case) -> Finding:
         measured = {name: report for name, report in REPORTS.items() if case.has(name)}
@@ -43,8 +67,14 @@ finding comes before all others, although it is not about speed."""
         levels = {name: case.value(name) / limit for name, (limit, _) in measured.items()}
         broken = [name for name, level in levels.items() if level >= 1]
         if not broken:
-            case.value(NEEDED)  # no errors count as healthy only if the driver reports errors at all
+            # no errors count as healthy only if the driver reports errors at all
+            case.value(NEEDED)
             return self.clear(max(levels.values()), evidence)
         reports = "; ".join(f"{measured[name][1]} ({case.value(name):.0f})" for name in broken)
-        summary = f"{reports}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run dcgmi diag -r 3"
-        return self.fires(max(levels.values()), evidence, summary, recoverable=0.0, confidence="high")
+        summary = (
+            f"{reports}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run"
+            " dcgmi diag -r 3"
+        )
+        return self.fires(
+            max(levels.values()), evidence, summary, recoverable=0.0, confidence="high"
+        )

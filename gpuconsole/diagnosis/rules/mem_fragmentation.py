@@ -1,15 +1,27 @@
-"""mem.fragmentation: even when memory is fullest, much of the reserved memory is in pieces too small to use."""
+"""mem.fragmentation: even when memory is fullest, much of the reserved memory is in pieces too
+small to use."""
 
 from __future__ import annotations
 
 from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Rule, Suggestion, Threshold, percent
 
 LOST = Threshold(
-    "lost_of_reserved", 0.30, "ratio", "30 % of the reserved memory (TraceML: reserved is 2x allocated, at 30 % of the memory)"
+    "lost_of_reserved",
+    0.30,
+    "ratio",
+    "30 % of the reserved memory (TraceML: reserved is 2x allocated, at 30 % of the memory)",
 )
-MATTERS = Threshold("lost_of_limit", 0.10, "ratio", "below 10 % of the limit the room would not be useful")
+MATTERS = Threshold(
+    "lost_of_limit", 0.10, "ratio", "below 10 % of the limit the room would not be useful"
+)
 FULL = Threshold(
-    "reserved", 0.50, "ratio", "on a GPU with less than half of its memory reserved, no allocation is likely to fail: the finding is a note"
+    "reserved",
+    0.50,
+    "ratio",
+    (
+        "on a GPU with less than half of its memory reserved, no allocation is likely to fail: the"
+        " finding is a note"
+    ),
 )
 MMAP_KB = 256
 LENGTHS = 64
@@ -23,16 +35,21 @@ class MemFragmentation(Rule):
     thresholds = (LOST, MATTERS, FULL)
     knobs = ("pytorch_alloc_conf", "pad_to_multiple_of", "malloc_mmap_threshold_kb")
     reads = (
-        "memory.limit_bytes", "is_gpu", "memory.allocated_peak_bytes", "memory.reserved_peak_bytes", "memory.heap_allocated_bytes",
-        "memory.heap_reserved_bytes", "memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes",
+        "memory.limit_bytes", "is_gpu", "memory.allocated_peak_bytes",
+        "memory.reserved_peak_bytes", "memory.heap_allocated_bytes", "memory.heap_reserved_bytes",
+        "memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes",
     )  # fmt: skip
-    text = """The allocator's reserved memory and the memory that tensors use are both known: torch.cuda.memory_stats keeps the peaks of both over the run. On a CPU,
-glibc's mallinfo2 is read during a few passes; its heap holds the whole process with its libraries. The two are compared at the peak, because
-memory that is unused between steps only waits for the next step. If a third is lost, tensors of different sizes are allocated and freed in an order that leaves gaps,
-mostly because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a multiple leaves few sizes.
-glibc before 2.38 gains nothing from few sizes: a freed aligned block cannot hold the next block of the same size. There, a fixed mmap
-threshold or another malloc returns large blocks to the system.
-On a GPU with less than half of its memory reserved, the finding is a note: the lost memory makes no allocation fail."""
+    text = """The allocator's reserved memory and the memory that tensors use are both known:
+torch.cuda.memory_stats keeps the peaks of both over the run. On a CPU, glibc's mallinfo2 is read
+during a few passes; its heap holds the whole process with its libraries. The two are compared at
+the peak, because memory that is unused between steps only waits for the next step. If a third is
+lost, tensors of different sizes are allocated and freed in an order that leaves gaps, mostly
+because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and
+padding to a multiple leaves few sizes. glibc before 2.38 gains nothing from few sizes: a freed
+aligned block cannot hold the next block of the same size. There, a fixed mmap threshold or another
+malloc returns large blocks to the system.
+On a GPU with less than half of its memory reserved, the finding is a note: the lost memory makes no
+allocation fail."""
 
     def judge(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")
@@ -44,20 +61,32 @@ On a GPU with less than half of its memory reserved, the finding is a note: the 
         if level < 1:
             return self.clear(level, (reserved, allocated, whole))
         summary = (
-            f"at the {'peaks of the run' if case.value('is_gpu') else 'peak'}, {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use: fragments waste {percent(of_limit)}"
-            " of the memory limit"
+            f"at the {'peaks of the run' if case.value('is_gpu') else 'peak'},"
+            f" {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use:"
+            f" fragments waste {percent(of_limit)} of the memory limit"
         )
         evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))
         suggestions = _on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case)
         roomy = case.get("is_gpu", 0.0) > 0 and reserved.value < FULL * limit
-        return self.fires(level, evidence, summary, recoverable=of_limit, confidence="high", suggestions=suggestions, note=roomy)
+        return self.fires(
+            level,
+            evidence,
+            summary,
+            recoverable=of_limit,
+            confidence="high",
+            suggestions=suggestions,
+            note=roomy,
+        )
 
 
 def _peaks(case: Case) -> tuple[Evidence, ...]:
-    """Allocated and reserved bytes at the peak. On a CPU this needs a probe, unless the figures between steps already decide. Raises Missing."""
+    """Allocated and reserved bytes at the peak. On a CPU this needs a probe, unless the figures
+    between steps already decide. Raises Missing."""
     if case.value("is_gpu"):
         return case.evidence("memory.allocated_peak_bytes", "memory.reserved_peak_bytes")
-    allocated, reserved = at_rest = case.evidence("memory.heap_allocated_bytes", "memory.heap_reserved_bytes")
+    allocated, reserved = at_rest = case.evidence(
+        "memory.heap_allocated_bytes", "memory.heap_reserved_bytes"
+    )
     lost = reserved.value - allocated.value
     if lost < LOST * reserved.value or lost < MATTERS * case.value("memory.limit_bytes"):
         return at_rest  # more memory in use can only raise the allocated part
@@ -75,8 +104,14 @@ def _on_gpu(case: Case) -> list[Suggestion | None]:
 
 
 def _on_cpu(case: Case) -> list[Suggestion | None]:
-    why = "large blocks are mapped one by one and returned when freed; new pages are zeroed each time, which costs time"
-    code = f"MALLOC_MMAP_THRESHOLD_={MMAP_KB * 1024} python train.py   # or LD_PRELOAD=libjemalloc.so.2"
+    why = (
+        "large blocks are mapped one by one and returned when freed; new pages are zeroed each"
+        " time, which costs time"
+    )
+    code = (
+        f"MALLOC_MMAP_THRESHOLD_={MMAP_KB * 1024} python train.py   # or"
+        " LD_PRELOAD=libjemalloc.so.2"
+    )
     return [case.suggest({"malloc_mmap_threshold_kb": MMAP_KB}, None, why, code)]
 
 

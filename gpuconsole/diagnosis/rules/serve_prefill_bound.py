@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
-SHARE = Threshold("share", 0.5, "ratio", "half of the time in prefill is notable, 70 % is high (tensward; survey I05)")
+SHARE = Threshold(
+    "share",
+    0.5,
+    "ratio",
+    "half of the time in prefill is notable, 70 % is high (tensward; survey I05)",
+)
 
 
 class ServePrefillBound(Rule):
@@ -15,21 +20,39 @@ class ServePrefillBound(Rule):
     thresholds = (SHARE,)
     knobs = ("prompt_tokens",)
     reads = ("server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens")
-    text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no batching reduces that. What helps: shorter prompts, a prefix
-cache for their shared part, lower precision, tensor parallelism for the latency, separate machines for prefill. The rule compares the server's
-own times of prefill and decode, both from admission on, without the queue."""
+    text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no
+batching reduces that. What helps: shorter prompts, a prefix cache for their shared part, lower
+precision, tensor parallelism for the latency, separate machines for prefill. The rule compares the
+server's own times of prefill and decode, both from admission on, without the queue."""
 
     def judge(self, case: Case) -> Finding:
         prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
         share = prefill / max(1e-9, prefill + decode)
-        evidence = case.evidence("server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens")
+        evidence = case.evidence(
+            "server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens"
+        )
         if share < SHARE:
             return self.clear(share / SHARE, evidence)
         summary = (
-            f"prefill takes {percent(share)} of the time from admission to the last token: {case.value('client.prompt_tokens'):.0f} prompt tokens "
-            f"for {case.value('client.output_tokens'):.0f} output tokens"
+            f"prefill takes {percent(share)} of the time from admission to the last token:"
+            f" {case.value('client.prompt_tokens'):.0f} prompt tokens for"
+            f" {case.value('client.output_tokens'):.0f} output tokens"
         )
         why = "half the prompt: retrieve less text, or summarise it"
-        code = "shorten the prompts; or put their shared part first and keep --enable-prefix-caching"
-        change = case.suggest({"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))}, None, why, code)
-        return self.fires(share / SHARE, evidence, summary, recoverable=share * 0.5, confidence=high_if(share >= 0.7), suggestions=[change])
+        code = (
+            "shorten the prompts; or put their shared part first and keep --enable-prefix-caching"
+        )
+        change = case.suggest(
+            {"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))},
+            None,
+            why,
+            code,
+        )
+        return self.fires(
+            share / SHARE,
+            evidence,
+            summary,
+            recoverable=share * 0.5,
+            confidence=high_if(share >= 0.7),
+            suggestions=[change],
+        )

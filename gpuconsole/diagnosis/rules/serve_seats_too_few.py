@@ -1,4 +1,5 @@
-"""serve.seats_too_few: requests wait although the KV cache has room, because max_num_seqs admits no more."""
+"""serve.seats_too_few: requests wait although the KV cache has room, because max_num_seqs admits no
+more."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ TAKEN = Threshold(
     "taken",
     0.5,
     "ratio",
-    "all slots are in use in most readings (survey I03: 0.8; but answers of one length end together: 0.68 in DiagBench V02)",
+    (
+        "all slots are in use in most readings (survey I03: 0.8; but answers of one length end"
+        " together: 0.68 in DiagBench V02)"
+    ),
 )
-ROOM = Threshold("room", 0.8, "ratio", "with the KV cache below 80 %, more sequences fit (survey I03)")
+ROOM = Threshold(
+    "room", 0.8, "ratio", "with the KV cache below 80 %, more sequences fit (survey I03)"
+)
 
 
 class ServeSeatsTooFew(Rule):
@@ -22,23 +28,36 @@ class ServeSeatsTooFew(Rule):
     thresholds = (TAKEN, ROOM)
     knobs = ("max_num_seqs",)
     reads = (
-        "server.seats_taken_ratio", "server.requests_waiting", "server.requests_running", "server.kv_cache_usage_ratio",
-        "client.request_rate", "server.queue_s", "server.e2e_s",
+        "server.seats_taken_ratio", "server.requests_waiting", "server.requests_running",
+        "server.kv_cache_usage_ratio", "client.request_rate", "server.queue_s", "server.e2e_s",
     )  # fmt: skip
-    text = """max_num_seqs limits how many sequences take part in an iteration. If all sequence slots are in use, requests wait, and the KV cache has room, a
-larger batch would serve them at once. Each iteration takes longer but reads the weights once for more sequences. How much longer depends on
-the device, so the gain is measured and not predicted. Not every reading shows all slots in use: answers of one length end together, and
-the server is read while slots change. In an open loop any number of slots fills in the end: see serve.over_capacity."""
+    text = """max_num_seqs limits how many sequences take part in an iteration. If all sequence
+slots are in use, requests wait, and the KV cache has room, a larger batch would serve them at once.
+Each iteration takes longer but reads the weights once for more sequences. How much longer depends
+on the device, so the gain is measured and not predicted. Not every reading shows all slots in use:
+answers of one length end together, and the server is read while slots change. In an open loop any
+number of slots fills in the end: see serve.over_capacity."""
 
     def judge(self, case: Case) -> Finding:
-        taken, waiting = case.value("server.seats_taken_ratio"), case.value("server.requests_waiting")
-        evidence = case.evidence(("server.seats_taken_ratio", TAKEN), ("server.requests_waiting", serving.NOTABLE_QUEUE))
+        taken, waiting = (
+            case.value("server.seats_taken_ratio"),
+            case.value("server.requests_waiting"),
+        )
+        evidence = case.evidence(
+            ("server.seats_taken_ratio", TAKEN), ("server.requests_waiting", serving.NOTABLE_QUEUE)
+        )
         evidence += case.evidence("server.requests_running", ("server.kv_cache_usage_ratio", ROOM))
         if waiting < serving.NOTABLE_QUEUE or serving.open_loop(case):
-            why = "an open loop fills any number of sequence slots" if serving.open_loop(case) else "no request waits"
+            why = (
+                "an open loop fills any number of sequence slots"
+                if serving.open_loop(case)
+                else "no request waits"
+            )
             return self.clear(min(taken / TAKEN, 0.5), evidence, why)
         if case.value("server.kv_cache_usage_ratio") >= ROOM:
-            return self.clear(0.5, evidence, "the KV cache is full: more sequence slots would stay empty")
+            return self.clear(
+                0.5, evidence, "the KV cache is full: more sequence slots would stay empty"
+            )
         if taken < TAKEN:
             return self.clear(taken / TAKEN, evidence)
         slots = int(case.setting("max_num_seqs"))
@@ -47,8 +66,18 @@ the server is read while slots change. In an open loop any number of slots fills
             wanted *= 2
         queue = serving.queue_ratio(case)
         summary = (
-            f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for {percent(queue)} of a request's time, "
-            f"although the KV cache is only {percent(case.value('server.kv_cache_usage_ratio'))} full"
+            f"{case.value('server.requests_running'):.0f} requests run and {waiting:.0f} wait, for"
+            f" {percent(queue)} of a request's time, although the KV cache is only"
+            f" {percent(case.value('server.kv_cache_usage_ratio'))} full"
         )
-        change = serving.restart(case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch")
-        return self.fires(taken / TAKEN, evidence, summary, recoverable=queue, confidence="high", suggestions=[change])
+        change = serving.restart(
+            case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch"
+        )
+        return self.fires(
+            taken / TAKEN,
+            evidence,
+            summary,
+            recoverable=queue,
+            confidence="high",
+            suggestions=[change],
+        )

@@ -7,8 +7,15 @@ from gpuconsole.diagnosis.rule import CantTell, Case, Finding, Rule, Threshold, 
 
 USED = Threshold("used", 0.5, "ratio", "more than half of the slots or of the KV cache is in use")
 MFU = Threshold("mfu", 0.5, "of the arithmetic", "half of the peak (see serve.saturated_healthy)")
-MBU = Threshold("mbu", 0.6, "of the bandwidth", "60 % of the memory bandwidth (see serve.saturated_healthy)")
-LARGEST_QUEUE = Threshold("queue", 0.2, "of the request", "with 20 % of the time in the queue there is more load than the server can take")
+MBU = Threshold(
+    "mbu", 0.6, "of the bandwidth", "60 % of the memory bandwidth (see serve.saturated_healthy)"
+)
+LARGEST_QUEUE = Threshold(
+    "queue",
+    0.2,
+    "of the request",
+    "with 20 % of the time in the queue there is more load than the server can take",
+)
 
 
 class WatchAtLimitHealthy(Rule):
@@ -18,12 +25,15 @@ class WatchAtLimitHealthy(Rule):
     subject = "watched"
     thresholds = (watched.WORKS, USED, MFU, MBU, LARGEST_QUEUE)
     reads = (
-        "server.requests_waiting", "server.requests_short_of_capacity", "server.requests_running", "server.kv_cache_peak_ratio", "server.sequence_limit", "server.forward_ratio",
-        "mfu_ratio", "mbu_ratio", "server.queue_s", "server.e2e_s", "server.preemptions_per_request", "server.front_waiting",
+        "server.requests_waiting", "server.requests_short_of_capacity", "server.requests_running",
+        "server.kv_cache_peak_ratio", "server.sequence_limit", "server.forward_ratio", "mfu_ratio",
+        "mbu_ratio", "server.queue_s", "server.e2e_s", "server.preemptions_per_request",
+        "server.front_waiting",
     )  # fmt: skip
-    text = """More than half of the slots or of the KV cache is in use, or the device computes at its limit, and requests hardly wait: settings can gain little. What
-remains is a smaller or quantised model, a faster device, or more replicas. SGLang reports the time of its forward passes; vLLM counts FLOPs and bytes with
---enable-mfu-metrics."""
+    text = """More than half of the slots or of the KV cache is in use, or the device computes at
+its limit, and requests hardly wait: settings can gain little. What remains is a smaller or
+quantised model, a faster device, or more replicas. SGLang reports the time of its forward passes;
+vLLM counts FLOPs and bytes with --enable-mfu-metrics."""
 
     def judge(self, case: Case) -> Finding:
         running = case.value("server.requests_running")
@@ -56,4 +66,9 @@ remains is a smaller or quantised model, a faster device, or more replicas. SGLa
         if level < 1:
             return self.clear(min(0.59, level), evidence)
         words = ", ".join(f"{percent(value)} {name}" for name, (value, _) in uses.items() if value)
-        return self.note(level, evidence, f"{running:.1f} requests run and hardly one waits; the server uses {words}", confidence="medium")
+        return self.note(
+            level,
+            evidence,
+            f"{running:.1f} requests run and hardly one waits; the server uses {words}",
+            confidence="medium",
+        )

@@ -1,4 +1,5 @@
-"""watch.deferred: requests of a watched server wait for something else than room: keys and values from elsewhere, or a grammar."""
+"""watch.deferred: requests of a watched server wait for something else than room: keys and values
+from elsewhere, or a grammar."""
 
 from __future__ import annotations
 
@@ -6,8 +7,14 @@ from gpuconsole.diagnosis.families import serving, watched
 from gpuconsole.diagnosis.rule import Case, Finding, Rule
 
 CAUSES = {
-    "sglang": "grammars are compiled before their requests run: use few different schemas, or a faster grammar backend (--grammar-backend)",
-    "vllm": "keys and values are loaded from elsewhere (kv connector, offloading), or a grammar is compiled: look at the connector's own latency",
+    "sglang": (
+        "grammars are compiled before their requests run: use few different schemas, or a faster"
+        " grammar backend (--grammar-backend)"
+    ),
+    "vllm": (
+        "keys and values are loaded from elsewhere (kv connector, offloading), or a grammar is"
+        " compiled: look at the connector's own latency"
+    ),
 }
 
 
@@ -18,14 +25,22 @@ class WatchDeferred(Rule):
     subject = "watched"
     knobs = ()
     thresholds = ()
-    reads = ("server.requests_deferred", "server.requests_waiting", "server.queue_s", "server.e2e_s")
-    text = """A waiting request may lack something else than a slot or a block of the KV cache: its keys and values are loaded from another server or from the
-host, or its grammar is compiled. More slots or more cache do not help it. vLLM reports these requests with reason=deferred, from 0.20 on; SGLang reports
-the queue of its grammars."""
+    reads = (
+        "server.requests_deferred",
+        "server.requests_waiting",
+        "server.queue_s",
+        "server.e2e_s",
+    )
+    text = """A waiting request may lack something else than a slot or a block of the KV cache: its
+keys and values are loaded from another server or from the host, or its grammar is compiled. More
+slots or more cache do not help it. vLLM reports these requests with reason=deferred, from 0.20 on;
+SGLang reports the queue of its grammars."""
 
     def judge(self, case: Case) -> Finding:
         deferred = case.value("server.requests_deferred")
-        evidence = case.evidence(("server.requests_deferred", serving.NOTABLE_QUEUE), "server.requests_waiting")
+        evidence = case.evidence(
+            ("server.requests_deferred", serving.NOTABLE_QUEUE), "server.requests_waiting"
+        )
         if deferred < serving.NOTABLE_QUEUE:
             return self.clear(min(0.59, deferred / serving.NOTABLE_QUEUE), evidence)
         cause = CAUSES.get(str(case.knobs.get("server", "")), "the server names no reason")

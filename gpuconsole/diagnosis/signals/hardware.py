@@ -1,7 +1,9 @@
-"""Telemetry of the run's GPU as signals for the rules: clocks, power, links, NUMA node, other processes, errors, growth of memory.
+"""Telemetry of the run's GPU as signals for the rules: clocks, power, links, NUMA node, other
+processes, errors, growth of memory.
 
-Clocks and links count only in readings under load, because an idle GPU lowers both to save power. The activity of the GPU counts in all readings
-of the steady steps. A run on a CPU has only `is_gpu`.
+Clocks and links count only in readings under load, because an idle GPU lowers both to save power.
+The activity of the GPU counts in all readings of the steady steps. A run on a CPU has only
+`is_gpu`.
 """
 
 from __future__ import annotations
@@ -23,17 +25,23 @@ from gpuconsole.session.state import SessionState
 
 WINDOW_S = 30.0
 LOADED = 0.5
-"""Minimum utilization of a reading under load. A GPU keeps its clocks for seconds after its work."""
+"""Minimum utilization of a reading under load. A GPU keeps its clocks for seconds after its
+work."""
 MIN_READINGS = 3
 REPLAYS_S = 120.0
 MIN_REPLAYS_S = 30.0
 MIN_STEPS = 50
 HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121))
-"""XIDs that indicate a hardware fault (NVIDIA, "XID Errors"). Programs cause, or may cause, all other XIDs."""
+"""XIDs that indicate a hardware fault (NVIDIA, "XID Errors"). Programs cause, or may cause, all
+other XIDs."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """PCIe: one lane in one direction by generation, without the line code (PCI-SIG)."""
 HELD = {
-    "thermal": (("thermal_time_ratio", ""), ("sw_thermal_time_ratio", "clocks_sw_thermal"), ("hw_thermal_time_ratio", "clocks_hw_thermal")),
+    "thermal": (
+        ("thermal_time_ratio", ""),
+        ("sw_thermal_time_ratio", "clocks_sw_thermal"),
+        ("hw_thermal_time_ratio", "clocks_hw_thermal"),
+    ),
     "power_cap": (("power_cap_time_ratio", "clocks_power_cap"),),
     "power_brake": (("power_brake_time_ratio", "clocks_power_brake"),),
     "other_hold": (
@@ -43,13 +51,20 @@ HELD = {
         ("", "clocks_hw_slowdown"),
     ),
 }
-"""Causes of low clocks: for each cause, the driver's time counter, and the reason at each reading, which is used without a counter."""
+"""Causes of low clocks: for each cause, the driver's time counter, and the reason at each reading,
+which is used without a counter."""
 GRAPHICS_CARD = re.compile(r"\b(GeForce|TITAN|Quadro|RTX)\b")
 """Names of GeForce and workstation cards."""
 ACTIVITY = {
     "gpu.util_ratio": ("utilization_ratio", "share of time in which any kernel ran"),
-    "gpu.sm_active_ratio": ("sm_active_ratio", "share of time in which an SM had work, averaged over SMs"),
-    "gpu.tensor_active_ratio": ("tensor_active_ratio", "share of peak cycles in which tensor cores were active"),
+    "gpu.sm_active_ratio": (
+        "sm_active_ratio",
+        "share of time in which an SM had work, averaged over SMs",
+    ),
+    "gpu.tensor_active_ratio": (
+        "tensor_active_ratio",
+        "share of peak cycles in which tensor cores were active",
+    ),
     "gpu.dram_active_ratio": ("dram_active_ratio", "memory bandwidth in use over its maximum"),
 }
 """For each signal its metric, and what it means."""
@@ -64,7 +79,8 @@ Signals = dict[str, Signal]
 
 
 class HardwareWatch:
-    """Signals of a run's device. Counters are compared with their first value. `is_ours`: whether the console started a process."""
+    """Signals of a run's device. Counters are compared with their first value. `is_ours`: whether
+    the console started a process."""
 
     def __init__(self, is_ours: Callable[[Process], bool]) -> None:
         self._is_ours = is_ours
@@ -75,15 +91,24 @@ class HardwareWatch:
         if device == "cpu":
             return {"is_gpu": Signal(0.0, "", "device")}
         if record.run.serves and "max_num_seqs" not in record.facts:
-            return {}  # the console did not start the server, or the start is not complete: the device of the server is not known
+            # the console did not start the server, or the start is not complete: the device of the
+            # server is not known
+            return {}
         since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened.t))
         readings = DeviceReadings(state, device, since)
         card = next((listed for listed in state.devices if listed.id == device), Device(device, ""))
-        ours = [process for process in state.processes if process.kind == "compute" and self._is_ours(process)]
+        ours = [
+            process
+            for process in state.processes
+            if process.kind == "compute" and self._is_ours(process)
+        ]
         sharing = sharing_signals(state.processes, ours, device, _used_bytes(state, device))
         activity = activity_signals(state, record, since)
-        if "hw.other_processes" in sharing and sharing["hw.other_processes"].value > 0:  # GPM counts the work of all processes on the card
-            activity = {name: signal for name, signal in activity.items() if name == "gpu.util_ratio"}
+        # GPM counts the work of all processes on the card
+        if "hw.other_processes" in sharing and sharing["hw.other_processes"].value > 0:
+            activity = {
+                name: signal for name, signal in activity.items() if name == "gpu.util_ratio"
+            }
         return (
             {"is_gpu": Signal(1.0, "", "device")}
             | clock_signals(readings, card)
@@ -100,13 +125,26 @@ class HardwareWatch:
     def _error_signals(self, state: SessionState, whole: str) -> Signals:
         """Errors of the whole GPU, even if the run has only a slice of the GPU."""
         signals = {"hw.lost": Signal(float(whole in state.lost), "", "NVML")}
-        latest = {name: state.readings.latest.get(series_key(f"gpu.{name}", whole)) for name in ("xid_errors", "ecc_uncorrected")}
+        latest = {
+            name: state.readings.latest.get(series_key(f"gpu.{name}", whole))
+            for name in ("xid_errors", "ecc_uncorrected")
+        }
         if latest["xid_errors"] is not None:
-            xids = [event.code for event in state.xids if event.device == whole and event.code in HARDWARE_XIDS]
+            xids = [
+                event.code
+                for event in state.xids
+                if event.device == whole and event.code in HARDWARE_XIDS
+            ]
             which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
-            signals["hw.xid_errors"] = Signal(float(len(xids)), "", f"NVML events of hardware errors since the session began{which}")
+            signals["hw.xid_errors"] = Signal(
+                float(len(xids)),
+                "",
+                f"NVML events of hardware errors since the session began{which}",
+            )
         if latest["ecc_uncorrected"] is not None:
-            signals["hw.ecc_uncorrected"] = Signal(latest["ecc_uncorrected"], "", "NVML, since the driver was loaded")
+            signals["hw.ecc_uncorrected"] = Signal(
+                latest["ecc_uncorrected"], "", "NVML, since the driver was loaded"
+            )
         for name in ("row_remap_pending", "row_remap_failed"):
             value = state.readings.latest.get(series_key(f"gpu.{name}", whole))
             if value is not None:
@@ -116,7 +154,11 @@ class HardwareWatch:
     def _nvlink_errors(self, state: SessionState, whole: str) -> Signals:
         rises: dict[str, float] = {}
         span_s = 0.0
-        for key in [key for key in state.readings.latest if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key]:
+        for key in [
+            key
+            for key in state.readings.latest
+            if key.startswith("gpu.link_") and f"{{device={whole}/link:" in key
+        ]:
             name = key.partition("{")[0]
             if name in ("gpu.link_replays", "gpu.link_recoveries", "gpu.link_crc_errors"):
                 at, value = state.readings.sampled[key], state.readings.latest[key]
@@ -132,12 +174,15 @@ class HardwareWatch:
         source = f"NVML, all links, over {span_s:.0f} s"
         return {
             "hw.nvlink_errors": Signal(again, "", f"{source}: replays and recoveries"),
-            "hw.nvlink_crc_per_s": Signal(rises.get("gpu.link_crc_errors", 0.0) / span_s, "/s", source),
+            "hw.nvlink_crc_per_s": Signal(
+                rises.get("gpu.link_crc_errors", 0.0) / span_s, "/s", source
+            ),
         }
 
 
 class DeviceReadings:
-    """Samples of a device from `since` (session seconds) on, and which of them were taken under load."""
+    """Samples of a device from `since` (session seconds) on, and which of them were taken under
+    load."""
 
     def __init__(self, state: SessionState, device: str, since: float) -> None:
         self._state, self._device, self._since = state, device, since
@@ -160,11 +205,16 @@ class DeviceReadings:
 
     def newest_loaded(self, name: str) -> float | None:
         """The newest value, if it was read under load."""
-        return self.fact(name) if self._state.readings.sampled.get(self._key(name)) in self._loaded else None
+        return (
+            self.fact(name)
+            if self._state.readings.sampled.get(self._key(name)) in self._loaded
+            else None
+        )
 
     def rise(self, name: str, window_s: float) -> tuple[float, float] | None:
-        """Return the increase of a counter within the last `window_s`, and its time span in seconds. The first value may be a mean of older samples: it is the
-        value in the middle of their time."""
+        """Return the increase of a counter within the last `window_s`, and its time span in
+        seconds. The first value may be a mean of older samples: it is the value in the middle of
+        their time."""
         series = self._state.readings.series.get(self._key(name))
         samples = list(series.weighed(self.state_now - window_s)) if series is not None else []
         if len(samples) < 2:
@@ -186,74 +236,117 @@ def _mean(samples: Iterable[Weighed]) -> tuple[float, int] | None:
     readings = list(samples)
     if len(readings) < MIN_READINGS:
         return None
-    return statistics.fmean([sample.value for sample in readings], [sample.weight for sample in readings]), len(readings)
+    return statistics.fmean(
+        [sample.value for sample in readings], [sample.weight for sample in readings]
+    ), len(readings)
 
 
 def activity_signals(state: SessionState, record: RunRecord, since: float) -> Signals:
-    """`gpu.*_ratio`: how busy the device was over the steady steps, from session second `since` on. Empty before the run is steady; without GPM
-    (before Hopper) or DCGM only the utilization of NVML is known."""
+    """`gpu.*_ratio`: how busy the device was over the steady steps, from session second `since` on.
+    Empty before the run is steady; without GPM (before Hopper) or DCGM only the utilization of NVML
+    is known."""
     if record.steady_t is None or not record.steps:
         return {}
-    begin, end = max(since, state.session_time(record.steady_t)), state.session_time(record.steps[-1].t)
+    begin, end = (
+        max(since, state.session_time(record.steady_t)),
+        state.session_time(record.steps[-1].t),
+    )
     signals: Signals = {}
     for name, (metric, meaning) in ACTIVITY.items():
         key = series_key(f"gpu.{metric}", record.run.device)
         series = state.readings.series.get(key)
-        if series is not None and (mean := _mean(sample for sample in series.weighed(begin) if sample.t <= end)) is not None:
+        if (
+            series is not None
+            and (mean := _mean(sample for sample in series.weighed(begin) if sample.t <= end))
+            is not None
+        ):
             source = state.readings.substitutes.get(key, series.source)
-            signals[name] = Signal(mean[0], "ratio", f"{source}, mean of {mean[1]} readings over the steady steps: {meaning}")
+            signals[name] = Signal(
+                mean[0],
+                "ratio",
+                f"{source}, mean of {mean[1]} readings over the steady steps: {meaning}",
+            )
     return signals
 
 
 def tensor_core_signals(card: Device) -> Signals:
-    """`gpu.bf16_speed_ratio`, `gpu.tf32_speed_ratio`: the dense peak of tensor cores over the peak of fp32, 1 where the card has no such units.
-    A peak that is not known has no signal."""
+    """`gpu.bf16_speed_ratio`, `gpu.tf32_speed_ratio`: the dense peak of tensor cores over the peak
+    of fp32, 1 where the card has no such units. A peak that is not known has no signal."""
     peaks = card.peaks
     if not peaks.fp32_flops_per_s:
         return {}
     slower = peaks.fp32_flops_per_s if peaks.precedes_ampere else None
     speeds = {"bf16": peaks.bf16_flops_per_s or slower, "tf32": peaks.tf32_flops_per_s or slower}
     source = f"dense peaks, {peaks.source}"
-    return {f"gpu.{name}_speed_ratio": Signal(speed / peaks.fp32_flops_per_s, "x", source) for name, speed in speeds.items() if speed}
+    return {
+        f"gpu.{name}_speed_ratio": Signal(speed / peaks.fp32_flops_per_s, "x", source)
+        for name, speed in speeds.items()
+        if speed
+    }
 
 
 def clock_signals(readings: DeviceReadings, card: Device) -> Signals:
     """`hw.*`: clocks, causes of low clocks, power and temperature.
 
-    A clock is compared with NVML's maximum. GeForce and workstation cards never reach that maximum at full load: the clock of the datasheet (boost
-    clock) counts there. `hw.clock_unsure` is 1 for such a card if its boost clock is not known.
+    A clock is compared with NVML's maximum. GeForce and workstation cards never reach that maximum
+    at full load: the clock of the datasheet (boost clock) counts there. `hw.clock_unsure` is 1 for
+    such a card if its boost clock is not known.
     """
     signals: Signals = {}
     busy = readings.busy()
     if busy is not None:
-        signals["hw.busy_ratio"] = Signal(busy[0], "ratio", f"NVML utilization, mean of {busy[1]}: share of time in which any kernel ran")
+        signals["hw.busy_ratio"] = Signal(
+            busy[0],
+            "ratio",
+            f"NVML utilization, mean of {busy[1]}: share of time in which any kernel ran",
+        )
     clock, most = readings.mean("sm_clock_hz"), readings.fact("sm_clock_max_hz")
     boost = card.peaks.boost_clock_hz
     if clock is not None and most:
         usual = min(boost, most) if boost else most
-        which = (
-            f"{usual / 1e6:.0f} MHz ({f'the boost clock; NVML names a maximum of {most / 1e6:.0f} MHz' if boost else 'maximum of NVML'})"
+        of_nvml = f"the boost clock; NVML names a maximum of {most / 1e6:.0f} MHz"
+        which = f"{usual / 1e6:.0f} MHz ({of_nvml if boost else 'maximum of NVML'})"
+        signals["hw.sm_clock_ratio"] = Signal(
+            clock[0] / usual,
+            "ratio",
+            f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {which}",
         )
-        signals["hw.sm_clock_ratio"] = Signal(clock[0] / usual, "ratio", f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over {which}")
     if clock is not None and boost:
-        source = f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over the datasheet's clock of {boost / 1e6:.0f} MHz"
+        source = (
+            f"NVML, mean of {clock[1]} readings {UNDER_LOAD}, over the datasheet's clock of"
+            f" {boost / 1e6:.0f} MHz"
+        )
         signals["hw.datasheet_clock_ratio"] = Signal(clock[0] / boost, "ratio", source)
     unsure = boost is None and GRAPHICS_CARD.search(card.name) is not None
-    signals["hw.clock_unsure"] = Signal(float(unsure), "", "1: a graphics card whose boost clock is not in the table")
+    signals["hw.clock_unsure"] = Signal(
+        float(unsure), "", "1: a graphics card whose boost clock is not in the table"
+    )
     for name, causes in HELD.items():
         held = _held(readings, causes)
         if held is not None:
             signals[f"hw.{name}_time_ratio"] = held
     setting = readings.mean("clocks_app_setting")
     if setting is not None:
-        signals["hw.app_clocks_ratio"] = Signal(setting[0], "ratio", f"NVML, share of {setting[1]} readings {UNDER_LOAD}")
+        signals["hw.app_clocks_ratio"] = Signal(
+            setting[0], "ratio", f"NVML, share of {setting[1]} readings {UNDER_LOAD}"
+        )
     power, limit = readings.mean("power_w"), readings.fact("power_limit_w")
     if power is not None and limit:
-        signals["hw.power_ratio"] = Signal(power[0] / limit, "ratio", f"NVML, mean of {power[1]} readings {UNDER_LOAD}, over the limit")
+        signals["hw.power_ratio"] = Signal(
+            power[0] / limit,
+            "ratio",
+            f"NVML, mean of {power[1]} readings {UNDER_LOAD}, over the limit",
+        )
     temperature = readings.mean("temperature_c")
     if temperature is not None:
-        signals["hw.temperature_c"] = Signal(temperature[0], "°C", f"NVML, mean of {temperature[1]} readings {UNDER_LOAD}")
-    for name, unit in (("power_limit_w", "W"), ("power_limit_max_w", "W"), ("power_limit_default_w", "W")):
+        signals["hw.temperature_c"] = Signal(
+            temperature[0], "°C", f"NVML, mean of {temperature[1]} readings {UNDER_LOAD}"
+        )
+    for name, unit in (
+        ("power_limit_w", "W"),
+        ("power_limit_max_w", "W"),
+        ("power_limit_default_w", "W"),
+    ):
         value = readings.fact(name)
         if value is not None:
             signals[f"hw.{name}"] = Signal(value, unit, "NVML")
@@ -261,7 +354,9 @@ def clock_signals(readings: DeviceReadings, card: Device) -> Signals:
     if memory is not None:
         signals["hw.memory_bytes"] = Signal(memory, "B", "NVML")
     if card.peaks.memory_bytes_per_s:
-        signals["hw.memory_bytes_per_s"] = Signal(card.peaks.memory_bytes_per_s, "B/s", f"peak of the memory, {card.peaks.source}")
+        signals["hw.memory_bytes_per_s"] = Signal(
+            card.peaks.memory_bytes_per_s, "B/s", f"peak of the memory, {card.peaks.source}"
+        )
     return signals
 
 
@@ -281,10 +376,14 @@ def _held(readings: DeviceReadings, causes: tuple[tuple[str, str], ...]) -> Sign
 
 
 def pcie_signals(readings: DeviceReadings) -> Signals:
-    """`link.pcie_*`: the link under load, the best link that card and slot support, and the traffic."""
+    """`link.pcie_*`: the link under load, the best link that card and slot support, and the
+    traffic."""
     signals: Signals = {}
     for name in ("generation", "width"):
-        now, most = readings.newest_loaded(f"pcie_link_{name}"), readings.fact(f"pcie_link_{name}_max")
+        now, most = (
+            readings.newest_loaded(f"pcie_link_{name}"),
+            readings.fact(f"pcie_link_{name}_max"),
+        )
         if now and most:
             signals[f"link.pcie_{name}"] = Signal(now, "", f"NVML, {UNDER_LOAD}")
             signals[f"link.pcie_{name}_max"] = Signal(most, "", "NVML, GPU and slot together")
@@ -292,61 +391,88 @@ def pcie_signals(readings: DeviceReadings) -> Signals:
         lane = LANE_BYTES_PER_S.get(int(signals["link.pcie_generation"].value))
         if lane:
             peak = lane * signals["link.pcie_width"].value
-            signals["link.pcie_peak_bytes_per_s"] = Signal(peak, "B/s", "generation and lanes now, one direction")
+            signals["link.pcie_peak_bytes_per_s"] = Signal(
+                peak, "B/s", "generation and lanes now, one direction"
+            )
     for direction in ("rx", "tx"):
         traffic = readings.mean(f"pcie_{direction}_bytes_per_s")
         if traffic is not None:
-            signals[f"link.pcie_{direction}_bytes_per_s"] = Signal(traffic[0], "B/s", f"NVML, mean of {traffic[1]} readings {UNDER_LOAD}")
+            signals[f"link.pcie_{direction}_bytes_per_s"] = Signal(
+                traffic[0], "B/s", f"NVML, mean of {traffic[1]} readings {UNDER_LOAD}"
+            )
     replays = readings.rise("pcie_replays", REPLAYS_S)
     if replays is not None and replays[1] >= MIN_REPLAYS_S:
-        signals["link.pcie_replays_per_min"] = Signal(max(0.0, replays[0]) / replays[1] * 60, "/min", f"NVML, over {replays[1]:.0f} s")
+        signals["link.pcie_replays_per_min"] = Signal(
+            max(0.0, replays[0]) / replays[1] * 60, "/min", f"NVML, over {replays[1]:.0f} s"
+        )
     return signals
 
 
-def nvlink_signals(readings: DeviceReadings, state: SessionState, record: RunRecord, ours: list[Process]) -> Signals:
+def nvlink_signals(
+    readings: DeviceReadings, state: SessionState, record: RunRecord, ours: list[Process]
+) -> Signals:
     """`link.nvlink_*`: whether NVLink connects the GPUs of the run, its peak and its traffic."""
     signals: Signals = {}
     used = {process.device for process in ours}
     machines = {rank.host for rank in record.ranks.joined}
     joined = False if len(machines) > 1 else joined_by_nvlink(state.links, used)
     if joined is not None:
-        signals["link.nvlink_joined"] = Signal(float(joined), "", "NVML topology, between the GPUs of the run")
+        signals["link.nvlink_joined"] = Signal(
+            float(joined), "", "NVML topology, between the GPUs of the run"
+        )
     device = next((device for device in state.devices if device.id == record.run.device), None)
     if device is not None and device.peaks.nvlink_bytes_per_s and joined:
         signals["link.nvlink_peak_bytes_per_s"] = Signal(
-            device.peaks.nvlink_bytes_per_s / 2, "B/s", f"{device.peaks.source}: half of both directions"
+            device.peaks.nvlink_bytes_per_s / 2,
+            "B/s",
+            f"{device.peaks.source}: half of both directions",
         )
-    traffic = [mean for mean in map(readings.mean, ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")) if mean is not None]
+    traffic = [
+        mean
+        for mean in map(readings.mean, ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"))
+        if mean is not None
+    ]
     if traffic:
         value, n = max(traffic)
-        signals["link.nvlink_bytes_per_s"] = Signal(value, "B/s", f"NVML, mean of {n} readings {UNDER_LOAD}, the busier direction")
+        signals["link.nvlink_bytes_per_s"] = Signal(
+            value, "B/s", f"NVML, mean of {n} readings {UNDER_LOAD}, the busier direction"
+        )
     return signals
 
 
 def joined_by_nvlink(links: list[Link], used: set[str]) -> bool | None:
-    """Whether NVLink connects all pairs of the `used` devices (of all devices, if fewer than two are known), or no pair.
+    """Whether NVLink connects all pairs of the `used` devices (of all devices, if fewer than two
+    are known), or no pair.
 
     None if some pairs are connected and others not, or the path of a pair is not known.
     """
     paths = {frozenset((link.a, link.b)): link.path for link in links}
-    pairs = [frozenset(pair) for pair in itertools.combinations(used, 2)] if len(used) > 1 else list(paths)
+    pairs = (
+        [frozenset(pair) for pair in itertools.combinations(used, 2)]
+        if len(used) > 1
+        else list(paths)
+    )
     kinds = {paths[pair].startswith("NV") if pair in paths else None for pair in pairs}
     return kinds.pop() if len(kinds) == 1 else None
 
 
 def _used_bytes(state: SessionState, device: str) -> float | None:
-    """The least memory in use in the last seconds, because the list of processes is read less often. None if the driver's reserve is included."""
+    """The least memory in use in the last seconds, because the list of processes is read less
+    often. None if the driver's reserve is included."""
     used = state.readings.series.get(series_key("gpu.hbm_used_bytes", device))
     if used is None or series_key("gpu.hbm_reserved_bytes", device) not in state.readings.latest:
         return None
     return min(used.since(state.session_time(state.now) - LIST_AGE_S)[1], default=None)
 
 
-def sharing_signals(processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None) -> Signals:
+def sharing_signals(
+    processes: list[Process], ours: list[Process], device: str, used_bytes: float | None = None
+) -> Signals:
     """`hw.other_*`: other processes that compute on `device`.
 
-    Empty if the list is not reliable: it lacks our own processes, or it has no other processes although much of `used_bytes` belongs to no
-    listed process (in a container the driver hides processes of other containers).
+    Empty if the list is not reliable: it lacks our own processes, or it has no other processes
+    although much of `used_bytes` belongs to no listed process (in a container the driver hides
+    processes of other containers).
     """
     listed = [process for process in processes if process.device == device]
     here = [process for process in listed if process.kind == "compute"]
@@ -355,24 +481,39 @@ def sharing_signals(processes: list[Process], ours: list[Process], device: str, 
     if len(others) == len(here):
         return {}
     named = [process.memory_bytes for process in listed]
-    if not others and used_bytes is not None and None not in named and used_bytes - sum(map(float, filter(None, named))) > UNNAMED_BYTES:
+    if (
+        not others
+        and used_bytes is not None
+        and None not in named
+        and used_bytes - sum(map(float, filter(None, named))) > UNNAMED_BYTES
+    ):
         return {}
     signals = {
-        "hw.other_processes": Signal(float(len(others)), "", "NVML's list of processes, without processes that this console started")
+        "hw.other_processes": Signal(
+            float(len(others)),
+            "",
+            "NVML's list of processes, without processes that this console started",
+        )
     }
     memory = [process.memory_bytes for process in others]
     if None not in memory:
-        signals["hw.other_memory_bytes"] = Signal(float(sum(value or 0 for value in memory)), "B", "NVML's list of processes")
-    if any(process.sm_ratio is not None for process in here):  # a process without a share, among processes with one, did nothing
+        signals["hw.other_memory_bytes"] = Signal(
+            float(sum(value or 0 for value in memory)), "B", "NVML's list of processes"
+        )
+    # a process without a share, among processes with one, did nothing
+    if any(process.sm_ratio is not None for process in here):
         signals["hw.other_sm_ratio"] = Signal(
-            min(1.0, sum(process.sm_ratio or 0.0 for process in others)), "ratio", "NVML, share of the SMs' time in the last seconds"
+            min(1.0, sum(process.sm_ratio or 0.0 for process in others)),
+            "ratio",
+            "NVML, share of the SMs' time in the last seconds",
         )
     return signals
 
 
 def numa_signals(state: SessionState, record: RunRecord) -> Signals:
-    """`host.off_node_processes`, `hw.numa_node`: the processes of a user's job that may run on no core of the NUMA node of their GPU, and that node. Empty where the
-    driver names no node, or several, and where the cores of a process are not known."""
+    """`host.off_node_processes`, `hw.numa_node`: the processes of a user's job that may run on no
+    core of the NUMA node of their GPU, and that node. Empty where the driver names no node, or
+    several, and where the cores of a process are not known."""
     off_node: dict[str, int] = {}
     beside: dict[str, int] = {}
     unknown = False
@@ -383,34 +524,61 @@ def numa_signals(state: SessionState, record: RunRecord) -> Signals:
         if not node.isdigit() or not own or not local:
             unknown = True
             continue
-        place = f"process {rank} on cores {job.cores}, {device.id} at NUMA node {node} with cores {near}"
+        place = (
+            f"process {rank} on cores {job.cores}, {device.id} at NUMA node {node} with cores"
+            f" {near}"
+        )
         (beside if own & local else off_node)[place] = int(node)
     if not off_node and (unknown or not beside):
         return {}
     places = off_node or beside
     named = "; ".join(itertools.islice(places, PLACES)) + ("; ..." if len(places) > PLACES else "")
     return {
-        "host.off_node_processes": Signal(float(len(off_node)), "", f"os.sched_getaffinity of the training thread, and NVML: {named}"),
-        "hw.numa_node": Signal(float(next(iter(places.values()))), "", "NVML, nvmlDeviceGetMemoryAffinity: the first of these GPUs"),
+        "host.off_node_processes": Signal(
+            float(len(off_node)),
+            "",
+            f"os.sched_getaffinity of the training thread, and NVML: {named}",
+        ),
+        "hw.numa_node": Signal(
+            float(next(iter(places.values()))),
+            "",
+            "NVML, nvmlDeviceGetMemoryAffinity: the first of these GPUs",
+        ),
     }
 
 
 def _gpu_of(state: SessionState, record: RunRecord, rank: int, job: JobFacts) -> Device | None:
-    """The whole GPU of a process of a job: by its uuid, or by its process id in the list of the driver; for a job of one process, the GPU of the job."""
-    by_uuid = (device.id for device in state.devices if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid)
+    """The whole GPU of a process of a job: by its uuid, or by its process id in the list of the
+    driver; for a job of one process, the GPU of the job."""
+    by_uuid = (
+        device.id
+        for device in state.devices
+        if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid
+    )
     joined = record.ranks.joined
-    here = len({process.host for process in joined}) <= 1  # a process id of another machine means nothing
-    by_process = (record.device_of[process.pid] for process in joined if here and process.rank == rank and process.pid in record.device_of)
+    # a process id of another machine means nothing
+    here = len({process.host for process in joined}) <= 1
+    by_process = (
+        record.device_of[process.pid]
+        for process in joined
+        if here and process.rank == rank and process.pid in record.device_of
+    )
     only = [record.run.device] if len(joined) <= 1 else []
     name = next(itertools.chain(by_uuid, by_process, only), "").partition("/")[0]
     return next((device for device in state.devices if device.id == name), None)
 
 
 def growth_signals(state: SessionState, record: RunRecord) -> Signals:
-    """`memory.growth_*`, `memory.grown_bytes`: growth of the peak since the run became steady. Training on a GPU only."""
+    """`memory.growth_*`, `memory.grown_bytes`: growth of the peak since the run became steady.
+    Training on a GPU only."""
     device = record.run.device
     series = state.readings.series.get(series_key("workload.memory_bytes", device))
-    if record.run.serves or record.steady_t is None or series is None or len(record.steps) < MIN_STEPS:
+    if (
+        record.run.serves
+        or record.steady_t is None
+        or series is None
+        or len(record.steps) < MIN_STEPS
+    ):
         return {}
     times, values = series.since(state.session_time(record.steady_t))
     try:
@@ -419,14 +587,17 @@ def growth_signals(state: SessionState, record: RunRecord) -> Signals:
         return {}
     source = f"peak of torch's allocator over {times[-1] - times[0]:.0f} s"
     signals = {
-        "memory.growth_bytes_per_s": Signal(slope, "B/s", f"{source}: median of slopes, lower 95 % bound"),
+        "memory.growth_bytes_per_s": Signal(
+            slope, "B/s", f"{source}: median of slopes, lower 95 % bound"
+        ),
         "memory.grown_bytes": Signal(values[-1] - values[0], "B", source),
     }
     limit = int(record.run.knobs.get("memory_limit_mb", 0)) * 2**20
     free = state.readings.latest.get(series_key("gpu.hbm_free_bytes", device))
     rooms = [(float(free), "NVML, free device memory")] if free is not None else []
     if limit:
-        rooms.append((limit - values[-1], "memory_limit_mb"))  # the limit may be above what the card has
+        # the limit may be above what the card has
+        rooms.append((limit - values[-1], "memory_limit_mb"))
     if rooms:
         room, source = min(rooms)
         signals["memory.room_bytes"] = Signal(max(0.0, room), "B", source)
