@@ -45,7 +45,8 @@ class BackgroundTasks:
 
 
 async def watch_self(emit: Callable[[AnyEvent], None]) -> None:
-    """Report the CPU use of the console once a second, and its memory in every tenth report, until cancelled."""
+    """Report the CPU use of the console once a second, and its memory in every tenth report, until
+    cancelled."""
     process = psutil.Process()
     used, since, rounds = time.process_time(), time.monotonic(), 0
     while True:

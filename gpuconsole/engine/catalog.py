@@ -11,7 +11,14 @@ import platformdirs
 
 from gpuconsole.host.files import read_limited
 from gpuconsole.model.knobs.catalogue import nearest
-from gpuconsole.model.scenario import Scenario, ScenarioError, ScenarioFile, Workload, check_scenario, check_workload
+from gpuconsole.model.scenario import (
+    Scenario,
+    ScenarioError,
+    ScenarioFile,
+    Workload,
+    check_scenario,
+    check_workload,
+)
 
 PACKAGE = Path(str(files("gpuconsole")))
 MAX_BYTES = 2**20
@@ -34,7 +41,8 @@ def shipped_folder() -> Path:
 
 
 def user_folder() -> Path:
-    """The folder of the user's own scenarios (on Linux `~/.config/gpuconsole/scenarios`, or below `$XDG_CONFIG_HOME`)."""
+    """The folder of the user's own scenarios (on Linux `~/.config/gpuconsole/scenarios`, or below
+    `$XDG_CONFIG_HOME`)."""
     return platformdirs.user_config_path("gpuconsole") / "scenarios"
 
 
@@ -44,11 +52,15 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def scenarios() -> tuple[dict[str, Scenario], list[str]]:
-    """Shipped and user scenarios by name, a user's replacing a shipped one; and a line per user file that has a mistake.
+    """Shipped and user scenarios by name, a user's replacing a shipped one; and a line per user
+    file that has a mistake.
 
     A mistake in a shipped file raises ScenarioError.
     """
-    by_name = {scenario.name: scenario for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))}
+    by_name = {
+        scenario.name: scenario
+        for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))
+    }
     mistakes = []
     for path in sorted(user_folder().glob("*.toml")):
         try:
@@ -68,7 +80,10 @@ def find_scenario(name: str) -> Scenario:
     if name in by_name:
         return by_name[name]
     because = f" ({'; '.join(mistakes)})" if mistakes else ""
-    raise ScenarioError(f"there is no scenario {name!r}{nearest(name, by_name)}; there are: {', '.join(by_name)}{because}")
+    raise ScenarioError(
+        f"there is no scenario {name!r}{nearest(name, by_name)}; there are:"
+        f" {', '.join(by_name)}{because}"
+    )
 
 
 def _read(path: Path, kind: type[Any]) -> Any:

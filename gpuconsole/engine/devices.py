@@ -30,13 +30,17 @@ def choose_device(devices: Sequence[Device], wanted: str | None, lost: Container
     return choose_devices(devices, wanted, lost)[0]
 
 
-def choose_devices(devices: Sequence[Device], wanted: str | None, lost: Container[str], visible: str | None = None) -> list[Device]:
-    """The device of a run, and after it the devices for further processes of the run. Raises DeviceChoiceError.
+def choose_devices(
+    devices: Sequence[Device], wanted: str | None, lost: Container[str], visible: str | None = None
+) -> list[Device]:
+    """The device of a run, and after it the devices for further processes of the run. Raises
+    DeviceChoiceError.
 
-    Without a request the run uses the first visible GPU that is not lost, otherwise the CPU. `visible` is the value of
-    CUDA_VISIBLE_DEVICES; None: as in the environment of this process.
+    Without a request the run uses the first visible GPU that is not lost, otherwise the CPU.
+    `visible` is the value of CUDA_VISIBLE_DEVICES; None: as in the environment of this process.
 
-    A GPU in MIG mode runs programs only on its slices. So its slices stand in its place, and a request for the GPU itself is refused.
+    A GPU in MIG mode runs programs only on its slices. So its slices stand in its place, and a
+    request for the GPU itself is refused.
     """
     present = list(devices) or [Device("cpu", "host CPU")]
     restriction = os.environ.get(VARIABLE) if visible is None else visible
@@ -46,24 +50,31 @@ def choose_devices(devices: Sequence[Device], wanted: str | None, lost: Containe
         return others or present[-1:]
     chosen = next((device for device in present if device.id == wanted), None)
     if chosen is None:
-        raise DeviceChoiceError(f"there is no device {wanted!r}; there are: {', '.join(device.id for device in present)}")
+        raise DeviceChoiceError(
+            f"there is no device {wanted!r}; there are:"
+            f" {', '.join(device.id for device in present)}"
+        )
     if not chosen.is_gpu:
         return [chosen]
     if slices := _slices(present, chosen):
         raise DeviceChoiceError(
-            f"{wanted} is in MIG mode, and programs run on its slices: {', '.join(mig_slice.id for mig_slice in slices)}"
+            f"{wanted} is in MIG mode, and programs run on its slices:"
+            f" {', '.join(mig_slice.id for mig_slice in slices)}"
         )
     if chosen not in usable:
-        raise DeviceChoiceError(f"{wanted} is hidden from CUDA programs by {VARIABLE}={restriction}")
+        raise DeviceChoiceError(
+            f"{wanted} is hidden from CUDA programs by {VARIABLE}={restriction}"
+        )
     return [chosen, *(device for device in others if device is not chosen)]
 
 
 def visible_gpus(devices: Sequence[Device], restriction: str | None) -> list[Device]:
     """The GPUs and MIG slices that a CUDA program sees, in its order.
 
-    `restriction`: the value of CUDA_VISIBLE_DEVICES, None where it is not set. Its entries are indices in the order of the PCI bus, or the
-    beginnings of uuids. CUDA ignores the first entry that names no device, and all entries after it (CUDA C programming guide,
-    environment variables).
+    `restriction`: the value of CUDA_VISIBLE_DEVICES, None where it is not set. Its entries are
+    indices in the order of the PCI bus, or the beginnings of uuids. CUDA ignores the first entry
+    that names no device, and all entries after it (CUDA C programming guide, environment
+    variables).
     """
     runnable = [device for device in devices if device.is_gpu and not _slices(devices, device)]
     if restriction is None:
@@ -78,7 +89,8 @@ def visible_gpus(devices: Sequence[Device], restriction: str | None) -> list[Dev
 
 
 def cuda_names(devices: Sequence[Device]) -> str:
-    """The value of CUDA_VISIBLE_DEVICES with which a program sees these GPUs, in this order; empty for a CPU."""
+    """The value of CUDA_VISIBLE_DEVICES with which a program sees these GPUs, in this order; empty
+    for a CPU."""
     gpus = [device for device in devices if device.is_gpu]
     if all(device.uuid for device in gpus):  # CUDA accepts no mixture of uuids and indices
         return ",".join(device.uuid for device in gpus)
@@ -90,10 +102,21 @@ def _slices(devices: Sequence[Device], gpu: Device) -> list[Device]:
 
 
 def _named(devices: Sequence[Device], runnable: Sequence[Device], entry: str) -> Device | None:
-    """The device that an entry of CUDA_VISIBLE_DEVICES names. An index or uuid of a GPU in MIG mode names its first slice."""
+    """The device that an entry of CUDA_VISIBLE_DEVICES names. An index or uuid of a GPU in MIG mode
+    names its first slice."""
     for device in devices:
-        if device.is_gpu and (device.id == f"gpu:{entry}" or (len(entry) > len("GPU-") and device.uuid.startswith(entry))):
-            return next((candidate for candidate in runnable if candidate is device or candidate.id.startswith(f"{device.id}/")), None)
+        if device.is_gpu and (
+            device.id == f"gpu:{entry}"
+            or (len(entry) > len("GPU-") and device.uuid.startswith(entry))
+        ):
+            return next(
+                (
+                    candidate
+                    for candidate in runnable
+                    if candidate is device or candidate.id.startswith(f"{device.id}/")
+                ),
+                None,
+            )
     return None
 
 
@@ -103,17 +126,20 @@ AGAIN_S = 0.05
 
 
 class ChosenDevices:
-    """The user's choice among the devices that are known now. `wanted`: the device that the user named, if any."""
+    """The user's choice among the devices that are known now. `wanted`: the device that the user
+    named, if any."""
 
     def __init__(self, state: SessionState, wanted: str | None) -> None:
         self._state, self._wanted = state, wanted
 
     def first(self) -> Device:
-        """The device of the next run: the device that the user named, else the first GPU, else the CPU. Raises SessionError."""
+        """The device of the next run: the device that the user named, else the first GPU, else the
+        CPU. Raises SessionError."""
         return self._all()[0]
 
     def cuda_names(self, nproc: int) -> str:
-        """CUDA_VISIBLE_DEVICES of a run in `nproc` processes; empty on a CPU. Raises SessionError."""
+        """CUDA_VISIBLE_DEVICES of a run in `nproc` processes; empty on a CPU. Raises
+        SessionError."""
         return cuda_names(self._all()[:nproc])
 
     def _all(self) -> list[Device]:
@@ -129,7 +155,8 @@ MEMORY_LACKS = (
     "less than desired GPU memory utilization",
     "No available memory for the cache blocks",
 )
-"""What torch, our serving worker and vLLM (vllm/v1/worker/utils.py, vllm/v1/core/kv_cache_utils.py) say where the memory of the GPU is not enough."""
+"""What torch, our serving worker and vLLM (vllm/v1/worker/utils.py, vllm/v1/core/kv_cache_utils.py)
+say where the memory of the GPU is not enough."""
 
 
 def lacks_memory(cause: str) -> bool:
@@ -138,7 +165,8 @@ def lacks_memory(cause: str) -> bool:
 
 
 def needed_bytes(run: Run, knobs: Knobs) -> float | None:
-    """Memory that the workload of `run` needs with `knobs`: the model's figure, corrected by what the run itself used. None without a model."""
+    """Memory that the workload of `run` needs with `knobs`: the model's figure, corrected by what
+    the run itself used. None without a model."""
     model = PEAKS.get(run.workload)
     changed, present = (model(knobs), model(run.knobs)) if model is not None else (None, None)
     if not changed or not present or not run.summary.memory_peak_bytes:
@@ -161,26 +189,37 @@ class SecondaryRoom:
             return ""
         pids = {self.worker.pid, *(rank.pid for rank in self.worker.joined)}
         if self.worker.pid is not None:
-            pids |= {process.pid for process in descendants(self.worker.pid)}  # a model server is a child of the worker
-        held = sum(process.memory_bytes or 0 for process in self.state.processes if process.pid in pids and process.device == device)
+            # a model server is a child of the worker
+            pids |= {process.pid for process in descendants(self.worker.pid)}
+        held = sum(
+            process.memory_bytes or 0
+            for process in self.state.processes
+            if process.pid in pids and process.device == device
+        )
         amount = f"{held / 1e9:.1f} GB" if held else "memory"
         return f"the paused process of this run (pid {self.worker.pid}) holds {amount} of {device}"
 
     async def missing_room(self, knobs: Knobs) -> str:
-        """Why a second worker with `knobs` does not fit beside the paused worker; empty if it fits, or if its need is not known."""
-        device = next((device for device in self.state.devices if device.id == self.run.device), None)
+        """Why a second worker with `knobs` does not fit beside the paused worker; empty if it fits,
+        or if its need is not known."""
+        device = next(
+            (device for device in self.state.devices if device.id == self.run.device), None
+        )
         if self.run.device == "cpu" or device is None or not device.memory_bytes:
             return ""
         needed = needed_bytes(self.run, knobs)
         if needed is None:
             return ""
         paused, deadline = self.state.session_time(time.monotonic()), time.monotonic() + SAMPLE_S
-        while (reported_at(self.state, self.run.device) or 0.0) <= paused and time.monotonic() < deadline:
+        while (
+            reported_at(self.state, self.run.device) or 0.0
+        ) <= paused and time.monotonic() < deadline:
             await asyncio.sleep(AGAIN_S)
         memory = self.state.memory_used(self.run.device)
         if memory is None or needed <= memory[1] - memory[0]:
             return ""
         return (
-            f"the second process of this trial needs about {needed / 1e9:.1f} GB, and {self.run.device} has {(memory[1] - memory[0]) / 1e9:.1f} GB free: "
-            f"{self.paused_text()}. Start a run of its own with the change (--set)"
+            f"the second process of this trial needs about {needed / 1e9:.1f} GB, and"
+            f" {self.run.device} has {(memory[1] - memory[0]) / 1e9:.1f} GB free:"
+            f" {self.paused_text()}. Start a run of its own with the change (--set)"
         )

@@ -1,4 +1,5 @@
-"""Evaluates the rules on the running workload about once a second, and runs the probes that the rules ask for."""
+"""Evaluates the rules on the running workload about once a second, and runs the probes that the
+rules ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from pathlib import Path
 
 from gpuconsole.diagnosis.claims import share_out
 from gpuconsole.diagnosis.engine import Hysteresis, about, evaluate, wanted_probes
-from gpuconsole.diagnosis.probes import ADDS_WORDS, ALWAYS, ASKS_FIRST, DECISIVE, NO_CONSENT, PASSIVE
+from gpuconsole.diagnosis.probes import (
+    ADDS_WORDS,
+    ALWAYS,
+    ASKS_FIRST,
+    DECISIVE,
+    NO_CONSENT,
+    PASSIVE,
+)
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
@@ -29,8 +37,9 @@ from gpuconsole.wire.events import AnyEvent, Found, Note, ProbeDone
 
 EVERY_S = 1.0
 SOON_S = 0.5
-"""Seconds to the next evaluation while a finding waits for its second evaluation, while the run is not steady yet, and after a finding was
-shown for the first time: a tuner, which reads the state every 0.25 s, then finds the workload free."""
+"""Seconds to the next evaluation while a finding waits for its second evaluation, while the run is
+not steady yet, and after a finding was shown for the first time: a tuner, which reads the state
+every 0.25 s, then finds the workload free."""
 BETWEEN_PROBES_S = 0.25
 """Seconds between two probes: as many ordinary steps as one report holds."""
 WINDOW_S = 30.0
@@ -40,13 +49,19 @@ PROBES_ALLOWED = "probes are allowed in your job"
 
 
 class DiagnosisLoop:
-    """Evaluates the rules and runs probes, as long as a run is active. It holds `lock` during a probe.
+    """Evaluates the rules and runs probes, as long as a run is active. It holds `lock` during a
+    probe.
 
-    `tunable`: the knobs that a tuner may change. Only probes that can lead to such a change are run then; empty: all probes.
+    `tunable`: the knobs that a tuner may change. Only probes that can lead to such a change are run
+    then; empty: all probes.
     """
 
     def __init__(
-        self, state: SessionState, emit: Callable[[AnyEvent], None], worker: Callable[[], WorkerHandle | None], lock: RunLock
+        self,
+        state: SessionState,
+        emit: Callable[[AnyEvent], None],
+        worker: Callable[[], WorkerHandle | None],
+        lock: RunLock,
     ) -> None:
         """`worker` returns the worker of the current run."""
         self.tunable: Collection[str] = ()
@@ -62,7 +77,8 @@ class DiagnosisLoop:
         self._background = set[asyncio.Task[None]]()
 
     def allow_probes(self) -> None:
-        """The user allows probes in the user's own job. Those that waited for this are run by the next evaluations."""
+        """The user allows probes in the user's own job. Those that waited for this are run by the
+        next evaluations."""
         self.may_probe_jobs = True
         t, record = time.monotonic(), self._state.record
         self._emit(Note(t, PROBES_ALLOWED))
@@ -71,7 +87,8 @@ class DiagnosisLoop:
                 self._emit(ProbeDone(t, 0, key.removeprefix("probe."), error=ALLOWED))
 
     async def run(self) -> None:
-        """Evaluate until cancelled. An exception is reported as a note, once for each run, and the loop goes on."""
+        """Evaluate until cancelled. An exception is reported as a note, once for each run, and the
+        loop goes on."""
         while True:
             await asyncio.sleep(self._pause_s())
             if self._lock.locked():
@@ -81,11 +98,13 @@ class DiagnosisLoop:
                 continue
             try:
                 await self.evaluate(record, worker)
-            except Exception as error:  # a bug in a rule or a signal must not end the diagnosis of the session
+            except Exception as error:
+                # a bug in a rule or a signal must not end the diagnosis of the session
                 self._report_failure(error)
 
     def ended(self, record: RunRecord) -> None:
-        """A job has ended by itself: evaluate its last messages, which may have come after the last evaluation. Runs no probe."""
+        """A job has ended by itself: evaluate its last messages, which may have come after the last
+        evaluation. Runs no probe."""
         if not record.run.is_job or record is not self._record:
             return
         try:
@@ -104,16 +123,23 @@ class DiagnosisLoop:
     async def evaluate(self, record: RunRecord, worker: WorkerHandle) -> None:
         """Evaluate the rules, run the first of the probes that are due, and evaluate again.
 
-        No probe is run while a finding waits for its second evaluation, or right after a finding was shown for the first time: the user
-        or a tuner may act on it.
+        No probe is run while a finding waits for its second evaluation, or right after a finding
+        was shown for the first time: the user or a tuner may act on it.
         """
         if record is not self._record:  # findings and probes of the run before do not count
             self._record, self._steadied, self._more_due = record, Hysteresis(), False
             self._probed.clear()
             self._failures.clear()
-        findings = self._find(record)  # show a firing rule before its probe has run: only the predicted gain needs the probe
-        answers = record.serving is None or record.serving.outages.current is None  # a probe of a server that is down measures nothing
-        if record.steady_t is not None and answers and not self._steadied.waiting and not self._to_act_on:
+        # show a firing rule before its probe has run: only the predicted gain needs the probe
+        findings = self._find(record)
+        # a probe of a server that is down measures nothing
+        answers = record.serving is None or record.serving.outages.current is None
+        if (
+            record.steady_t is not None
+            and answers
+            and not self._steadied.waiting
+            and not self._to_act_on
+        ):
             due = self._due(findings)
             first = [probe for probe in due if probe in ALWAYS]
             for probe in first if due[:1] == first[:1] else due[:1]:
@@ -126,11 +152,13 @@ class DiagnosisLoop:
 
     @property
     def _to_act_on(self) -> bool:
-        """Whether a finding with a suggestion was shown for the first time in the last evaluation."""
+        """Whether a finding with a suggestion was shown for the first time in the last
+        evaluation."""
         return any(finding.suggestions for finding in about(self._steadied.opened, self.tunable))
 
     def _find(self, record: RunRecord) -> list[Finding]:
-        """Evaluate all rules; emit the findings that have been confirmed, with the signals that they were made from."""
+        """Evaluate all rules; emit the findings that have been confirmed, with the signals that
+        they were made from."""
         case = self._case(record)
         findings = evaluate(case)
         shown = share_out(self._state.with_trials(record, self._steadied.update(findings)), case)
@@ -151,11 +179,14 @@ class DiagnosisLoop:
             return []
         if record is None or not record.run.is_job or self.may_probe_jobs:
             return due
-        self._report_consent(record.run.unavailable, [probe for probe in wanted if probe not in PASSIVE], NO_CONSENT)
+        self._report_consent(
+            record.run.unavailable, [probe for probe in wanted if probe not in PASSIVE], NO_CONSENT
+        )
         return [probe for probe in due if probe in PASSIVE]
 
     def _report_consent(self, reported: Collection[str], probes: Collection[str], why: str) -> None:
-        """Report why these probes do not run, each once: a rule that needs one is final without it."""
+        """Report why these probes do not run, each once: a rule that needs one is final without
+        it."""
         for probe in probes:
             if f"probe.{probe}" not in reported:
                 self._emit(ProbeDone(time.monotonic(), 0, probe, error=why))
@@ -165,9 +196,9 @@ class DiagnosisLoop:
         summary = run_now(self._state, record).summary
         _, bandwidth = peaks_of(record, self._state.devices, self._state.environment)
         host_memory = self._state.memory_used("cpu")
-        signals = run_signals(record, summary, cores(), memory, WINDOW_S, bandwidth, host_memory) | self._hardware.signals(
-            self._state, record
-        )
+        signals = run_signals(
+            record, summary, cores(), memory, WINDOW_S, bandwidth, host_memory
+        ) | self._hardware.signals(self._state, record)
         return Case.of(record.run, signals)
 
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
@@ -176,7 +207,8 @@ class DiagnosisLoop:
             self._background.add(task := asyncio.create_task(self._ask(probe, worker)))
             task.add_done_callback(self._background.discard)
             return
-        with contextlib.suppress(WorkerGone, Busy):  # the run has ended, and its end is reported elsewhere
+        # the run has ended, and its end is reported elsewhere
+        with contextlib.suppress(WorkerGone, Busy):
             async with self._lock.probe(probe):
                 await worker.probe(probe)
 
@@ -186,8 +218,13 @@ class DiagnosisLoop:
 
     def _report_failure(self, error: Exception) -> None:
         frames = traceback.extract_tb(error.__traceback__)
-        place = next((frame for frame in reversed(frames) if "/diagnosis/" in frame.filename), frames[-1])
-        text = f"diagnosis failed in {Path(place.filename).name}, line {place.lineno}: {error!r}; it goes on"
+        place = next(
+            (frame for frame in reversed(frames) if "/diagnosis/" in frame.filename), frames[-1]
+        )
+        text = (
+            f"diagnosis failed in {Path(place.filename).name}, line {place.lineno}: {error!r}; it"
+            " goes on"
+        )
         if text not in self._failures:
             self._failures.add(text)
             self._emit(Note(time.monotonic(), text, "error"))

@@ -1,4 +1,5 @@
-"""The live engine: connects child processes, session and diagnosis. `experiments/session.py` makes it a whole `SessionApi`."""
+"""The live engine: connects child processes, session and diagnosis. `experiments/session.py` makes
+it a whole `SessionApi`."""
 
 from __future__ import annotations
 
@@ -41,17 +42,26 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import RemoteApi, SessionError, View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, Note, without_credentials
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Devices,
+    EnvironmentKnown,
+    Hello,
+    Note,
+    without_credentials,
+)
 
 DEVICES_S = 3.0
 """Seconds that `open` waits for the list of devices."""
 
 
 class Engine(StateReader):
-    """One live session without experiments. All methods run on one event loop, and none blocks it. Methods of SessionApi are documented there.
+    """One live session without experiments. All methods run on one event loop, and none blocks it.
+    Methods of SessionApi are documented there.
 
-    `listeners` receive every event. Each of `services` begins when the session opens, and is cancelled when it closes. The functions in
-    `before_close` are awaited when all runs have ended, before the recording is complete.
+    `listeners` receive every event. Each of `services` begins when the session opens, and is
+    cancelled when it closes. The functions in `before_close` are awaited when all runs have ended,
+    before the recording is complete.
     """
 
     def __init__(
@@ -67,13 +77,16 @@ class Engine(StateReader):
     ) -> None:
         """`dcgm`: the address of a dcgm-exporter. `price_per_hour`: the price of the machine.
 
-        `nodes`: the rendezvous of processes on several machines. `serving`: the model server, and the latencies its requests must keep.
-        `spare_s`: seconds for which an unused spare worker stays.
+        `nodes`: the rendezvous of processes on several machines. `serving`: the model server, and
+        the latencies its requests must keep. `spare_s`: seconds for which an unused spare worker
+        stays.
         """
         super().__init__()
         self.state = SessionState(interval_s)
         self.listeners: list[Callable[[AnyEvent], None]] = []
-        self.services: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: watch_self(self.emit)]
+        self.services: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            lambda: watch_self(self.emit)
+        ]
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.job: ScreenJob | None = None
         self.remote: RemoteApi | None = None
@@ -84,7 +97,9 @@ class Engine(StateReader):
         lock = RunLock()
         self._pool = WorkerPool(nodes or Launch(1), self._worker_ended, self.note, spare_s)
         self.devices = ChosenDevices(self.state, device)
-        self.control = RunControl(self.state, self.emit, self._pool, lock, serving or ServingChoice(), self.devices)
+        self.control = RunControl(
+            self.state, self.emit, self._pool, lock, serving or ServingChoice(), self.devices
+        )
         self.diagnosis = DiagnosisLoop(self.state, self.emit, lambda: self.control.worker, lock)
         self.control.on_close.append(self.diagnosis.ended)
         self.services.append(self.diagnosis.run)
@@ -96,7 +111,7 @@ class Engine(StateReader):
         self._unusable: set[str] = set()
         """The reasons why torch cannot use GPUs, of which the user has a note."""
 
-    # --- life -----------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         sweep_scratch()
@@ -107,7 +122,13 @@ class Engine(StateReader):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._devices_known.wait(), DEVICES_S)
         if not self._devices_known.is_set():
-            self.emit(Note(time.monotonic(), "the driver does not answer; the console continues without it", "warning"))
+            self.emit(
+                Note(
+                    time.monotonic(),
+                    "the driver does not answer; the console continues without it",
+                    "warning",
+                )
+            )
         self.emit(EnvironmentKnown(time.monotonic(), self.environment()))
 
     async def close(self) -> None:
@@ -130,24 +151,32 @@ class Engine(StateReader):
         elif not self._closing and not self.control.lock.changing:
             await self._pool.warm("choosing")
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def view(self) -> View:
         device = self._wanted_device or self.device().id
         view = self.build_view(
-            device=device, probing=self.control.lock.activity, recording=False, recording_to=self._recorder.path, ended=False
+            device=device,
+            probing=self.control.lock.activity,
+            recording=False,
+            recording_to=self._recorder.path,
+            ended=False,
         )
         activity = self.remote.activity if self.remote is not None else ""
-        return msgspec.structs.replace(view, asked=self.control.lock.asked, undo=self.control.undo, remote=activity)
+        return msgspec.structs.replace(
+            view, asked=self.control.lock.asked, undo=self.control.undo, remote=activity
+        )
 
     def environment(self) -> Environment:
-        """The machine as it is now, with the calibration of the chosen device. Raises SessionError where that device does not exist."""
+        """The machine as it is now, with the calibration of the chosen device. Raises SessionError
+        where that device does not exist."""
         device = self._wanted_device or self.device().id
         environment = fingerprint(self.state.devices, self.state.driver, self.state.cuda, device)
         return msgspec.structs.replace(environment, price_per_hour=self._price_per_hour)
 
     def device(self) -> Device:
-        """The device of the next run: the device that the user chose, else the first GPU, else the CPU. Raises SessionError."""
+        """The device of the next run: the device that the user chose, else the first GPU, else the
+        CPU. Raises SessionError."""
         return self.devices.first()
 
     def scenarios(self) -> list[Scenario]:
@@ -156,7 +185,7 @@ class Engine(StateReader):
             self.emit(Note(time.monotonic(), mistake, "warning"))
         return list(by_name.values())
 
-    # --- runs and changes -----------------------------------------------------------------------------------
+    # --- runs and changes -------------------------------------------------------------------------
 
     async def before_end(self) -> None:
         """Awaited before a run ends by a call of this engine: for what drives the run."""
@@ -172,18 +201,35 @@ class Engine(StateReader):
         await self.control.start(plan)
 
     async def start_job(self, command: JobCommand) -> WorkerHandle:
-        """Start the user's own command as a run. Raises SessionError, also where the command cannot be started."""
+        """Start the user's own command as a run. Raises SessionError, also where the command cannot
+        be started."""
         await self.before_end()
         await self.control.start(self.control.plan_job(command))
         worker = self.control.worker
         if worker is None or worker.job is None:
-            raise SessionError((self.state.record and self.state.record.run.error) or f"{command.words[0]} has ended already")
-        worker.job.on_process = lambda process: self._note_unusable(TorchBuild(process.torch, process.cuda), "of the job")
+            raise SessionError(
+                (self.state.record and self.state.record.run.error)
+                or f"{command.words[0]} has ended already"
+            )
+        worker.job.on_process = lambda process: self._note_unusable(
+            TorchBuild(process.torch, process.cuda), "of the job"
+        )
         return worker
 
-    async def start_job_on_terminal(self, command: JobCommand, columns: int, rows: int, output: Path | None, *, new: bool = False) -> None:
-        """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises SessionError."""
-        self.job = await start_on_terminal(self.start_job, command, columns, rows, output, new, self.diagnosis)
+    async def start_job_on_terminal(
+        self,
+        command: JobCommand,
+        columns: int,
+        rows: int,
+        output: Path | None,
+        *,
+        new: bool = False,
+    ) -> None:
+        """Start the user's own command on a terminal of its own, see `start_on_terminal`. Raises
+        SessionError."""
+        self.job = await start_on_terminal(
+            self.start_job, command, columns, rows, output, new, self.diagnosis
+        )
 
     async def stop(self) -> None:
         await self.end_run("stopped")
@@ -206,13 +252,15 @@ class Engine(StateReader):
     async def profile(self, steps: int = STEPS, rank: int = 0) -> ProfileReport:
         record = self.state.record
         if record is not None and record.run.is_job and not self.diagnosis.may_probe_jobs:
-            raise SessionError("the profiler in a job of your own needs your permission: P, or --probe")
+            raise SessionError(
+                "the profiler in a job of your own needs your permission: P, or --probe"
+            )
         return await self.control.profile(steps, rank, self.profile_dir)
 
     async def probe_server(self) -> dict[str, Signal]:
         return await self.control.probe_server()
 
-    # --- files and signals ----------------------------------------------------------------------------------
+    # --- files and signals ------------------------------------------------------------------------
 
     def signal_process(self, process: Process, number: int) -> None:
         send_signal(process, number)
@@ -222,13 +270,15 @@ class Engine(StateReader):
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:
         last_started = self.control.worker.last_started if self.control.worker else None
-        return self._recorder.toggle(path, prelude(self.state, self.environment(), last_started, time.monotonic()))
+        return self._recorder.toggle(
+            path, prelude(self.state, self.environment(), last_started, time.monotonic())
+        )
 
     def note(self, text: str) -> None:
         """Add a line for the user, which a recording keeps too."""
         self.emit(Note(time.monotonic(), text))
 
-    # --- events ---------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def emit(self, event: AnyEvent) -> None:
         """The only place where the session changes."""
@@ -246,13 +296,22 @@ class Engine(StateReader):
             self.state.apply(Note(time.monotonic(), ended, "error"))
 
     def _note_unusable(self, torch: TorchBuild | None, whose: str) -> None:
-        """A warning, once, for GPUs that this torch cannot use. A build without CUDA was chosen for the CPU: that is no warning."""
+        """A warning, once, for GPUs that this torch cannot use. A build without CUDA was chosen for
+        the CPU: that is no warning."""
         if torch is None or not torch.cuda:
             return
-        for why, ids in unusable_gpus(torch, Driver(self.state.driver or "", self.state.cuda), self.state.devices).items():
+        for why, ids in unusable_gpus(
+            torch, Driver(self.state.driver or "", self.state.cuda), self.state.devices
+        ).items():
             if why not in self._unusable:
                 self._unusable.add(why)
-                self.emit(Note(time.monotonic(), f"torch {whose} cannot use {', '.join(ids)}: {why}", "warning"))
+                self.emit(
+                    Note(
+                        time.monotonic(),
+                        f"torch {whose} cannot use {', '.join(ids)}: {why}",
+                        "warning",
+                    )
+                )
 
     def _worker_ended(self, worker: WorkerHandle, code: int) -> None:
         self.control.worker_ended(worker, code)

@@ -24,7 +24,9 @@ HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 class ScreenJob(JobApi):
     """A job whose process and terminal have been started."""
 
-    def __init__(self, worker: WorkerHandle, terminal: JobTerminal, diagnosis: DiagnosisLoop) -> None:
+    def __init__(
+        self, worker: WorkerHandle, terminal: JobTerminal, diagnosis: DiagnosisLoop
+    ) -> None:
         """`worker`: the handle of the job. `diagnosis`: runs the probes that the user allows."""
         assert worker.job is not None
         self.child = worker.job
@@ -62,7 +64,11 @@ class ScreenJob(JobApi):
         number = HARDER[min(self._interrupts, len(HARDER) - 1)]
         self._interrupts += 1
         self.signal(number)
-        harder = f"; ctrl+c again sends {HARDER[self._interrupts].name}" if self._interrupts < len(HARDER) else ""
+        harder = (
+            f"; ctrl+c again sends {HARDER[self._interrupts].name}"
+            if self._interrupts < len(HARDER)
+            else ""
+        )
         return f"{number.name} sent to {self._name}{harder}"
 
     def signal(self, number: int) -> None:
@@ -116,20 +122,29 @@ async def start_on_terminal(
     new: bool,
     diagnosis: DiagnosisLoop,
 ) -> ScreenJob:
-    """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to the file `output`, if there is one.
+    """Start a job by `start` on a new terminal of so many columns and rows; all its output goes to
+    the file `output`, if there is one.
 
-    `new`: `output` must not exist yet, not even as a link: nobody has named it. `diagnosis` runs the probes that the user allows in the job. Raises SessionError.
+    `new`: `output` must not exist yet, not even as a link: nobody has named it. `diagnosis` runs
+    the probes that the user allows in the job. Raises SessionError.
     """
     try:
         terminal = JobTerminal(columns, rows, output, log_path(), new)
         await terminal.hold()
     except OSError as error:
-        what = f"{error.filename}: cannot be written" if error.filename else "no terminal for the job"
+        what = (
+            f"{error.filename}: cannot be written" if error.filename else "no terminal for the job"
+        )
         raise SessionError(f"{what}: {error.strerror}") from None
     try:
         slave = terminal.slave
         own = msgspec.structs.replace(
-            command, leader=terminal.leader, stdin=slave, stdout=slave, stderr=slave, last_output=terminal.last_output
+            command,
+            leader=terminal.leader,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            last_output=terminal.last_output,
         )
         worker = await start(own)
     except SessionError:
@@ -140,8 +155,9 @@ async def start_on_terminal(
 
 
 def log_path() -> Path:
-    """The file for the output of a job that the console has left: in the current folder, as with nohup; in the user's folder for state
-    (`~/.local/state/gpuconsole`) where the current folder cannot be written."""
+    """The file for the output of a job that the console has left: in the current folder, as with
+    nohup; in the user's folder for state (`~/.local/state/gpuconsole`) where the current folder
+    cannot be written."""
     try:
         folder: Path | None = Path.cwd()
     except OSError:  # it has been removed

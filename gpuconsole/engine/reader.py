@@ -1,4 +1,5 @@
-"""What a `SessionApi` reads: views, history and snapshots of a session, live or recorded, with the figures of the models."""
+"""What a `SessionApi` reads: views, history and snapshots of a session, live or recorded, with the
+figures of the models."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from gpuconsole.host.files import read_limited, read_regular, write_new, write_w
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
-from gpuconsole.model.snapshot import MAX_BYTES, Environment, Snapshot, SnapshotError, decode, encode, is_snapshot
+from gpuconsole.model.snapshot import (
+    MAX_BYTES,
+    Environment,
+    Snapshot,
+    SnapshotError,
+    decode,
+    encode,
+    is_snapshot,
+)
 from gpuconsole.session.api import SessionError, View
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
@@ -55,7 +64,9 @@ class StateReader:
         snapshot.runs = [self._with_figures(run) for run in snapshot.runs]
         return snapshot
 
-    def build_view(self, *, device: str, probing: str, recording: bool, recording_to: str, ended: bool) -> View:
+    def build_view(
+        self, *, device: str, probing: str, recording: bool, recording_to: str, ended: bool
+    ) -> View:
         environment = self.state.environment
         view = make_view(
             self.state,
@@ -67,25 +78,37 @@ class StateReader:
             recording_to=recording_to,
             ended=ended,
         )
-        return msgspec.structs.replace(view, runs=tuple(self._with_figures(run) for run in view.runs))
+        return msgspec.structs.replace(
+            view, runs=tuple(self._with_figures(run) for run in view.runs)
+        )
 
     def _with_figures(self, run: Run) -> Run:
-        """`run` with its figures. They are computed again only where something changed that they are made from."""
+        """`run` with its figures. They are computed again only where something changed that they
+        are made from."""
         devices: Sequence[Device] = self.state.devices
         calibration = self.state.environment.calibration
         inputs = (run.knobs, run.facts, run.server, run.signals, run.summary, devices, calibration)
         cached = self._figured.get(run.id)
-        if cached is None or any(before is not other for before, other in zip(cached[0], inputs, strict=True)):
-            cached = self._figured[run.id] = (inputs, with_figures(run, devices, calibration, published_of))
+        if cached is None or any(
+            before is not other for before, other in zip(cached[0], inputs, strict=True)
+        ):
+            cached = self._figured[run.id] = (
+                inputs,
+                with_figures(run, devices, calibration, published_of),
+            )
         figured = cached[1]
         missing = {MISSING: figured.unavailable[MISSING]} if MISSING in figured.unavailable else {}
         return msgspec.structs.replace(
-            run, figures=figured.figures, attainable=figured.attainable, unavailable={**run.unavailable, **missing}
+            run,
+            figures=figured.figures,
+            attainable=figured.attainable,
+            unavailable={**run.unavailable, **missing},
         )
 
 
 def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
-    """The session in the file `path`. `regular`: it must be a regular file, because a pipe may never end. Raises SnapshotError, with the path."""
+    """The session in the file `path`. `regular`: it must be a regular file, because a pipe may
+    never end. Raises SnapshotError, with the path."""
     try:
         return decode((read_regular if regular else read_limited)(path, MAX_BYTES))
     except OSError as error:
@@ -95,7 +118,8 @@ def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
 
 
 def read_measured(path: Path) -> Snapshot:
-    """The session in the file `path`, or the runs in a result file of another client (see `clients`). Raises SnapshotError, with the path."""
+    """The session in the file `path`, or the runs in a result file of another client (see
+    `clients`). Raises SnapshotError, with the path."""
     try:
         data = read_limited(path, clients.MAX_BYTES)
         if is_snapshot(data):
@@ -110,8 +134,9 @@ def read_measured(path: Path) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsole") -> Path:
-    """Write `snapshot` whole to `path`, or to a new dated file of that stem in the current folder, or in the user's folder for state where that does not
-    work; returns where. Raises SessionError."""
+    """Write `snapshot` whole to `path`, or to a new dated file of that stem in the current folder,
+    or in the user's folder for state where that does not work; returns where. Raises
+    SessionError."""
     target, data = path or Path(f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}.json"), encode(snapshot)
     try:
         if path is None:
@@ -122,5 +147,7 @@ def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsol
         failed = SessionError(f"{target}: cannot be written: {error.strerror}")
     if path is None:
         with contextlib.suppress(OSError):
-            return write_new(platformdirs.user_state_path("gpuconsole", ensure_exists=True) / target, data)
+            return write_new(
+                platformdirs.user_state_path("gpuconsole", ensure_exists=True) / target, data
+            )
     raise failed

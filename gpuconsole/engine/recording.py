@@ -1,4 +1,5 @@
-"""`SessionRecorder` writes the events of a session to a file. `Replay` plays such a file behind the same `SessionApi`."""
+"""`SessionRecorder` writes the events of a session to a file. `Replay` plays such a file behind the
+same `SessionApi`."""
 
 from __future__ import annotations
 
@@ -35,9 +36,11 @@ class SessionRecorder:
         return str(self._writer.path) if self._writer else ""
 
     def toggle(self, path: Path | None, prelude: Iterable[AnyEvent]) -> Path | None:
-        """Begin a recording and return its file, or end the present recording and return None. Raises SessionError.
+        """Begin a recording and return its file, or end the present recording and return None.
+        Raises SessionError.
 
-        A recording begins with the events of `prelude`. Without `path` it is a dated file in the current folder. A `path` that is a folder becomes a ring.
+        A recording begins with the events of `prelude`. Without `path` it is a dated file in the
+        current folder. A `path` that is a folder becomes a ring.
         """
         if self._writer is not None:
             if problem := self.close():
@@ -45,7 +48,9 @@ class SessionRecorder:
             return None
         target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
         try:
-            writer = RingWriter(target) if target.is_dir() else RecordingWriter(target, new=path is None)
+            writer = (
+                RingWriter(target) if target.is_dir() else RecordingWriter(target, new=path is None)
+            )
             for event in prelude:
                 writer.write(as_recorded(event))
         except OSError as error:
@@ -54,20 +59,24 @@ class SessionRecorder:
         return target
 
     def write(self, event: AnyEvent) -> str:
-        """Add an event, if there is a recording. When that fails, the recording ends and the reason is returned; else empty."""
+        """Add an event, if there is a recording. When that fails, the recording ends and the reason
+        is returned; else empty."""
         if self._writer is None:
             return ""
         try:
             self._writer.write(as_recorded(event))
         except OSError as error:
             writer, self._writer = self._writer, None
-            with contextlib.suppress(OSError):  # a file that is dropped open and cannot be written prints a traceback, from Python 3.13 on
+            # a file that is dropped open and cannot be written prints a traceback, from Python 3.13
+            # on
+            with contextlib.suppress(OSError):
                 writer.close()
             return _ended(writer.path, error)
         return ""
 
     def close(self) -> str:
-        """End the recording, if there is one. When its last events cannot be written, the reason is returned; else empty."""
+        """End the recording, if there is one. When its last events cannot be written, the reason is
+        returned; else empty."""
         writer, self._writer = self._writer, None
         try:
             if writer is not None:
@@ -95,8 +104,9 @@ SLICE_S = 0.02
 class Replay(StateReader, SessionApi):
     """Plays the events of a recording, `speed` times as fast as they happened; 0: all at once.
 
-    The state of a moment is the fold of all events up to that moment, also after a step back: then it is folded again from the beginning.
-    The constructor reads the file and raises RecordingError, OSError. Every action raises SessionError: nothing runs.
+    The state of a moment is the fold of all events up to that moment, also after a step back: then
+    it is folded again from the beginning. The constructor reads the file and raises RecordingError,
+    OSError. Every action raises SessionError: nothing runs.
     """
 
     def __init__(self, path: Path, speed: float = 1.0) -> None:
@@ -105,7 +115,8 @@ class Replay(StateReader, SessionApi):
         self.player = self
         self._events: list[AnyEvent] = list(read_recording(path))
         self._reached = list(itertools.accumulate((event.t for event in self._events), max))
-        """For each event, the time that the recording has reached with it: processes report a little out of order."""
+        """For each event, the time that the recording has reached with it: processes report a
+        little out of order."""
         self._length_s = min(MAX_S, self._reached[-1] - self._reached[0])
         self._folded = 0
         """How many events are in `state`."""
@@ -131,12 +142,16 @@ class Replay(StateReader, SessionApi):
     def ended(self) -> bool:
         return self._folded >= len(self._events)
 
-    # --- the moment that is shown ---------------------------------------------------------------------------
+    # --- the moment that is shown -----------------------------------------------------------------
 
     @property
     def _at_s(self) -> float:
         begun, at_s = self._begun
-        return at_s if self._paused else min(self._length_s, at_s + (time.monotonic() - begun) * self._speed)
+        return (
+            at_s
+            if self._paused
+            else min(self._length_s, at_s + (time.monotonic() - begun) * self._speed)
+        )
 
     def _stand(self, at_s: float) -> None:
         """Go on from this moment."""
@@ -157,7 +172,9 @@ class Replay(StateReader, SessionApi):
 
     def change_speed(self, *, faster: bool) -> None:
         at_s = self._at_s
-        others = [speed for speed in SPEEDS if (speed > self._speed if faster else speed < self._speed)]
+        others = [
+            speed for speed in SPEEDS if (speed > self._speed if faster else speed < self._speed)
+        ]
         if others:
             self._speed = others[0] if faster else others[-1]
         self._stand(at_s)
@@ -172,10 +189,13 @@ class Replay(StateReader, SessionApi):
                 await asyncio.wait_for(self._moved.wait(), None if rests else PLAY_S)
 
     async def _follow(self) -> None:
-        """Bring the state to the moment that is shown. After a step back the old state stays in sight until the other one is complete."""
+        """Bring the state to the moment that is shown. After a step back the old state stays in
+        sight until the other one is complete."""
         at_s = self._at_s
         at_end = at_s >= self._length_s
-        target = len(self._events) if at_end else bisect_right(self._reached, self._reached[0] + at_s)
+        target = (
+            len(self._events) if at_end else bisect_right(self._reached, self._reached[0] + at_s)
+        )
         self._seeking = back = target < self._folded
         state, folded = (SessionState(), 0) if back else (self.state, self._folded)
         while folded < target:
@@ -186,14 +206,15 @@ class Replay(StateReader, SessionApi):
         self.state, self._folded, self._seeking = state, folded, False
 
     def _fold(self, state: SessionState, folded: int, target: int, seconds: float) -> int:
-        """Apply the events from `folded` to `target` to `state`, for at most `seconds`; returns how many it has then."""
+        """Apply the events from `folded` to `target` to `state`, for at most `seconds`; returns how
+        many it has then."""
         until = time.perf_counter() + seconds
         while folded < target and time.perf_counter() < until:
             state.apply(self._events[folded])
             folded += 1
         return folded
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def clock(self) -> float:
         """A recording stands at its newest event."""
@@ -201,8 +222,17 @@ class Replay(StateReader, SessionApi):
 
     def view(self) -> View:
         devices = self.state.devices
-        view = self.build_view(device=devices[0].id if devices else "cpu", probing="", recording=True, recording_to="", ended=self.ended)
-        return msgspec.structs.replace(view, playback=Playback(self._at_s, self._length_s, self._speed, self._paused, self._seeking))
+        view = self.build_view(
+            device=devices[0].id if devices else "cpu",
+            probing="",
+            recording=True,
+            recording_to="",
+            ended=self.ended,
+        )
+        return msgspec.structs.replace(
+            view,
+            playback=Playback(self._at_s, self._length_s, self._speed, self._paused, self._seeking),
+        )
 
     def snapshot(self) -> Snapshot:
         return msgspec.structs.replace(super().snapshot(), recording=True)
@@ -219,7 +249,9 @@ class Replay(StateReader, SessionApi):
     async def _refuse_async(self, *_: Any, **__: Any) -> NoReturn:
         raise SessionError(A_RECORDING)
 
-    start = stop = end_run = set_knobs = try_change = keep_trial = tune = profile = probe_server = revert = keep_baseline = _refuse_async
+    start = stop = end_run = set_knobs = try_change = keep_trial = tune = profile = probe_server = (
+        revert
+    ) = keep_baseline = _refuse_async
     probe_only_for = cancel_trial = end_tuning = signal_process = toggle_recording = _refuse
 
     def export(self, path: Path | None = None) -> Path:

@@ -33,10 +33,11 @@ from gpuconsole.wire.events import AnyEvent, RunClosed, RunOpened
 
 
 class RunLock:
-    """Allows one action at a time on the workload: a probe, a change, a trial, a profile, or the start or end of a run.
+    """Allows one action at a time on the workload: a probe, a change, a trial, a profile, or the
+    start or end of a run.
 
-    A start or an end goes first: it breaks off the present action, and no other action begins before it. `activity` names the present
-    measurement for the screen; empty if there is none.
+    A start or an end goes first: it breaks off the present action, and no other action begins
+    before it. `activity` names the present measurement for the screen; empty if there is none.
     """
 
     def __init__(self) -> None:
@@ -61,8 +62,8 @@ class RunLock:
 
     @contextlib.asynccontextmanager
     async def change(self, asked: Knobs | None = None) -> AsyncIterator[None]:
-        """Hold the lock for a change, a trial or a profile; a probe is waited for. `asked`: the changes of a trial. Raises Busy when another change is
-        under way."""
+        """Hold the lock for a change, a trial or a profile; a probe is waited for. `asked`: the
+        changes of a trial. Raises Busy when another change is under way."""
         if self.changing:
             raise Busy("a trial, a change or a profile is under way")
         self.changing, self.asked = True, asked or {}
@@ -75,7 +76,8 @@ class RunLock:
 
     @contextlib.asynccontextmanager
     async def end(self, cancel_actions: Callable[[], None]) -> AsyncIterator[None]:
-        """Hold the lock for the end of a run, and for the start of another. `cancel_actions` ends the action that holds the lock."""
+        """Hold the lock for the end of a run, and for the start of another. `cancel_actions` ends
+        the action that holds the lock."""
         self._ending += 1
         try:
             cancel_actions()
@@ -99,7 +101,8 @@ class RunLock:
 
 
 class RunPlan(NamedTuple):
-    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all settings. `command`: the user's own job."""
+    """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all
+    settings. `command`: the user's own job."""
 
     scenario: Scenario
     overrides: Knobs
@@ -111,8 +114,9 @@ class RunPlan(NamedTuple):
 class RunControl:
     """Owns the worker of the current run, and the second worker of an experiment.
 
-    The functions in `on_open` and `on_close` are called for each run that begins or ends. The functions in `on_cancel` are called before
-    the run ends: an experiment that holds the lock has to give it back soon.
+    The functions in `on_open` and `on_close` are called for each run that begins or ends. The
+    functions in `on_cancel` are called before the run ends: an experiment that holds the lock has
+    to give it back soon.
     """
 
     def __init__(
@@ -146,12 +150,15 @@ class RunControl:
             raise SessionError("nothing is running")
         return record, self.worker
 
-    # --- start and end --------------------------------------------------------------------------------------
+    # --- start and end ----------------------------------------------------------------------------
 
     def plan(self, name: str, overrides: Knobs) -> RunPlan:
-        """Check a scenario and its overrides; nothing is started. Raises SessionError. `name`: also the address of the server to watch."""
+        """Check a scenario and its overrides; nothing is started. Raises SessionError. `name`: also
+        the address of the server to watch."""
         if name and name == self._serving.watched:
-            return RunPlan(watched_scenario(without_credentials(name)), {}, {}, self._devices.first())
+            return RunPlan(
+                watched_scenario(without_credentials(name)), {}, {}, self._devices.first()
+            )
         try:
             chosen = catalog.find_scenario(name)
             overrides = check_knobs(dict(overrides), chosen.workload.knobs, chosen.name)
@@ -164,31 +171,47 @@ class RunControl:
         return RunPlan(chosen, overrides, knobs, device)
 
     def plan_job(self, command: JobCommand) -> RunPlan:
-        """A run of the user's own command. Its knobs are known once it trains. Raises SessionError."""
+        """A run of the user's own command. Its knobs are known once it trains. Raises
+        SessionError."""
         return RunPlan(job_scenario(command.name), {}, {}, self._devices.first(), command)
 
     async def start(self, plan: RunPlan) -> None:
         """End the current run and start another."""
         async with self.lock.end(self._cancel_actions):
             await self._end("stopped")
-            self.overrides, self._scenario, self._command = plan.overrides, plan.scenario, plan.command
+            self.overrides, self._scenario, self._command = (
+                plan.overrides,
+                plan.scenario,
+                plan.command,
+            )
             self._kept.clear()
             self._open(plan.knobs, plan.device, {})
             try:
                 if plan.command is None:
-                    self.worker = worker = await self._pool.take(plan.scenario, plan.knobs, self._devices)
+                    self.worker = worker = await self._pool.take(
+                        plan.scenario, plan.knobs, self._devices
+                    )
                 else:
                     self.worker = worker = await self._pool.start_job(plan.command)
             except OSError as error:
-                self._close("failed", f"{plan.command.words[0] if plan.command else 'the worker'} could not be started: {error}")
+                self._close(
+                    "failed",
+                    (
+                        f"{plan.command.words[0] if plan.command else 'the worker'} could not be"
+                        f" started: {error}"
+                    ),
+                )
                 return
             if worker.progress is not None:
                 self._emit(worker.progress)
             worker.listener = self._emit
-            worker.start(plan.scenario.workload.name, plan.knobs, plan.device, self._serving.options)
+            worker.start(
+                plan.scenario.workload.name, plan.knobs, plan.device, self._serving.options
+            )
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
-        """End the current run as `state`; a trial on it is broken off. A worker that hangs is killed."""
+        """End the current run as `state`; a trial on it is broken off. A worker that hangs is
+        killed."""
         async with self.lock.end(self._cancel_actions):
             await self._end(state, error)
 
@@ -198,7 +221,9 @@ class RunControl:
         second = self.second
         self._cancel_actions()
         self._close("stopped")
-        workers = [worker for worker in (self.worker, second, self._pool.spare) if worker is not None]
+        workers = [
+            worker for worker in (self.worker, second, self._pool.spare) if worker is not None
+        ]
         for worker in workers:
             worker.kill()
         self._pool.close()
@@ -238,7 +263,17 @@ class RunControl:
         run, scenario = str(len(self._state.records) + 1), self._scenario
         objective = self._serving.objective if scenario.workload.serves else None
         elsewhere = scenario.workload.serves and self._serving.elsewhere
-        opened = RunOpened(time.monotonic(), run, scenario.name, scenario.workload.name, knobs, device.id, changes, objective, elsewhere)
+        opened = RunOpened(
+            time.monotonic(),
+            run,
+            scenario.name,
+            scenario.workload.name,
+            knobs,
+            device.id,
+            changes,
+            objective,
+            elsewhere,
+        )
         self._emit(opened if self._command is None else self._command.identify(opened))
         record = self._state.record
         assert record is not None
@@ -254,16 +289,21 @@ class RunControl:
                 call(record)
             self._pool.release("run")
 
-    # --- changes --------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     async def set_knobs(self, changes: Knobs) -> None:
         """Apply live changes without proof. Raises SessionError."""
         record, worker = self.running()
         if record.run.watched:
-            raise SessionError("a server that is only watched keeps no change: try the limit, and restart the server with it")
+            raise SessionError(
+                "a server that is only watched keeps no change: try the limit, and restart the"
+                " server with it"
+            )
         changes = _effective(changes, record.run)
         if not record.run.applies_live(changes):
-            raise SessionError(f"{describe_changes(changes)} needs a restart of the worker: try it as a trial")
+            raise SessionError(
+                f"{describe_changes(changes)} needs a restart of the worker: try it as a trial"
+            )
         before = {name: record.run.knobs[name] for name in changes}
         async with self.lock.change():
             await self._change(worker, changes)
@@ -271,7 +311,8 @@ class RunControl:
 
     @property
     def undo(self) -> Knobs:
-        """The values that `revert` would bring back; empty where there is nothing that it could take back."""
+        """The values that `revert` would bring back; empty where there is nothing that it could
+        take back."""
         record = self._state.record
         if not self._kept or record is None or record.run.state != "running":
             return {}
@@ -285,7 +326,9 @@ class RunControl:
             raise SessionError("nothing to revert: no change was kept")
         before, _ = self._kept[-1]
         if not record.run.applies_live(before):
-            raise SessionError(f"{describe_changes(before)} needed a restart: start the scenario again to go back")
+            raise SessionError(
+                f"{describe_changes(before)} needed a restart: start the scenario again to go back"
+            )
         async with self.lock.change():
             await self._change(worker, before)
             self._kept.pop()
@@ -304,23 +347,30 @@ class RunControl:
         record = self._state.record
         if record is None or record.closed_t is not None:
             return
-        device = next((device for device in self._state.devices if device.id == record.run.device), Device(record.run.device, ""))
+        device = next(
+            (device for device in self._state.devices if device.id == record.run.device),
+            Device(record.run.device, ""),
+        )
         self._close("finished")
         self._open(worker.knobs, device, changes)
         for event in (*worker.joined, worker.last_started, worker.last_server):
             if event is not None:
                 self._emit(msgspec.structs.replace(event, t=time.monotonic()))
 
-    # --- experiments ----------------------------------------------------------------------------------------
+    # --- experiments ------------------------------------------------------------------------------
 
     def check_trial(self, changes: Knobs) -> Knobs:
-        """`changes` without those that change nothing. Raises SessionError where they cannot be tried on the current run."""
+        """`changes` without those that change nothing. Raises SessionError where they cannot be
+        tried on the current run."""
         record, _ = self.running()
         if record.run.watched:
             self._serving.check_change(changes, record.run)
         changes = _effective(changes, record.run)
         if self._pool.nodes.nnodes > 1 and not record.run.applies_live(changes):
-            raise SessionError(f"{', '.join(changes)}: the processes on the other machines would have to restart: run again with --set")
+            raise SessionError(
+                f"{', '.join(changes)}: the processes on the other machines would have to restart:"
+                " run again with --set"
+            )
         self._serving.check_change(changes, record.run)
         return changes
 
@@ -329,7 +379,8 @@ class RunControl:
         return SecondaryRoom(self._state, run, worker)
 
     async def start_second(self, knobs: Knobs) -> WorkerHandle:
-        """Start a second worker on the work of the current run, with `knobs`. Its events are not part of the session. Raises OSError, SessionError."""
+        """Start a second worker on the work of the current run, with `knobs`. Its events are not
+        part of the session. Raises OSError, SessionError."""
         assert self._scenario is not None
         device = self._devices.first()
         self.second = worker = await self._pool.take(self._scenario, knobs, self._devices)
@@ -337,7 +388,8 @@ class RunControl:
         return worker
 
     def hand_over(self) -> None:
-        """Make the second worker the worker of the run, and the worker of the run the second worker."""
+        """Make the second worker the worker of the run, and the worker of the run the second
+        worker."""
         assert self.second is not None
         if self.worker is not None:
             self.worker.listener = ignore
@@ -351,7 +403,8 @@ class RunControl:
         self.second = None
 
     def keep(self, before: Knobs, changes: Knobs) -> None:
-        """The worker runs with `changes` from now on. `before`: the values of these knobs that `revert` restores."""
+        """The worker runs with `changes` from now on. `before`: the values of these knobs that
+        `revert` restores."""
         self._kept.append((before, changes))
         if self.worker is not None:  # it may have ended while the other worker was stopped
             self._open_next(changes, self.worker)
@@ -361,18 +414,21 @@ class RunControl:
         await self._end("failed", reason)
 
     async def profile(self, steps: int, rank: int, folder: Path | None) -> ProfileReport:
-        """Profile `steps` steps, in the process `rank` of a user's job of several; the trace goes into `folder`, else into the current folder. Raises
-        SessionError."""
+        """Profile `steps` steps, in the process `rank` of a user's job of several; the trace goes
+        into `folder`, else into the current folder. Raises SessionError."""
         async with self.lock.change():
             record, worker = self.running()
             with self.lock.showing("profiler"):
                 return await _profile(worker, steps, rank, record.run.scenario, folder)
 
     async def probe_server(self) -> dict[str, Signal]:
-        """Send the requests of the probe to the watched server; what they show. Raises SessionError."""
+        """Send the requests of the probe to the watched server; what they show. Raises
+        SessionError."""
         record, _ = self.running()
         if not record.run.watched:
-            raise SessionError("no server is watched: the probes of a run of ours start by themselves")
+            raise SessionError(
+                "no server is watched: the probes of a run of ours start by themselves"
+            )
         async with self.lock.change():
             _, worker = self.running()
             try:
@@ -385,14 +441,18 @@ class RunControl:
         return answer.signals
 
 
-async def _profile(worker: WorkerHandle, steps: int, rank: int, scenario: str, folder: Path | None) -> ProfileReport:
+async def _profile(
+    worker: WorkerHandle, steps: int, rank: int, scenario: str, folder: Path | None
+) -> ProfileReport:
     """Profile `steps` steps; the worker writes the trace. Raises SessionError."""
     try:
         target = trace_path(scenario, folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         answer = await worker.profile(steps, rank, str(target))
     except OSError as error:
-        raise SessionError(f"{folder or 'the current folder'}: cannot be written: {error.strerror}") from None
+        raise SessionError(
+            f"{folder or 'the current folder'}: cannot be written: {error.strerror}"
+        ) from None
     except WorkerGone:
         raise SessionError("the run ended before its profile was there") from None
     if answer.report is None:
@@ -401,9 +461,12 @@ async def _profile(worker: WorkerHandle, steps: int, rank: int, scenario: str, f
 
 
 def trace_path(scenario: str, folder: Path | None) -> Path:
-    """A file named after the scenario and the time. Absolute, because the worker has its own current folder."""
+    """A file named after the scenario and the time. Absolute, because the worker has its own
+    current folder."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", scenario)
-    return (folder or Path()).absolute() / f"gpuconsole-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json.gz"
+    return (
+        folder or Path()
+    ).absolute() / f"gpuconsole-trace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.json.gz"
 
 
 def _effective(changes: Knobs, run: Run) -> Knobs:

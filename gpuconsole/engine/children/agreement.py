@@ -1,8 +1,9 @@
 """One live change in all processes of a user's job, before one step that they all make.
 
-Each process first prepares the change, for example starts the workers of a loader. Then the console names a step that no process has
-reached yet. A process that was past it, or that was not ready, has changed nothing and says so: all processes go back, and prepare again for a step
-that lies further ahead. Where one process refuses, all go back.
+Each process first prepares the change, for example starts the workers of a loader. Then the console
+names a step that no process has reached yet. A process that was past it, or that was not ready, has
+changed nothing and says so: all processes go back, and prepare again for a step that lies further
+ahead. Where one process refuses, all go back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gpuconsole.wire.events import KnobsSet, SetKnobs
 PREPARE, UNDO = "prepare", "undo"
 """Stages of a change; see agent/protocol.py."""
 AHEAD_S = 0.2
-"""Seconds of steps from the last answer to the step of the change. The console takes some milliseconds for its command, and a loaded machine more."""
+"""Seconds of steps from the last answer to the step of the change. The console takes some
+milliseconds for its command, and a loaded machine more."""
 MIN_STEPS_AHEAD = 2
 TRIES = 4
 """Each try looks twice as far ahead as the one before it."""
@@ -42,8 +44,9 @@ class Agreement:
         return dataclasses.replace(self._command, stage=PREPARE)
 
     def next(self, answers: Mapping[int, KnobsSet], step_s: float) -> SetKnobs | KnobsSet:
-        """What follows once all processes have answered the last command: the next command for all of them, or the answer of the job. `step_s`: the
-        time of a step in seconds. `answers`: by rank; empty where all processes have left."""
+        """What follows once all processes have answered the last command: the next command for all
+        of them, or the answer of the job. `step_s`: the time of a step in seconds. `answers`: by
+        rank; empty where all processes have left."""
         if not answers:
             return self.ended()
         self._last = dict(sorted(answers.items()))
@@ -59,7 +62,9 @@ class Agreement:
             return dataclasses.replace(self._command, stage=UNDO)
         if any(answer.prepared for answer in given):
             ahead = MIN_STEPS_AHEAD + math.ceil(self._ahead_s / step_s)
-            return dataclasses.replace(self._command, at_step=max(answer.step for answer in given) + ahead)
+            return dataclasses.replace(
+                self._command, at_step=max(answer.step for answer in given) + ahead
+            )
         return self._settled(self._last, None)
 
     def ended(self) -> KnobsSet:
@@ -82,13 +87,17 @@ class Agreement:
         return self._settled(self._last, self._refusal or NO_COMMON_STEP)
 
     def _settled(self, answers: Mapping[int, KnobsSet], error: str | None) -> KnobsSet:
-        """The leader's answer for all. A change is in force from the last of the ranks' first steps with it: a loader may have older batches under
-        way. All ranks count the same steps, because each step needs all of them."""
+        """The leader's answer for all. A change is in force from the last of the ranks' first steps
+        with it: a loader may have older batches under way. All ranks count the same steps, because
+        each step needs all of them."""
         given = list(answers.values())
         leader = msgspec.structs.replace(given[0], error=error, prepared=False, late=False)
         if error:
             return leader
         steps = {rank: answer.at_step for rank, answer in answers.items()}
         return msgspec.structs.replace(
-            leader, step=max(answer.step for answer in given), at_step=max(steps.values()), steps=steps if leader.at_step else {}
+            leader,
+            step=max(answer.step for answer in given),
+            at_step=max(steps.values()),
+            steps=steps if leader.at_step else {},
         )

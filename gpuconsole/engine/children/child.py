@@ -1,4 +1,5 @@
-"""A child process and its wire: start it, read its events, send it commands, and end it with all that it has started."""
+"""A child process and its wire: start it, read its events, send it commands, and end it with all
+that it has started."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ LAST_WORDS = 40
 LAST_WORDS_CHARS = 10_000
 """Characters that are kept of a line without an end."""
 HANG_UP_S = 3.0
-"""Seconds that a child may take to end its own children after its connection has been closed. The child itself takes CLEAN_UP_S at most."""
+"""Seconds that a child may take to end its own children after its connection has been closed. The
+child itself takes CLEAN_UP_S at most."""
 STOP_S = 3.0
 """Seconds between the request to stop and the kill."""
 
@@ -32,8 +34,9 @@ STOP_S = 3.0
 class Child:
     """A child process that sends events and receives commands, as JSON lines over one socket.
 
-    `on_event` receives each event; `on_exit` receives the exit code, once. The child's stdout and stderr never reach the terminal:
-    `last_words` keeps the last lines. The child leads a process group of its own, so that ending the child ends its children too.
+    `on_event` receives each event; `on_exit` receives the exit code, once. The child's stdout and
+    stderr never reach the terminal: `last_words` keeps the last lines. The child leads a process
+    group of its own, so that ending the child ends its children too.
     """
 
     def __init__(
@@ -44,7 +47,8 @@ class Child:
         on_exit: Callable[[int], None],
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`env`: variables of the child, beside those of this process. Every user of the machine can read a command line, but not the variables."""
+        """`env`: variables of the child, beside those of this process. Every user of the machine
+        can read a command line, but not the variables."""
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self._env = dict(env or {})
         self._module = module
@@ -61,7 +65,10 @@ class Child:
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            await self._spawn([self._module, "--fd", str(theirs.fileno()), *self._arguments], pass_fds=[theirs.fileno()])
+            await self._spawn(
+                [self._module, "--fd", str(theirs.fileno()), *self._arguments],
+                pass_fds=[theirs.fileno()],
+            )
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
@@ -103,7 +110,8 @@ class Child:
             self._writer.write(encode(command) + b"\n")
 
     async def stop(self, command: Command, patience_s: float = STOP_S) -> None:
-        """Send `command`, wait `patience_s` seconds for the end, then kill the whole group. Returns when the child has ended."""
+        """Send `command`, wait `patience_s` seconds for the end, then kill the whole group. Returns
+        when the child has ended."""
         if not self.alive:
             return
         self.send(command)
@@ -114,8 +122,9 @@ class Child:
             await self.exited.wait()
 
     def hang_up(self) -> None:
-        """Close the connection: the child ends its own children in good order, and itself (`wire.channel.kill_own_group`). After HANG_UP_S the whole
-        group is killed. Nothing happens when the child has ended."""
+        """Close the connection: the child ends its own children in good order, and itself
+        (`wire.channel.kill_own_group`). After HANG_UP_S the whole group is killed. Nothing happens
+        when the child has ended."""
         if not self.alive or self._writer is None:
             return self.kill()
         self._writer.transport.abort()
@@ -126,7 +135,9 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             kill_group(self._process.pid)
 
-    async def _read_events(self, reader: asyncio.StreamReader, on_event: Callable[[AnyEvent], None] | None = None) -> None:
+    async def _read_events(
+        self, reader: asyncio.StreamReader, on_event: Callable[[AnyEvent], None] | None = None
+    ) -> None:
         while line := await _line(reader):
             try:
                 event = decode_event(line)
@@ -164,7 +175,8 @@ class Child:
 
 
 class EndProtocol(asyncio.subprocess.SubprocessStreamProtocol):
-    """Sets `ended` when the process ends. `Process.wait` would wait for the end of its output too, and a grandchild may keep that open."""
+    """Sets `ended` when the process ends. `Process.wait` would wait for the end of its output too,
+    and a grandchild may keep that open."""
 
     def __init__(self, ended: asyncio.Event) -> None:
         super().__init__(limit=2**16, loop=asyncio.get_running_loop())
@@ -176,7 +188,8 @@ class EndProtocol(asyncio.subprocess.SubprocessStreamProtocol):
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty at the end, also where the end is in the middle of a line or the line is too long."""
+    """The next line; empty at the end, also where the end is in the middle of a line or the line is
+    too long."""
     try:
         return await read_line(reader, LINE_LIMIT)
     except (OSError, ValueError):
@@ -184,7 +197,8 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
-    """The next line, also a longer one than `reader` holds at a time; empty at the end. Raises ValueError for more than `most_bytes`, OSError."""
+    """The next line, also a longer one than `reader` holds at a time; empty at the end. Raises
+    ValueError for more than `most_bytes`, OSError."""
     line = bytearray()
     while True:
         try:

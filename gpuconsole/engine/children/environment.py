@@ -1,4 +1,5 @@
-"""The environment of our own child processes. Imports little: `gpuconsole devices` starts a sampler and nothing else."""
+"""The environment of our own child processes. Imports little: `gpuconsole devices` starts a sampler
+and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from pathlib import Path
 import gpuconsole
 
 OF_THE_CONSOLE = {"TEXTUAL_FPS": "240 "}
-"""Variables that the console sets in its own process, for a library that reads them when it is imported. The space tells ours from one of the user's."""
+"""Variables that the console sets in its own process, for a library that reads them when it is
+imported. The space tells ours from one of the user's."""
 
 
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
@@ -19,12 +21,15 @@ def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_environment() -> dict[str, str]:
-    """The variables with which our own children, and theirs, find this program's modules and no others in the current folder.
+    """The variables with which our own children, and theirs, find this program's modules and no
+    others in the current folder.
 
-    `python -m` puts the current folder first on the path, which may be a folder that other users can write. Where the console itself was started
-    from a clone by `python -m gpuconsole`, the children find gpuconsole by PYTHONPATH.
+    `python -m` puts the current folder first on the path, which may be a folder that other users
+    can write. Where the console itself was started from a clone by `python -m gpuconsole`, the
+    children find gpuconsole by PYTHONPATH.
     """
-    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]  # an empty one is the current folder
+    # an empty one is the current folder
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     package = str(Path(gpuconsole.__file__).parent.parent)
     if not sys.flags.safe_path and sys.path and os.path.abspath(sys.path[0]) == package:
         folders.insert(0, package)
@@ -32,5 +37,6 @@ def own_environment() -> dict[str, str]:
 
 
 def dcgm_environment(url: str | None) -> dict[str, str]:
-    """The variable by which a sampler learns the address of a dcgm-exporter: every user can read the words of a command line."""
+    """The variable by which a sampler learns the address of a dcgm-exporter: every user can read
+    the words of a command line."""
     return {"GPUCONSOLE_DCGM": url or ""}

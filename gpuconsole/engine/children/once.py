@@ -1,4 +1,5 @@
-"""One reading of all devices through a sampler child, so that a driver call that hangs costs a timeout and no more."""
+"""One reading of all devices through a sampler child, so that a driver call that hangs costs a
+timeout and no more."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _LEAVE_S = 1.0
 
 
 class DevicesReading(NamedTuple):
-    """All devices as one short-lived sampler reported them. `error` is one line, empty when all went well; `state` has what came before it."""
+    """All devices as one short-lived sampler reported them. `error` is one line, empty when all
+    went well; `state` has what came before it."""
 
     state: SessionState
     error: str
@@ -51,11 +53,18 @@ class _Progress:
         """Whether every device has reported, and rates have had their two readings."""
         mute = {device for device, reasons in state.unavailable.items() if ALWAYS in reasons}
         reported = state.readings.reported.keys() | state.lost.keys() | mute
-        return self._rounds >= _ROUNDS and all(device.id in reported for device in state.devices) and state.no_gpu_reason != NOT_YET
+        return (
+            self._rounds >= _ROUNDS
+            and all(device.id in reported for device in state.devices)
+            and state.no_gpu_reason != NOT_YET
+        )
 
 
-def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None) -> DevicesReading:
-    """Start a sampler (with the address of a dcgm-exporter), wait for two rounds of samples and end it. Never raises for what the driver does.
+def read_devices(
+    timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None
+) -> DevicesReading:
+    """Start a sampler (with the address of a dcgm-exporter), wait for two rounds of samples and end
+    it. Never raises for what the driver does.
 
     Raises OSError when this machine cannot start a process.
     """
@@ -81,7 +90,16 @@ def read_devices(timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | N
 
 
 def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "gpuconsole.telemetry.sampler", "--fd", str(fd), "--interval", str(interval_s)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gpuconsole.telemetry.sampler",
+        "--fd",
+        str(fd),
+        "--interval",
+        str(interval_s),
+    ]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -112,7 +130,11 @@ def _what_went_wrong(state: SessionState, greeted: bool, child: subprocess.Popen
     """In one line, with the last line of a child that has ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         code = child.wait(0.2)
-        lines = child.stderr.read().decode(errors="replace").strip().splitlines() if child.stderr else []
+        lines = (
+            child.stderr.read().decode(errors="replace").strip().splitlines()
+            if child.stderr
+            else []
+        )
         return f"the sampler ended (exit {code}): {lines[-1] if lines else 'without a word'}"
     stuck = [source.detail for source in state.sources.values() if source.stuck_s]
     if stuck:
@@ -121,7 +143,8 @@ def _what_went_wrong(state: SessionState, greeted: bool, child: subprocess.Popen
 
 
 def _end_child(child: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Let the child leave within `patience_s`, then kill it. One that hangs in the kernel is left to die by itself."""
+    """Let the child leave within `patience_s`, then kill it. One that hangs in the kernel is left
+    to die by itself."""
     try:
         child.wait(patience_s)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,5 @@
-"""Children that do one piece of work: a calibration, the examination of a model server, the analysis of a profiler trace."""
+"""Children that do one piece of work: a calibration, the examination of a model server, the
+analysis of a profiler trace."""
 
 from __future__ import annotations
 
@@ -17,17 +18,32 @@ from gpuconsole.host.folders import Scratch, data_folder, sweep_scratch
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Reached
 from gpuconsole.model.profile import ProfileReport
-from gpuconsole.wire.events import AnyEvent, Calibrated, Command, Failed, ProbeDone, Profiled, Progress, Start
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Calibrated,
+    Command,
+    Failed,
+    ProbeDone,
+    Profiled,
+    Progress,
+    Start,
+)
 
 ANALYSIS_S = 120.0
 """Time limit in seconds, longer than the analysis of the largest known trace."""
 
 
 async def analysed(answer: Profiled) -> Profiled:
-    """`answer` with the report on its trace, or with the reason why there is none. The trace is removed; a copy goes to `answer.keep`, if it is set."""
+    """`answer` with the report on its trace, or with the reason why there is none. The trace is
+    removed; a copy goes to `answer.keep`, if it is set."""
     trace = Path(answer.trace)
     target = trace.with_name("report.json")
-    arguments = [str(trace), str(target), *(["--keep", answer.keep] if answer.keep else []), *(["--gpu"] if answer.gpu else [])]
+    arguments = [
+        str(trace),
+        str(target),
+        *(["--keep", answer.keep] if answer.keep else []),
+        *(["--gpu"] if answer.gpu else []),
+    ]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
@@ -48,7 +64,10 @@ async def analysed(answer: Profiled) -> Profiled:
         error = f"the trace was not read within {ANALYSIS_S:.0f} s"
     except (OSError, msgspec.DecodeError):
         lines = said.decode(errors="replace").strip().splitlines()
-        error = f"the trace could not be read: {lines[-1] if lines else f'exit code {process.returncode}'}"
+        error = (
+            "the trace could not be read: "
+            f"{lines[-1] if lines else f'exit code {process.returncode}'}"
+        )
     finally:
         for path in (trace, target):
             with contextlib.suppress(OSError):
@@ -68,10 +87,13 @@ class Interrupted(Exception):
     """The caller's `stop` event ended the job."""
 
 
-async def calibrate(device: Device, budget_s: float, on_progress: Callable[[Progress], None], stop: asyncio.Event) -> list[Reached]:
+async def calibrate(
+    device: Device, budget_s: float, on_progress: Callable[[Progress], None], stop: asyncio.Event
+) -> list[Reached]:
     """Measure what `device` reaches, each figure for about `budget_s` seconds.
 
-    No process and no file is left behind, however the job ends. Raises JobFailed, and Interrupted once `stop` is set.
+    No process and no file is left behind, however the job ends. Raises JobFailed, and Interrupted
+    once `stop` is set.
     """
     sweep_scratch()
     reached: list[Reached] = []
@@ -90,9 +112,15 @@ async def calibrate(device: Device, budget_s: float, on_progress: Callable[[Prog
 
 
 async def examine(
-    workload: str, knobs: Knobs, device: Device, options: dict[str, str], on_progress: Callable[[Progress], None], stop: asyncio.Event
+    workload: str,
+    knobs: Knobs,
+    device: Device,
+    options: dict[str, str],
+    on_progress: Callable[[Progress], None],
+    stop: asyncio.Event,
 ) -> list[ProbeDone]:
-    """The answers of a model server, in the order of the questions; those so far once `stop` is set. Raises JobFailed."""
+    """The answers of a model server, in the order of the questions; those so far once `stop` is
+    set. Raises JobFailed."""
     answers: list[ProbeDone] = []
 
     def on_event(event: AnyEvent) -> None:
@@ -101,14 +129,27 @@ async def examine(
         elif isinstance(event, Progress):
             on_progress(event)
 
-    await _run(EXAMINATION, [], Start(workload, knobs, device.id, device.uuid, options=options), on_event, stop, "examining")
+    await _run(
+        EXAMINATION,
+        [],
+        Start(workload, knobs, device.id, device.uuid, options=options),
+        on_event,
+        stop,
+        "examining",
+    )
     return answers
 
 
 async def _run(
-    module: str, arguments: list[str], command: Command | None, on_event: Callable[[AnyEvent], None], stop: asyncio.Event, what: str
+    module: str,
+    arguments: list[str],
+    command: Command | None,
+    on_event: Callable[[AnyEvent], None],
+    stop: asyncio.Event,
+    what: str,
 ) -> None:
-    """Run a child with a private folder to its end, or until `stop` is set. `command` is sent once it has started. Raises JobFailed."""
+    """Run a child with a private folder to its end, or until `stop` is set. `command` is sent once
+    it has started. Raises JobFailed."""
     failures: list[str] = []
     codes: list[int] = []
 
@@ -139,5 +180,7 @@ async def _run(
     if failures and not stop.is_set():
         raise JobFailed(failures[0])
     if codes != [0] and not stop.is_set():
-        line = next((line for line in reversed(child.last_words) if line.strip()), "it printed nothing")
+        line = next(
+            (line for line in reversed(child.last_words) if line.strip()), "it printed nothing"
+        )
         raise JobFailed(f"the {what} process ended with exit code {codes[0]}: {line}")

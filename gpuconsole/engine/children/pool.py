@@ -1,4 +1,5 @@
-"""Starts workers: a spare that has torch imported, several processes by torchrun, or a worker that starts a model server."""
+"""Starts workers: a spare that has torch imported, several processes by torchrun, or a worker that
+starts a model server."""
 
 from __future__ import annotations
 
@@ -29,12 +30,17 @@ class DeviceSelection(Protocol):
 class WorkerPool:
     """Starts workers, and keeps a spare worker ready that has torch imported.
 
-    The spare worker costs some 300 MB. It stays while there is a reason for it, and `spare_s` seconds longer.
-    `on_exit` receives each worker that ends, except an unused spare, with its exit code. `note` receives lines for the user.
+    The spare worker costs some 300 MB. It stays while there is a reason for it, and `spare_s`
+    seconds longer. `on_exit` receives each worker that ends, except an unused spare, with its exit
+    code. `note` receives lines for the user.
     """
 
     def __init__(
-        self, nodes: Launch, on_exit: Callable[[WorkerHandle, int], None], note: Callable[[str], None], spare_s: float = SPARE_S
+        self,
+        nodes: Launch,
+        on_exit: Callable[[WorkerHandle, int], None],
+        note: Callable[[str], None],
+        spare_s: float = SPARE_S,
     ) -> None:
         self.nodes = nodes
         self.spare: WorkerHandle | None = None
@@ -77,13 +83,18 @@ class WorkerPool:
         if spare is not None:
             spare.kill()
 
-    async def take(self, chosen: Scenario, knobs: Knobs, devices: DeviceSelection | None = None) -> WorkerHandle:
-        """A worker for a run of `chosen` with `knobs`; the spare where that will do. `devices` chooses the GPUs of several processes."""
+    async def take(
+        self, chosen: Scenario, knobs: Knobs, devices: DeviceSelection | None = None
+    ) -> WorkerHandle:
+        """A worker for a run of `chosen` with `knobs`; the spare where that will do. `devices`
+        chooses the GPUs of several processes."""
         if chosen.workload.serves:
             return await self._launch(module=SERVING)
         nproc = int(knobs.get("nproc", 1))
         if nproc > 1 or self.nodes.nnodes > 1:
-            launch = msgspec.structs.replace(self.nodes, nproc=nproc, cuda_devices=devices.cuda_names(nproc) if devices else "")
+            launch = msgspec.structs.replace(
+                self.nodes, nproc=nproc, cuda_devices=devices.cuda_names(nproc) if devices else ""
+            )
             if launch.nnodes > 1:
                 self._note(f"start the processes on each other machine: {launch.on_other_nodes()}")
             return await self._launch(launch)

@@ -1,4 +1,5 @@
-"""Supervises the sampler child: starts it, starts it again when it ends, and replaces it when it hangs or sends nothing."""
+"""Supervises the sampler child: starts it, starts it again when it ends, and replaces it when it
+hangs or sends nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import AnyEvent, Sample, SamplerEnded, SourceState
 
 PATIENCE_S = (10.0, 30.0, 120.0)
-"""Seconds for which a source may hang before the sampler is replaced: the first time, the second time, and later."""
+"""Seconds for which a source may hang before the sampler is replaced: the first time, the second
+time, and later."""
 OPENING_S = 60.0
-"""The minimum of PATIENCE_S while the driver opens: without persistence mode this takes seconds for each GPU."""
+"""The minimum of PATIENCE_S while the driver opens: without persistence mode this takes seconds for
+each GPU."""
 SILENT_S = 15.0
-"""Seconds (at least six periods) without any event, after which the sampler is replaced: its host readings never hang."""
+"""Seconds (at least six periods) without any event, after which the sampler is replaced: its host
+readings never hang."""
 HEALTHY_S = 60.0
-"""A sampler that ran for so long has not failed at its start: the next wait is the first wait again."""
+"""A sampler that ran for so long has not failed at its start: the next wait is the first wait
+again."""
 FIRST_WAIT_S = 0.5
 LAST_WAIT_S = 60.0
 """Seconds before a sampler that ended is started again. The wait doubles with each failure."""
@@ -31,9 +36,12 @@ LEAVE_S = 0.5
 
 
 class SamplerSupervisor:
-    """Keeps one sampler running. `emit` receives the sampler's events, and SamplerEnded when the sampler ends or is replaced."""
+    """Keeps one sampler running. `emit` receives the sampler's events, and SamplerEnded when the
+    sampler ends or is replaced."""
 
-    def __init__(self, interval_s: float, dcgm: str | None, emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(
+        self, interval_s: float, dcgm: str | None, emit: Callable[[AnyEvent], None]
+    ) -> None:
         self._arguments, self._env = ["--interval", str(interval_s)], dcgm_environment(dcgm)
         self._silent_s = max(SILENT_S, 6 * interval_s)
         self._emit = emit
@@ -51,7 +59,8 @@ class SamplerSupervisor:
         self._in_background(self._watch_silence())
 
     async def close(self) -> None:
-        """Kill the sampler and wait a moment. A sampler that waits in the kernel ends when that call returns."""
+        """Kill the sampler and wait a moment. A sampler that waits in the kernel ends when that
+        call returns."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -64,7 +73,13 @@ class SamplerSupervisor:
         def on_event(event: AnyEvent) -> None:
             self._on_event(child, event)
 
-        child = Child("gpuconsole.telemetry.sampler", self._arguments, on_event, lambda code: self._ended(child, code), self._env)
+        child = Child(
+            "gpuconsole.telemetry.sampler",
+            self._arguments,
+            on_event,
+            lambda code: self._ended(child, code),
+            self._env,
+        )
         self._child, self._began, self._last_event_t = child, time.monotonic(), time.monotonic()
         await child.start()
 
@@ -74,15 +89,26 @@ class SamplerSupervisor:
         self._last_event_t = time.monotonic()
         if isinstance(event, Sample) and event.device.startswith("gpu"):
             self._stuck = None
-        if isinstance(event, SourceState) and self._stuck is not None and event.source == self._stuck.source:
-            # The new sampler has begun to wait only now. For the user it is one wait, so the times are added.
+        if (
+            isinstance(event, SourceState)
+            and self._stuck is not None
+            and event.source == self._stuck.source
+        ):
+            # The new sampler has begun to wait only now. For the user it is one wait, so the times
+            # are added.
             waited_s = event.t - self._stuck.t + self._stuck.stuck_s
-            self._emit(msgspec.structs.replace(event, stuck_s=waited_s, detail=event.detail or self._stuck.detail))
+            self._emit(
+                msgspec.structs.replace(
+                    event, stuck_s=waited_s, detail=event.detail or self._stuck.detail
+                )
+            )
         else:
             self._emit(event)
         if isinstance(event, SourceState) and event.stuck_s > self._patience_s(event):
             self._stuck = self._stuck or event
-            self._replace(f"{event.source} has not answered for {event.stuck_s:.0f} s ({event.detail})")
+            self._replace(
+                f"{event.source} has not answered for {event.stuck_s:.0f} s ({event.detail})"
+            )
 
     def _patience_s(self, state: SourceState) -> float:
         patience_s = PATIENCE_S[min(self._replaced, len(PATIENCE_S) - 1)]
@@ -97,7 +123,8 @@ class SamplerSupervisor:
                 self._replace(f"the sampler has sent nothing for {silent_s:.0f} s")
 
     def _replace(self, reason: str) -> None:
-        """Start a new sampler. Not while the old one waits in the kernel: the new one would wait in the same call."""
+        """Start a new sampler. Not while the old one waits in the kernel: the new one would wait in
+        the same call."""
         child = self._child
         if child is None or (child.pid is not None and is_in_kernel(child.pid)):
             return
@@ -113,13 +140,18 @@ class SamplerSupervisor:
         self._child = None
         last_line = f": {child.last_words[-1]}" if child.last_words else ""
         if code == DRIVER_GONE_EXIT:
-            self._report(f"the driver or its GPUs have changed{last_line}; reading them again", "warning")
+            self._report(
+                f"the driver or its GPUs have changed{last_line}; reading them again", "warning"
+            )
             self._start_in(1.0)
             return
         if time.monotonic() - self._began > HEALTHY_S:
             self._failures = 0
         wait_s = self._next_wait_s()
-        self._report(f"the sampler ended (exit {code}){last_line}; starting it again in {wait_s:g} s", "error")
+        self._report(
+            f"the sampler ended (exit {code}){last_line}; starting it again in {wait_s:g} s",
+            "error",
+        )
         self._start_in(wait_s)
 
     def _next_wait_s(self) -> float:
@@ -135,7 +167,10 @@ class SamplerSupervisor:
             except OSError as error:  # no process, descriptor or memory is available now
                 self._child = None
                 wait_s = self._next_wait_s()
-                self._report(f"the sampler does not start: {error.strerror}; trying again in {wait_s:g} s", "error")
+                self._report(
+                    f"the sampler does not start: {error.strerror}; trying again in {wait_s:g} s",
+                    "error",
+                )
                 self._start_in(wait_s)
 
         self._in_background(later())

@@ -1,4 +1,5 @@
-"""The model server of a run: the options that the user chose for it, and which changes it allows."""
+"""The model server of a run: the options that the user chose for it, and which changes it
+allows."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def no_torch() -> str:
 
 
 class ServingChoice(msgspec.Struct, frozen=True):
-    """`options` go to the serving worker (see `Start.options`). `objective`: the latencies that requests must keep. `bounds`: those that a watched server must keep."""
+    """`options` go to the serving worker (see `Start.options`). `objective`: the latencies that
+    requests must keep. `bounds`: those that a watched server must keep."""
 
     options: dict[str, str] = {}
     objective: Objective | None = None
@@ -39,20 +41,31 @@ class ServingChoice(msgspec.Struct, frozen=True):
         return self.options["server_url"] if self.options.get("watch") else ""
 
     def check_torch(self, chosen: Scenario, knobs: Knobs) -> None:
-        """Raises SessionError where the run needs torch and torch is not installed. vLLM and a server elsewhere do not need it."""
+        """Raises SessionError where the run needs torch and torch is not installed. vLLM and a
+        server elsewhere do not need it."""
         elsewhere = chosen.workload.serves and (self.elsewhere or knobs["server"] == "vllm")
         if not elsewhere and torch_version() is None:
             raise SessionError(no_torch())
 
     def left_to_server(self, chosen: Scenario, knobs: Knobs, overrides: Knobs) -> Knobs:
-        """Limits of the scheduler that vLLM chooses itself, by the card and the model: those that neither the user nor the fault of the scenario
-        sets. The values of our scenarios fit the embedded server."""
+        """Limits of the scheduler that vLLM chooses itself, by the card and the model: those that
+        neither the user nor the fault of the scenario sets. The values of our scenarios fit the
+        embedded server."""
         if not chosen.workload.serves or self.elsewhere or knobs["server"] != "vllm":
             return {}
-        own = {} if Path(chosen.path).parent == shipped_folder() else {**chosen.knobs, **chosen.cpu, **chosen.gpu}
-        return {name: 0 for name in LIVE_KNOBS if name not in {**overrides, **own} and name not in chosen.teaches.limits}
+        own = (
+            {}
+            if Path(chosen.path).parent == shipped_folder()
+            else {**chosen.knobs, **chosen.cpu, **chosen.gpu}
+        )
+        return {
+            name: 0
+            for name in LIVE_KNOBS
+            if name not in {**overrides, **own} and name not in chosen.teaches.limits
+        }
 
     def check_change(self, changes: Knobs, run: Run) -> None:
-        """Raises SessionError for a change that the console cannot try on this run (see `Run.why_not`)."""
+        """Raises SessionError for a change that the console cannot try on this run (see
+        `Run.why_not`)."""
         if reason := run.why_not(changes):
             raise SessionError(reason)

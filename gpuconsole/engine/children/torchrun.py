@@ -1,4 +1,5 @@
-"""A workload in several processes: their launcher is the child, and each process connects to the console, from other machines too."""
+"""A workload in several processes: their launcher is the child, and each process connects to the
+console, from other machines too."""
 
 from __future__ import annotations
 
@@ -43,23 +44,27 @@ JOIN_S = 10.0
 FIRST_LINE_BYTES = 64 * 1024
 """The longest line of a process that has not shown the token yet."""
 WAITING = 8
-"""Maximum of open connections that have not shown the token yet: this number, and two for each process of the run."""
+"""Maximum of open connections that have not shown the token yet: this number, and two for each
+process of the run."""
 MEETING_S = 600
 """Seconds that torchrun waits for the other machines."""
 LOST_S = 15.0
 """Seconds that the other processes have to notice that one has ended, before they are killed."""
 BROKEN = ("by peer", "Broken pipe", "remote process exited", "ncclRemoteError", "DistNetworkError")
-"""Messages of gloo, NCCL and torch's store about the end of another process: an effect, never the cause."""
+"""Messages of gloo, NCCL and torch's store about the end of another process: an effect, never the
+cause."""
 SILENT_S = 30.0
 """After so many seconds without a step, every process is asked what it is doing."""
 ANSWER_S = 2.0
 """Seconds to wait for these answers."""
 SAME_CLOCK_S = 5.0
-"""Seconds. A monotonic clock that differs by more belongs to another machine, and its times are shifted."""
+"""Seconds. A monotonic clock that differs by more belongs to another machine, and its times are
+shifted."""
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """`nproc` processes on each of `nnodes` machines. Those of several machines are started by torchrun, and meet at `rdzv_endpoint` (HOST:PORT).
+    """`nproc` processes on each of `nnodes` machines. Those of several machines are started by
+    torchrun, and meet at `rdzv_endpoint` (HOST:PORT).
 
     `cuda_devices`: CUDA_VISIBLE_DEVICES of the processes on this machine. Empty: unchanged.
     """
@@ -78,7 +83,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach `host`; a host's own name often resolves to such an address."""
+        """Whether only this machine can reach `host`; a host's own name often resolves to such an
+        address."""
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
@@ -91,11 +97,20 @@ class Launch(msgspec.Struct, frozen=True):
         if self.nnodes == 1:
             return [ON_ONE_MACHINE, str(self.nproc)]
         conf = f"is_host=1,join_timeout={self.meeting_s}"
-        arguments = [*self._rendezvous(), "--rdzv-conf", conf, "--local-addr", self.host, "--max-restarts", "0"]
+        arguments = [
+            *self._rendezvous(),
+            "--rdzv-conf",
+            conf,
+            "--local-addr",
+            self.host,
+            "--max-restarts",
+            "0",
+        ]
         return [LAUNCHER, *arguments, "-m", "gpuconsole.workloads.rank"]
 
     def on_other_nodes(self) -> str:
-        """The command for each other machine. The user replaces ADDRESS by the address of that machine."""
+        """The command for each other machine. The user replaces ADDRESS by the address of that
+        machine."""
         return " ".join(
             [
                 "python -P -m",
@@ -112,16 +127,31 @@ class Launch(msgspec.Struct, frozen=True):
 
     def _rendezvous(self) -> list[str]:
         numbers = ["--nnodes", str(self.nnodes), "--nproc-per-node", str(self.nproc)]
-        return [*numbers, "--rdzv-backend", "c10d", "--rdzv-endpoint", self.rdzv_endpoint, "--rdzv-id", self.rdzv_id or "gpuconsole"]
+        return [
+            *numbers,
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            self.rdzv_endpoint,
+            "--rdzv-id",
+            self.rdzv_id or "gpuconsole",
+        ]
 
 
 class TorchrunChild(Child):
-    """A launcher and the processes (ranks) that it started. `on_event` receives the events of all ranks; commands go to the leading rank.
+    """A launcher and the processes (ranks) that it started. `on_event` receives the events of all
+    ranks; commands go to the leading rank.
 
     A process may join only with the token that the launcher received from this console.
     """
 
-    def __init__(self, launch: Launch, scratch: Path, on_event: Callable[[AnyEvent], None], on_exit: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        scratch: Path,
+        on_event: Callable[[AnyEvent], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
         """`scratch`: the private folder for the data of the processes."""
         module, *arguments = launch.command()
         super().__init__(module, arguments, on_event, self._launcher_ended)
@@ -145,24 +175,40 @@ class TorchrunChild(Child):
 
     async def start(self) -> None:
         self._meeting = Scratch(runtime_folder())
-        self._server = await asyncio.start_server(self._serve, self._launch.host, 0, limit=FIRST_LINE_BYTES)
+        self._server = await asyncio.start_server(
+            self._serve, self._launch.host, 0, limit=FIRST_LINE_BYTES
+        )
         port = self._server.sockets[0].getsockname()[1]
         self._env |= {
             "GPUCONSOLE_CONNECT": f"{self._launch.host}:{port}",
             "GPUCONSOLE_TOKEN": self._token,
             "GPUCONSOLE_SCRATCH": str(self._scratch),
-            **({"GPUCONSOLE_STORE": str(self._meeting.path / "store")} if self._launch.nnodes == 1 else {}),
+            **(
+                {"GPUCONSOLE_STORE": str(self._meeting.path / "store")}
+                if self._launch.nnodes == 1
+                else {}
+            ),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # torchrun's own choice, without its warning
+            # torchrun's own choice, without its warning
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         if self._launch.cuda_devices:
             self._env["CUDA_VISIBLE_DEVICES"] = self._launch.cuda_devices
         await self._spawn([self._module, *self._arguments])
         self._watch([asyncio.create_task(self._read_all())])
-        self._tasks += [asyncio.create_task(self._close_server()), asyncio.create_task(self._watch_silence())]
+        self._tasks += [
+            asyncio.create_task(self._close_server()),
+            asyncio.create_task(self._watch_silence()),
+        ]
         if others := self._launch.nnodes - 1:
             machines = "1 other machine" if others == 1 else f"{others} other machines"
-            self._on_event(Progress(time.monotonic(), "waiting", f"for {machines}; there: {self._launch.on_other_nodes()}"))
+            self._on_event(
+                Progress(
+                    time.monotonic(),
+                    "waiting",
+                    f"for {machines}; there: {self._launch.on_other_nodes()}",
+                )
+            )
 
     def send(self, command: Command) -> None:
         """Queue a command for the leading rank; it is sent as soon as that rank has joined."""
@@ -193,7 +239,8 @@ class TorchrunChild(Child):
         keep_alive(writer.get_extra_info("socket"))
         self._strangers.append(writer)
         if len(self._strangers) > WAITING + 2 * self._launch.processes:
-            self._strangers[0].transport.abort()  # the oldest: a process of the run shows the token at once
+            # the oldest: a process of the run shows the token at once
+            self._strangers[0].transport.abort()
         try:
             joined = await self._joined(reader, str(writer.get_extra_info("peername")[0]))
         finally:
@@ -208,7 +255,9 @@ class TorchrunChild(Child):
                 writer.write(encode(command) + b"\n")
             self._waiting.clear()
         shift = time.monotonic() - joined.t
-        on_event = partial(self._on_rank_event, joined.rank, 0.0 if abs(shift) < SAME_CLOCK_S else shift)
+        on_event = partial(
+            self._on_rank_event, joined.rank, 0.0 if abs(shift) < SAME_CLOCK_S else shift
+        )
         on_event(msgspec.structs.replace(joined, token=""))
         self._report_missing()
         reading = asyncio.create_task(self._read_events(reader, on_event))
@@ -229,10 +278,13 @@ class TorchrunChild(Child):
             await asyncio.wait(self._reading)
 
     async def _watch_silence(self) -> None:
-        """Report what each rank is doing when no steps arrive any more, and report when steps arrive again."""
+        """Report what each rank is doing when no steps arrive any more, and report when steps
+        arrive again."""
         while not self.exited.is_set():
             await asyncio.sleep(1.0)
-            silent_s = time.monotonic() - self._last_step_t if self._last_step_t is not None else 0.0
+            silent_s = (
+                time.monotonic() - self._last_step_t if self._last_step_t is not None else 0.0
+            )
             if silent_s < SILENT_S:
                 if self.hanging and not self._stopping:
                     self._on_event(Note(time.monotonic(), "steps arrive again"))
@@ -242,19 +294,30 @@ class TorchrunChild(Child):
                 for writer in self._connections.values():
                     writer.write(encode(QueryActivity()) + b"\n")
                 await asyncio.sleep(ANSWER_S)
-                doing = (f"rank {rank}: {self._doing.get(rank, 'does not answer')}" for rank in sorted(self._connections))
+                doing = (
+                    f"rank {rank}: {self._doing.get(rank, 'does not answer')}"
+                    for rank in sorted(self._connections)
+                )
                 self.hanging = f"no step for {silent_s + ANSWER_S:.0f} s; {'; '.join(doing)}"
                 self._on_event(Note(time.monotonic(), self.hanging, "warning"))
 
     def _report_missing(self) -> None:
         processes, machines = self._launch.processes, self._launch.nnodes
         if missing := processes - len(self._connections):
-            self._on_event(Progress(time.monotonic(), "waiting", f"for {missing} of {processes} processes"))
+            self._on_event(
+                Progress(time.monotonic(), "waiting", f"for {missing} of {processes} processes")
+            )
         elif machines > 1:
-            self._on_event(Note(time.monotonic(), f"all {processes} processes on {machines} machines have joined"))
+            self._on_event(
+                Note(
+                    time.monotonic(),
+                    f"all {processes} processes on {machines} machines have joined",
+                )
+            )
 
     async def _end_others(self) -> None:
-        """Wait until the launcher has ended the other ranks. It cannot where a whole machine is gone: then kill them."""
+        """Wait until the launcher has ended the other ranks. It cannot where a whole machine is
+        gone: then kill them."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.exited.wait(), LOST_S)
             return
@@ -262,8 +325,11 @@ class TorchrunChild(Child):
         self.kill()
 
     async def _joined(self, reader: asyncio.StreamReader, address: str) -> RankJoined | None:
-        """The first message of a process that has the token. `address`: the machine that it connects from."""
-        with contextlib.suppress(TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError):
+        """The first message of a process that has the token. `address`: the machine that it
+        connects from."""
+        with contextlib.suppress(
+            TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError
+        ):
             async with asyncio.timeout(JOIN_S):
                 event = decode_event(await read_line(reader, FIRST_LINE_BYTES))
             if not isinstance(event, RankJoined):
@@ -273,7 +339,13 @@ class TorchrunChild(Child):
             if not self._refused:
                 self._refused = True
                 self._on_event(
-                    Note(time.monotonic(), f"a process at {address} wanted to join without the token of this run and was refused")
+                    Note(
+                        time.monotonic(),
+                        (
+                            f"a process at {address} wanted to join without the token of this run"
+                            " and was refused"
+                        ),
+                    )
                 )
         return None
 
@@ -301,19 +373,24 @@ class TorchrunChild(Child):
             self._on_event(event)
 
     def _report_cause(self) -> None:
-        """Report the cause of a failure, once. The first rank that failed is the cause, also if it could not report this itself."""
+        """Report the cause of a failure, once. The first rank that failed is the cause, also if it
+        could not report this itself."""
         if self._failed:
             return
         cause, effect = self._cause(), self._effect
         if cause or effect:
             self._failed = True
             detail = f"{effect.cause}\n{effect.detail}" if effect else ""
-            self._on_event(Failed(time.monotonic(), cause or (effect.cause if effect else ""), detail))
+            self._on_event(
+                Failed(time.monotonic(), cause or (effect.cause if effect else ""), detail)
+            )
 
     def _cause(self) -> str:
         if self._lost:
             return _end_of(*self._lost[0], self.last_words)
-        if not self._connections and any("RendezvousTimeoutError" in line for line in self.last_words):
+        if not self._connections and any(
+            "RendezvousTimeoutError" in line for line in self.last_words
+        ):
             return f"the other machines did not come within {self._launch.meeting_s} s"
         return ""
 
@@ -330,4 +407,6 @@ def _end_of(joined: RankJoined, error: Exception | None, last_lines: Iterable[st
     if error is not None:
         return f"{who} cannot be reached any more: {error}"
     killed = any(f"(pid: {joined.pid})" in line and "SIGKILL" in line for line in last_lines)
-    return f"{who} ended unexpectedly" + (": it was killed (the kernel's out-of-memory killer does this)" if killed else "")
+    return f"{who} ended unexpectedly" + (
+        ": it was killed (the kernel's out-of-memory killer does this)" if killed else ""
+    )

@@ -1,4 +1,5 @@
-"""The console's handle of a worker child: start a workload, change knobs, run probes, pause and resume."""
+"""The console's handle of a worker child: start a workload, change knobs, run probes, pause and
+resume."""
 
 from __future__ import annotations
 
@@ -39,11 +40,13 @@ from gpuconsole.wire.events import (
 TRAINING = "gpuconsole.workloads.worker"
 SERVING = "gpuconsole.workloads.serving.worker"
 SERVING_STOP_S = 15.0
-"""Seconds between the request to stop and the kill. A model server needs some time to end cleanly."""
+"""Seconds between the request to stop and the kill. A model server needs some time to end
+cleanly."""
 START_S = 300.0
 SERVER_START_S = 1260.0
-"""Seconds within which a worker makes its first step. A large model takes minutes to load and compile; the serving worker itself gives up
-after 1200 s (`READY_S` in workloads/serving/servers.py)."""
+"""Seconds within which a worker makes its first step. A large model takes minutes to load and
+compile; the serving worker itself gives up after 1200 s (`READY_S` in
+workloads/serving/servers.py)."""
 RELEASED = "the run was ended"
 
 
@@ -54,7 +57,8 @@ class WorkerGone(RuntimeError):
 class WorkerHandle:
     """A worker process with a private folder, which is removed when the worker ends.
 
-    Each event goes to `listener`. The owner replaces the listener when the worker's role changes (spare, running, challenger).
+    Each event goes to `listener`. The owner replaces the listener when the worker's role changes
+    (spare, running, challenger).
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class WorkerHandle:
         module: str = TRAINING,
         job: JobCommand | None = None,
     ) -> None:
-        """`launch`: start several processes by torchrun in place of one. `module`: TRAINING or SERVING. `job`: start this command of the
-        user's own in place of a worker."""
+        """`launch`: start several processes by torchrun in place of one. `module`: TRAINING or
+        SERVING. `job`: start this command of the user's own in place of a worker."""
         self.listener = listener
         self._launch, self._module = launch, module
         self.failed: Failed | None = None
@@ -82,8 +86,8 @@ class WorkerHandle:
         self._new_steps = asyncio.Event()
         self._released = asyncio.Event()
         self.trial_steps: list[Step] = []
-        """The leading rank's steps on a side of a trial, since the owner last cleared the list. All ranks made them with the knobs of the
-        last change."""
+        """The leading rank's steps on a side of a trial, since the owner last cleared the list. All
+        ranks made them with the knobs of the last change."""
         self._in_force_from = 0
         """The first step that all ranks make with the knobs of the last change."""
         self.joined: list[RankJoined] = []
@@ -100,9 +104,13 @@ class WorkerHandle:
             kind = JoinedJob if job.joins else JobChild
             self._child = self.job = kind(job, in_memory.path, self._on_event, self._exited)
         elif launch is None:
-            self._child = Child(module, ["--scratch", str(self._scratches[0].path)], self._on_event, self._exited)
+            self._child = Child(
+                module, ["--scratch", str(self._scratches[0].path)], self._on_event, self._exited
+            )
         else:
-            self._child = TorchrunChild(launch, self._scratches[0].path, self._on_event, self._exited)
+            self._child = TorchrunChild(
+                launch, self._scratches[0].path, self._on_event, self._exited
+            )
 
     async def launch(self) -> None:
         """Start the process. Raises OSError."""
@@ -127,18 +135,33 @@ class WorkerHandle:
 
     @property
     def hanging(self) -> str:
-        """What each process is doing, where several processes have made no step for long; else empty."""
+        """What each process is doing, where several processes have made no step for long; else
+        empty."""
         return self._child.hanging if isinstance(self._child, TorchrunChild) else ""
 
-    def start(self, workload: str, knobs: Knobs, device: Device, options: dict[str, str] | None = None) -> None:
-        """Start a workload. `options` are for serving workloads, see `Start`. A user's job starts itself."""
+    def start(
+        self, workload: str, knobs: Knobs, device: Device, options: dict[str, str] | None = None
+    ) -> None:
+        """Start a workload. `options` are for serving workloads, see `Start`. A user's job starts
+        itself."""
         if self.job is None:
-            self._child.send(Start(workload, knobs, device.id, device.uuid if self._launch is None else "", options=options or {}))
+            self._child.send(
+                Start(
+                    workload,
+                    knobs,
+                    device.id,
+                    device.uuid if self._launch is None else "",
+                    options=options or {},
+                )
+            )
 
     async def set_knobs(self, changes: Knobs, arm: int) -> KnobsSet:
-        """Apply live changes. The answer holds the first step with them, or the error. Raises WorkerGone."""
+        """Apply live changes. The answer holds the first step with them, or the error. Raises
+        WorkerGone."""
         numerics, loader = self.allows_numerics, self.allows_loader
-        answer = await self._ask(lambda request: SetKnobs(request, changes, arm, numerics=numerics, loader=loader))
+        answer = await self._ask(
+            lambda request: SetKnobs(request, changes, arm, numerics=numerics, loader=loader)
+        )
         assert isinstance(answer, KnobsSet)
         return answer
 
@@ -150,7 +173,8 @@ class WorkerHandle:
         return answer
 
     async def profile(self, steps: int, rank: int, keep: str) -> Profiled:
-        """Profile `steps` steps and keep the trace at `keep`. `rank`: see `SessionApi.profile`. Raises WorkerGone."""
+        """Profile `steps` steps and keep the trace at `keep`. `rank`: see `SessionApi.profile`.
+        Raises WorkerGone."""
         answer = await self._ask(lambda request: Profile(request, steps, keep, rank))
         assert isinstance(answer, Profiled)
         return answer
@@ -166,7 +190,10 @@ class WorkerHandle:
         """Wait for the next report of steps. Raises WorkerGone."""
         self._check_available()
         self._new_steps.clear()
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self._new_steps, self._child.exited, self._released)]
+        waiting = [
+            asyncio.ensure_future(event.wait())
+            for event in (self._new_steps, self._child.exited, self._released)
+        ]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -176,18 +203,21 @@ class WorkerHandle:
             raise WorkerGone(self.cause())
 
     def release(self) -> None:
-        """Answer all callers that wait for the worker, now and later, with WorkerGone. So a worker that hangs blocks no caller."""
+        """Answer all callers that wait for the worker, now and later, with WorkerGone. So a worker
+        that hangs blocks no caller."""
         self._released.set()
         self._refuse_all(WorkerGone(self.cause()))
 
     async def stop(self) -> None:
-        """Release all callers, then end the process: by request, and by force if it does not follow in time."""
+        """Release all callers, then end the process: by request, and by force if it does not follow
+        in time."""
         self.release()
         await self._child.stop(Stop(), SERVING_STOP_S if self._module == SERVING else STOP_S)
         self._close_scratches()
 
     def kill(self) -> None:
-        """End the process and its children soon. A model server has a moment to remove its shared memory; training ends at once."""
+        """End the process and its children soon. A model server has a moment to remove its shared
+        memory; training ends at once."""
         if self._module == SERVING:
             self._child.hang_up()
         else:
@@ -199,7 +229,9 @@ class WorkerHandle:
             return self.failed.cause
         return RELEASED if self._released.is_set() else "the worker process ended unexpectedly"
 
-    async def _ask(self, command: Callable[[int], SetKnobs | RunProbe | Profile | Pause]) -> AnyEvent:
+    async def _ask(
+        self, command: Callable[[int], SetKnobs | RunProbe | Profile | Pause]
+    ) -> AnyEvent:
         self._check_available()
         self._request += 1
         answer: asyncio.Future[AnyEvent] = asyncio.get_running_loop().create_future()
@@ -230,7 +262,9 @@ class WorkerHandle:
         elif isinstance(event, Steps):
             if not self.leads(event.rank):
                 return
-            self.trial_steps += [step for step in event.steps if step.arm and step.index >= self._in_force_from]
+            self.trial_steps += [
+                step for step in event.steps if step.arm and step.index >= self._in_force_from
+            ]
             self._new_steps.set()
         elif isinstance(event, Failed):
             self.failed = event
@@ -258,7 +292,8 @@ class WorkerHandle:
 
 
 def ending(code: int, worker: WorkerHandle) -> tuple[RunState, str | None]:
-    """The state of the run of a worker, or of a user's job, that has ended on its own; and the error, in one line."""
+    """The state of the run of a worker, or of a user's job, that has ended on its own; and the
+    error, in one line."""
     if worker.job is not None:
         return worker.job.ending(code)
     if worker.failed is not None or code != 0:
@@ -267,10 +302,15 @@ def ending(code: int, worker: WorkerHandle) -> tuple[RunState, str | None]:
 
 
 def death(code: int, worker: WorkerHandle) -> str:
-    """How a worker ended that did not report the cause itself, in one line. `code` is the exit code, or minus the signal."""
+    """How a worker ended that did not report the cause itself, in one line. `code` is the exit
+    code, or minus the signal."""
     last_line = next((line for line in reversed(worker.last_words) if line.strip()), "")
     if code < 0:
         name = signal_name(-code)
         hint = " (the kernel's out-of-memory killer does this)" if name == "SIGKILL" else ""
-        return f"the worker was killed by {name}{hint}" + (f"; its last output: {last_line}" if last_line else "")
-    return f"the worker ended with exit code {code}" + (f"; its last output: {last_line}" if last_line else "")
+        return f"the worker was killed by {name}{hint}" + (
+            f"; its last output: {last_line}" if last_line else ""
+        )
+    return f"the worker ended with exit code {code}" + (
+        f"; its last output: {last_line}" if last_line else ""
+    )

@@ -1,4 +1,5 @@
-"""Result files of other clients: `vllm bench serve`, SGLang's bench_serving, AIPerf and GuideLLM. A file is recognised by its content, never by its name.
+"""Result files of other clients: `vllm bench serve`, SGLang's bench_serving, AIPerf and GuideLLM. A
+file is recognised by its content, never by its name.
 
 The tables in `formats` make a `Result` of a file; `run_of` makes a run of a result.
 """
@@ -19,19 +20,30 @@ from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.snapshot import Environment, Snapshot
 
 MAX_BYTES = 256 * 2**20
-"""The largest result file that is read. 10,000 requests with the times of all their tokens have about 100 MB."""
-ALLOWED = "a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or GuideLLM"
+"""The largest result file that is read. 10,000 requests with the times of all their tokens have
+about 100 MB."""
+ALLOWED = (
+    "a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or"
+    " GuideLLM"
+)
 MAX_RESULTS = 1000
 MAX_NEIGHBOURS = 20
 """Files of a folder in which the other half of a result of AIPerf is looked for."""
 SAME = 1e-3
-"""The summary and the single requests of one run agree on its rates: the end of a run may be counted a little differently."""
+"""The summary and the single requests of one run agree on its rates: the end of a run may be
+counted a little differently."""
 
 
 def read_runs(path: Path, data: bytes) -> Snapshot:
-    """The runs of a result file with these bytes. Raises ClientFileError, with one line, also for a file that is of no known format."""
-    runs = [run_of(_joined(result, path), str(number)) for number, result in enumerate(read_results(data), 1)]
-    return Snapshot(created=runs[-1].started, gpuconsole="", environment=Environment(), runs=runs, trials=[])
+    """The runs of a result file with these bytes. Raises ClientFileError, with one line, also for a
+    file that is of no known format."""
+    runs = [
+        run_of(_joined(result, path), str(number))
+        for number, result in enumerate(read_results(data), 1)
+    ]
+    return Snapshot(
+        created=runs[-1].started, gpuconsole="", environment=Environment(), runs=runs, trials=[]
+    )
 
 
 def read_results(data: bytes) -> list[Result]:
@@ -51,24 +63,44 @@ def read_results(data: bytes) -> list[Result]:
 
 
 def _joined(result: Result, path: Path) -> Result:
-    """The summary and the single requests of a run of AIPerf, which writes two files, each with what the other one lacks. `result` itself where the other half is not beside `path`."""
-    for other in _beside(path) if result.client == AIPERF.client and not (result.load and result.requests) else ():
-        pairs = ((result.tokens_per_s, other.tokens_per_s), (result.requests_per_s, other.requests_per_s))
+    """The summary and the single requests of a run of AIPerf, which writes two files, each with
+    what the other one lacks. `result` itself where the other half is not beside `path`."""
+    for other in (
+        _beside(path)
+        if result.client == AIPERF.client and not (result.load and result.requests)
+        else ()
+    ):
+        pairs = (
+            (result.tokens_per_s, other.tokens_per_s),
+            (result.requests_per_s, other.requests_per_s),
+        )
         alike = all(one and two and abs(one - two) <= SAME * max(one, two) for one, two in pairs)
         halves = other.client == result.client and bool(other.requests) != bool(result.requests)
         if halves and alike and (result.answered, result.failed) == (other.answered, other.failed):
             summary, single = (other, result) if result.requests else (result, other)
-            missing = {name: why for name, why in summary.unavailable.items() if name != "workload.intervals"}
-            return msgspec.structs.replace(summary, requests=single.requests, started=single.started, unavailable=missing)
+            missing = {
+                name: why
+                for name, why in summary.unavailable.items()
+                if name != "workload.intervals"
+            }
+            return msgspec.structs.replace(
+                summary, requests=single.requests, started=single.started, unavailable=missing
+            )
     return result
 
 
 def _beside(path: Path) -> Iterator[Result]:
-    """The results of AIPerf in the other files of the folder. What cannot be read is passed over: nobody has named it."""
+    """The results of AIPerf in the other files of the folder. What cannot be read is passed over:
+    nobody has named it."""
     with contextlib.suppress(OSError):
-        for file in sorted(other for other in path.parent.iterdir() if other.name != path.name)[:MAX_NEIGHBOURS]:
+        for file in sorted(other for other in path.parent.iterdir() if other.name != path.name)[
+            :MAX_NEIGHBOURS
+        ]:
             with contextlib.suppress(OSError, ClientFileError):
-                if any(key in read_start(file) for key in (b'"request_start_ns"', b'"request_throughput"', b'"aiperf_version"')):
+                if any(
+                    key in read_start(file)
+                    for key in (b'"request_start_ns"', b'"request_throughput"', b'"aiperf_version"')
+                ):
                     yield from read_results(read_regular(file, MAX_BYTES))
 
 
@@ -87,7 +119,13 @@ def _objects(data: bytes) -> list[Fields]:
         try:
             objects.append(Fields(msgspec.json.decode(line, type=kind)))
         except UNREADABLE as error:
-            if number == len(lines) and isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+            if (
+                number == len(lines)
+                and isinstance(error, msgspec.DecodeError)
+                and not isinstance(error, msgspec.ValidationError)
+            ):
                 raise ClientFileError(f"line {number}, the last one, is cut off: {error}") from None
-            raise ClientFileError(f"line {number} is not a JSON object ({error}); allowed: {ALLOWED}") from None
+            raise ClientFileError(
+                f"line {number} is not a JSON object ({error}); allowed: {ALLOWED}"
+            ) from None
     return objects

@@ -1,4 +1,5 @@
-"""The fields of a JSON object from elsewhere: read one by one, so that what nobody asks for (prompts, answers) takes no memory."""
+"""The fields of a JSON object from elsewhere: read one by one, so that what nobody asks for
+(prompts, answers) takes no memory."""
 
 from __future__ import annotations
 
@@ -30,18 +31,22 @@ def finite_json(data: bytes) -> bytes:
 
 
 class Fields:
-    """An object. A path has the keys from object to object, `metrics.ttft.mean`; `a|b` is the first path with a value. A field that is missing or null reads
-    None; a field of another kind raises ClientFileError."""
+    """An object. A path has the keys from object to object, `metrics.ttft.mean`; `a|b` is the first
+    path with a value. A field that is missing or null reads None; a field of another kind raises
+    ClientFileError."""
 
     def __init__(self, raw: dict[str, msgspec.Raw], name: str = "") -> None:
         self.raw, self._name = raw, name
         self._inner: dict[str, Fields] = {}
 
     def inner(self, path: str) -> Fields:
-        """The object at a path; without fields where there is none. The empty path is this object."""
+        """The object at a path; without fields where there is none. The empty path is this
+        object."""
         key, _, rest = path.partition(".")
         if key and key not in self._inner:
-            self._inner[key] = Fields(self._decoded(key, dict[str, msgspec.Raw]) or {}, f"{self._name}{key}.")
+            self._inner[key] = Fields(
+                self._decoded(key, dict[str, msgspec.Raw]) or {}, f"{self._name}{key}."
+            )
         return self._inner[key].inner(rest) if key else self
 
     def has(self, path: str) -> bool:
@@ -81,7 +86,8 @@ class Fields:
         return None if number is None else round(number)
 
     def limit(self, paths: str) -> float | None:
-        """The first of the paths that holds a number above 0. Raises nothing: a list, or a word such as `inf`, is no limit."""
+        """The first of the paths that holds a number above 0. Raises nothing: a list, or a word
+        such as `inf`, is no limit."""
         for path in paths.split("|"):
             with contextlib.suppress(ClientFileError):
                 value = self.value(path, object)
@@ -100,7 +106,8 @@ class Fields:
         return None
 
     def unit(self, path: str) -> float:
-        """The seconds of the unit of a field, which stands in a field `unit` beside it or in a key of the path (`time_ms`); 1 where there is none."""
+        """The seconds of the unit of a field, which stands in a field `unit` beside it or in a key
+        of the path (`time_ms`); 1 where there is none."""
         own, beside = re.search(r"_(ns|us|ms)\b", path), f"{path.rpartition('.')[0]}.unit"
         name = self.text(beside) if "." in path and self.has(beside) else own[1] if own else "s"
         if name not in UNITS:
@@ -109,14 +116,21 @@ class Fields:
 
     def numbers(self, path: str) -> list[float]:
         """A list of numbers of 0 or more, 0 for null. Empty where there is no list."""
-        values = [0.0 if number is None else number for number in self.value(path, list[float | None]) or []]
+        values = [
+            0.0 if number is None else number
+            for number in self.value(path, list[float | None]) or []
+        ]
         if not all(0 <= number <= MAX_SECONDS for number in values):
             raise ClientFileError(f"{self._name}{path}: a number is not in 0 to {MAX_SECONDS:g}")
         return values
 
     def sums(self, path: str) -> list[float]:
-        """The sum of each list in a list: one list after the other, because all together are large."""
-        return [sum(Fields({path: raw}, self._name).numbers(path)) for raw in self.value(path, list[msgspec.Raw]) or []]
+        """The sum of each list in a list: one list after the other, because all together are
+        large."""
+        return [
+            sum(Fields({path: raw}, self._name).numbers(path))
+            for raw in self.value(path, list[msgspec.Raw]) or []
+        ]
 
     def each(self, path: str) -> list[Fields]:
         """The objects of a list; empty where there is none."""

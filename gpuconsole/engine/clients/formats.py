@@ -1,13 +1,21 @@
-"""The result files of other clients as tables: how each format is recognised, and where each figure stands. Names and meanings come from the programs that write the files.
+"""The result files of other clients as tables: how each format is recognised, and where each figure
+stands. Names and meanings come from the programs that write the files.
 
-- vLLM: `vllm/benchmarks/serve.py` at 009e6d4 (2026), `benchmarks/benchmark_serving.py` at 0049e29 (2025). Older files have no `failed`, `start_times`, `latencies` and
-  `queue_times`, and write `request_goodput:` with a colon. Its ITL is the gap between two chunks. `date` is the end of the run in the local time of the client.
-- SGLang 0.5.23: `sglang/benchmark/serving.py`. The file has no time of the run (a tag that is a time counts as its start), and without details no failures. The backend
-  `sglang` divides the gap of a chunk among its tokens; the ITL of the other backends is the gap between chunks.
-- AIPerf 0.2.0 to 0.13.0: `aiperf/common/models/export_models.py`, `record_models.py`. Its ITL is (E2E - TTFT) / (output tokens - 1): TPOT here. `profile_export.jsonl` has
-  the single requests without the load and the model. The configuration has `loadgen` in older versions and `phases` in newer ones.
-- GuideLLM 0.3.1 `guidellm/benchmark/benchmark.py` (the load is in `args`), 0.4.0 to 0.8.1 `guidellm/benchmark/schemas` (`config`). Its ITL is TPOT here; its
-  `time_per_output_token` contains the first token and is left out. A report has requests of the warm-up and the cool-down, which its figures do not count.
+- vLLM: `vllm/benchmarks/serve.py` at 009e6d4 (2026), `benchmarks/benchmark_serving.py` at 0049e29
+  (2025). Older files have no `failed`, `start_times`, `latencies` and `queue_times`, and write
+  `request_goodput:` with a colon. Its ITL is the gap between two chunks. `date` is the end of the
+  run in the local time of the client.
+- SGLang 0.5.23: `sglang/benchmark/serving.py`. The file has no time of the run (a tag that is a
+  time counts as its start), and without details no failures. The backend `sglang` divides the gap
+  of a chunk among its tokens; the ITL of the other backends is the gap between chunks.
+- AIPerf 0.2.0 to 0.13.0: `aiperf/common/models/export_models.py`, `record_models.py`. Its ITL is
+  (E2E - TTFT) / (output tokens - 1): TPOT here. `profile_export.jsonl` has the single requests
+  without the load and the model. The configuration has `loadgen` in older versions and `phases` in
+  newer ones.
+- GuideLLM 0.3.1 `guidellm/benchmark/benchmark.py` (the load is in `args`), 0.4.0 to 0.8.1
+  `guidellm/benchmark/schemas` (`config`). Its ITL is TPOT here; its `time_per_output_token`
+  contains the first token and is left out. A report has requests of the warm-up and the cool-down,
+  which its figures do not count.
 """
 
 from __future__ import annotations
@@ -26,31 +34,72 @@ from gpuconsole.model.text import cut, visible
 from gpuconsole.session.figures.distributions import distribution
 
 Table = dict[str, tuple[str, str, str]]
-"""A path (see `Fields`) for vLLM and SGLang, for AIPerf, and for GuideLLM; empty where a file does not tell."""
+"""A path (see `Fields`) for vLLM and SGLang, for AIPerf, and for GuideLLM; empty where a file does
+not tell."""
 TEXTS: Table = {
     "version": ("", "aiperf_version", ""),
-    "model": ("model_id|server_info.served_model_name|server_info.model_path", "", "config.backend.model|worker.backend_model"),
+    "model": (
+        "model_id|server_info.served_model_name|server_info.model_path",
+        "",
+        "config.backend.model|worker.backend_model",
+    ),
     "engine": ("backend|endpoint_type", "", ""),
 }
 NUMBERS: Table = {
     "duration_s": ("duration", "benchmark_duration.avg", "duration"),
-    "answered": ("completed", "request_count.avg", "request_totals.successful|metrics.request_totals.successful"),
-    "failed": ("failed", "error_request_count.avg", "request_totals.errored|metrics.request_totals.errored"),
+    "answered": (
+        "completed",
+        "request_count.avg",
+        "request_totals.successful|metrics.request_totals.successful",
+    ),
+    "failed": (
+        "failed",
+        "error_request_count.avg",
+        "request_totals.errored|metrics.request_totals.errored",
+    ),
     "sent": ("num_prompts", "", ""),
-    "tokens_per_s": ("output_throughput", "output_token_throughput.avg", "metrics.output_tokens_per_second.successful.mean"),
-    "requests_per_s": ("request_throughput", "request_throughput.avg", "metrics.requests_per_second.successful.mean"),
+    "tokens_per_s": (
+        "output_throughput",
+        "output_token_throughput.avg",
+        "metrics.output_tokens_per_second.successful.mean",
+    ),
+    "requests_per_s": (
+        "request_throughput",
+        "request_throughput.avg",
+        "metrics.requests_per_second.successful.mean",
+    ),
     "goodput_per_s": ("request_goodput|request_goodput:", "goodput.avg", ""),
 }
 LENGTHS: Table = {
-    "prompt_tokens": ("total_input_tokens", "input_sequence_length.{}", "metrics.prompt_token_count.successful.{}"),
-    "output_tokens": ("total_output_tokens", "output_sequence_length.{}", "metrics.output_token_count.successful.{}"),
+    "prompt_tokens": (
+        "total_input_tokens",
+        "input_sequence_length.{}",
+        "metrics.prompt_token_count.successful.{}",
+    ),
+    "output_tokens": (
+        "total_output_tokens",
+        "output_sequence_length.{}",
+        "metrics.output_token_count.successful.{}",
+    ),
 }
 """The tokens of all requests, or the statistics of a request."""
 LATENCIES: Table = {
-    "ttft_s": ("{}_ttft_ms", "time_to_first_token.{}", "metrics.time_to_first_token_ms.successful.{}"),
-    "tpot_s": ("{}_tpot_ms", "inter_token_latency.{}", "metrics.inter_token_latency_ms.successful.{}"),
+    "ttft_s": (
+        "{}_ttft_ms",
+        "time_to_first_token.{}",
+        "metrics.time_to_first_token_ms.successful.{}",
+    ),
+    "tpot_s": (
+        "{}_tpot_ms",
+        "inter_token_latency.{}",
+        "metrics.inter_token_latency_ms.successful.{}",
+    ),
     "chunk_gap_s": ("{}_itl_ms", "inter_chunk_latency.{}", ""),
-    "e2e_s": ("{0}_e2el_ms|{0}_e2e_latency_ms", "request_latency.{}", "metrics.request_latency.successful.{}"),
+    "e2e_s": (
+        "{0}_e2el_ms|{0}_e2e_latency_ms",
+        "request_latency.{}",
+        "metrics.request_latency.successful.{}",
+    ),
     "client_queue_s": ("{}_client_queue_time_ms", "", ""),
 }
 STATISTICS = {
@@ -74,8 +123,20 @@ REQUEST: Table = {
 }
 """A single request, where each is an object."""
 LISTS, METRICS, REPORT = range(3)
-ENGINES = {"openai": "", "sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm"}
-DATASET = ("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len")
+ENGINES = {
+    "openai": "",
+    "sglang": "sglang",
+    "vllm": "vllm",
+    "lmdeploy": "lmdeploy",
+    "trt": "tensorrt-llm",
+}
+DATASET = (
+    "dataset_name",
+    "random_input_len",
+    "random_output_len",
+    "random_range_ratio",
+    "sharegpt_output_len",
+)
 LIMITS = "|".join(
     f"{root}.{name}{place}{key}"
     for root in ("config.constraints", "config", "args")
@@ -83,13 +144,15 @@ LIMITS = "|".join(
     for place in ("", ".args", ".attributes")
     for key in ("", f".{name}", ".max_num", ".count")
 )
-"""GuideLLM's limit of requests: a number, or an object that holds the number, in some versions among its attributes. A list has a limit for each benchmark."""
+"""GuideLLM's limit of requests: a number, or an object that holds the number, in some versions
+among its attributes. A list has a limit for each benchmark."""
 NOT_COUNTED = "the single requests in the file are not those that its figures count"
 
 
 class Format(NamedTuple):
-    """One format: an object that has all `keys`, or a list `parts` of such objects. `column`: its place in the tables. `requests`: the single requests, from the fields
-    and the duration. `adjust`: what no path says. `no_times`: what to do where the file has no single requests."""
+    """One format: an object that has all `keys`, or a list `parts` of such objects. `column`: its
+    place in the tables. `requests`: the single requests, from the fields and the duration.
+    `adjust`: what no path says. `no_times`: what to do where the file has no single requests."""
 
     client: str
     keys: tuple[str, ...]
@@ -109,23 +172,50 @@ class Format(NamedTuple):
 
     def read(self, fields: Fields) -> list[Result]:
         """The results of an object. Raises ClientFileError."""
-        return [self._result(part, fields) for part in (fields.each(self.parts) if self.parts else [fields])]
+        return [
+            self._result(part, fields)
+            for part in (fields.each(self.parts) if self.parts else [fields])
+        ]
 
     def _result(self, fields: Fields, whole: Fields) -> Result:
-        numbers: dict[str, Any] = {name: fields.number(paths[self.column]) for name, paths in NUMBERS.items() if paths[self.column]}
+        numbers: dict[str, Any] = {
+            name: fields.number(paths[self.column])
+            for name, paths in NUMBERS.items()
+            if paths[self.column]
+        }
         duration_s = fields.seconds(path := NUMBERS["duration_s"][self.column])
         if not duration_s:
             raise ClientFileError(f"{path}: must be the seconds of the run, more than 0")
-        answered, failed, sent = (None if (n := numbers.pop(name, None)) is None else round(n) for name in ("answered", "failed", "sent"))
+        answered, failed, sent = (
+            None if (n := numbers.pop(name, None)) is None else round(n)
+            for name in ("answered", "failed", "sent")
+        )
         answered = answered or 0
         requests = self.requests(fields, duration_s)
         failures = Counter(request.error for request in requests if request.error)
         if failed is None:
-            failed = max(0, sent - answered) if sent is not None else failures.total() if requests else None
-        counted = len(requests) - failures.total() == answered or len(requests) == answered + (failed or 0)
+            failed = (
+                max(0, sent - answered)
+                if sent is not None
+                else failures.total()
+                if requests
+                else None
+            )
+        counted = len(requests) - failures.total() == answered or len(requests) == answered + (
+            failed or 0
+        )
         lengths, errors = self._lengths(fields, answered)
-        figures = {"prompt_tokens": lengths_of(requests)[0]} | lengths | numbers | {"duration_s": duration_s}
-        figures |= {name: fields.text(paths[self.column]) for name, paths in TEXTS.items() if paths[self.column]}
+        figures = (
+            {"prompt_tokens": lengths_of(requests)[0]}
+            | lengths
+            | numbers
+            | {"duration_s": duration_s}
+        )
+        figures |= {
+            name: fields.text(paths[self.column])
+            for name, paths in TEXTS.items()
+            if paths[self.column]
+        }
         result = Result(
             client=self.client,
             started=start_of(fields.value(STARTED[self.column], float | str), duration_s),
@@ -136,7 +226,9 @@ class Format(NamedTuple):
             length_errors=errors,
             latencies=self._latencies(fields, answered),
             requests=requests if counted else [],
-            unavailable={} if requests and counted else {"workload.intervals": NOT_COUNTED if requests else NO_TIMES + self.no_times},
+            unavailable={}
+            if requests and counted
+            else {"workload.intervals": NOT_COUNTED if requests else NO_TIMES + self.no_times},
             **figures,
         )
         self.adjust(fields, result)
@@ -148,7 +240,10 @@ class Format(NamedTuple):
         means, errors = {}, {}
         for name, paths in LENGTHS.items():
             path = paths[self.column]
-            mean, std = (fields.number(path.format(STATISTICS[word][self.column])) for word in ("mean", "std"))
+            mean, std = (
+                fields.number(path.format(STATISTICS[word][self.column]))
+                for word in ("mean", "std")
+            )
             if mean and answered:
                 means[name] = mean if "{" in path else mean / answered
                 if "{" in path and std is not None:
@@ -160,19 +255,46 @@ class Format(NamedTuple):
         known = {}
         for name, paths in LATENCIES.items():
             if path := paths[self.column]:
-                mean, std, p50, p90, p95, p99 = (fields.seconds(path.format(words[self.column])) for words in STATISTICS.values())
+                mean, std, p50, p90, p95, p99 = (
+                    fields.seconds(path.format(words[self.column])) for words in STATISTICS.values()
+                )
                 if mean and p50 is not None:
-                    known[name] = Distribution(mean, std or 0.0, fields.count(path.format("count")) or answered, p50, p90, p95, p99)
+                    known[name] = Distribution(
+                        mean,
+                        std or 0.0,
+                        fields.count(path.format("count")) or answered,
+                        p50,
+                        p90,
+                        p95,
+                        p99,
+                    )
         return known
 
 
-def load_of(requests: float | None, users: float | None, rate: float | None, arrivals: str = "", burstiness: float | None = None) -> Knobs:
-    """How requests were sent: at a rate, whatever the answers, or by a number of users at a time. `arrivals`: how the intervals are distributed."""
+def load_of(
+    requests: float | None,
+    users: float | None,
+    rate: float | None,
+    arrivals: str = "",
+    burstiness: float | None = None,
+) -> Knobs:
+    """How requests were sent: at a rate, whatever the answers, or by a number of users at a time.
+    `arrivals`: how the intervals are distributed."""
     load: Knobs = {} if requests is None else {"requests": round(requests)}
     if rate or arrivals == "trace":
-        load |= ({"request_rate": rate} if rate else {}) | {"arrivals": arrivals} | ({"max_concurrency": round(users)} if users else {})
+        load |= (
+            ({"request_rate": rate} if rate else {})
+            | {"arrivals": arrivals}
+            | ({"max_concurrency": round(users)} if users else {})
+        )
         return load if burstiness is None else load | {"burstiness": burstiness}
-    return load | ({"concurrency": round(users), "request_rate": 0.0} if users else {"arrivals": arrivals} if arrivals else {})
+    return load | (
+        {"concurrency": round(users), "request_rate": 0.0}
+        if users
+        else {"arrivals": arrivals}
+        if arrivals
+        else {}
+    )
 
 
 def in_order(requests: Sequence[Request]) -> list[Request]:
@@ -180,7 +302,7 @@ def in_order(requests: Sequence[Request]) -> list[Request]:
     return sorted(requests, key=lambda request: request.t - (request.e2e_s or 0.0))
 
 
-# --- vLLM and SGLang: lists with an entry for each request ---------------------------------------------------
+# --- vLLM and SGLang: lists with an entry for each request ----------------------------------------
 
 
 def _of_lists(fields: Fields, duration_s: float) -> list[Request]:
@@ -191,15 +313,30 @@ def _of_lists(fields: Fields, duration_s: float) -> list[Request]:
     if not ttfts or not outputs or not (totals or latencies):
         return []
     count = len(ttfts)
-    if any(len(values) != count for values in (outputs, prompts, starts, latencies, queued, totals, errors) if values):
+    if any(
+        len(values) != count
+        for values in (outputs, prompts, starts, latencies, queued, totals, errors)
+        if values
+    ):
         raise ClientFileError("the lists of single requests differ in length: the file is damaged")
     latencies = latencies or [ttft + total for ttft, total in zip(ttfts, totals, strict=True)]
-    ends = [start - min(starts) + latency for start, latency in zip(starts, latencies, strict=True)] if starts else [0.0] * count
+    ends = (
+        [start - min(starts) + latency for start, latency in zip(starts, latencies, strict=True)]
+        if starts
+        else [0.0] * count
+    )
     ends = ends if max(ends) <= 2 * duration_s else [0.0] * count
     causes = [cause or "" for cause in errors] or [""] * count
     requests = []
     for t, queue, ttft, e2e, prompt, output, cause in zip(
-        ends, queued or [0.0] * count, ttfts, latencies, prompts or [0.0] * count, outputs, causes, strict=True
+        ends,
+        queued or [0.0] * count,
+        ttfts,
+        latencies,
+        prompts or [0.0] * count,
+        outputs,
+        causes,
+        strict=True,
     ):
         error = cause or ("" if output or ttft else "no token came")
         times = (None, None) if error else (ttft or None, e2e or None)
@@ -209,7 +346,11 @@ def _of_lists(fields: Fields, duration_s: float) -> list[Request]:
 
 def _load_of_lists(fields: Fields, count: int) -> Knobs:
     """Without a limit, all requests were sent at the start. A dataset of SGLang has its options."""
-    users, rate, burstiness = fields.count("max_concurrency"), fields.limit("request_rate"), fields.number("burstiness")
+    users, rate, burstiness = (
+        fields.count("max_concurrency"),
+        fields.limit("request_rate"),
+        fields.number("burstiness"),
+    )
     arrivals = "poisson" if burstiness is None else "gamma"
     if ramp := fields.text("ramp_up_strategy"):
         rate, burstiness = fields.number("ramp_up_end_rps"), None
@@ -218,52 +359,98 @@ def _load_of_lists(fields: Fields, count: int) -> Knobs:
         arrivals = "trace"
     elif not rate:
         users = users or count
-    options = [str(value) for name in DATASET if isinstance(value := fields.value(name, object), int | float | str)]
+    options = [
+        str(value)
+        for name in DATASET
+        if isinstance(value := fields.value(name, object), int | float | str)
+    ]
     load = load_of(count, users, rate, arrivals, burstiness)
     return load | ({"dataset": cut(visible(" ".join(options)), MAX_TEXT_LENGTH)} if options else {})
 
 
 def _adjust_lists(fields: Fields, result: Result) -> None:
     if not fields.has("output_throughput"):
-        raise ClientFileError("a benchmark of embeddings has no output tokens: only results of generation are compared")
+        raise ClientFileError(
+            "a benchmark of embeddings has no output tokens: only results of generation are"
+            " compared"
+        )
     if result.client == VLLM.client:
-        result.unavailable["workload.itl_s"] = "vLLM's ITL is the gap between chunks: see chunk_gap_s"
+        result.unavailable["workload.itl_s"] = (
+            "vLLM's ITL is the gap between chunks: see chunk_gap_s"
+        )
     elif not result.started:
         result.unavailable["workload.started"] = NO_TIME
-    if result.client == SGLANG.client and result.engine in ("sglang", "sglang-native") and "chunk_gap_s" in result.latencies:
+    if (
+        result.client == SGLANG.client
+        and result.engine in ("sglang", "sglang-native")
+        and "chunk_gap_s" in result.latencies
+    ):
         result.latencies["itl_s"] = result.latencies.pop("chunk_gap_s")
-    result.engine = next((name for word, name in ENGINES.items() if result.engine.startswith(word)), result.engine)
+    result.engine = next(
+        (name for word, name in ENGINES.items() if result.engine.startswith(word)), result.engine
+    )
 
 
-NO_TIME = 'the file has no time of the run: the runs of a side count as one occasion; --tag "$(date -Is)" of SGLang\'s bench_serving gives them one'
+NO_TIME = (
+    'the file has no time of the run: the runs of a side count as one occasion; --tag "$(date -Is)"'
+    " of SGLang's bench_serving gives them one"
+)
 
 
-# --- AIPerf and GuideLLM: an object for each request ---------------------------------------------------------
+# --- AIPerf and GuideLLM: an object for each request ----------------------------------------------
 
 
 def _request(fields: Fields, column: int, begun: float, error: str) -> Request:
     """The request of an object. `begun`: the clock at the start of the run."""
     path = {name: paths[column] for name, paths in REQUEST.items()}
-    issued, sent, ended = ((fields.number(path[name]) or 0.0) * fields.unit(path[name]) for name in ("issued", "sent", "ended"))
-    ttft, e2e = (None if error else fields.seconds(path[name]) or None for name in ("ttft_s", "e2e_s"))
+    issued, sent, ended = (
+        (fields.number(path[name]) or 0.0) * fields.unit(path[name])
+        for name in ("issued", "sent", "ended")
+    )
+    ttft, e2e = (
+        None if error else fields.seconds(path[name]) or None for name in ("ttft_s", "e2e_s")
+    )
     prompt, output = (fields.count(path[name]) or 0 for name in ("prompt_tokens", "output_tokens"))
     e2e = e2e if e2e or error else max(0.0, ended - sent) or None
-    return Request(max(0.0, ended - begun), max(0.0, sent - issued) if issued else 0.0, ttft, e2e, prompt, output, error=error)
+    return Request(
+        max(0.0, ended - begun),
+        max(0.0, sent - issued) if issued else 0.0,
+        ttft,
+        e2e,
+        prompt,
+        output,
+        error=error,
+    )
 
 
 def _load_of_metrics(fields: Fields, count: int) -> Knobs:
-    phases = [phase for phase in fields.each("input_config.phases") if phase.text("kind|name") != "warmup"]
+    phases = [
+        phase for phase in fields.each("input_config.phases") if phase.text("kind|name") != "warmup"
+    ]
     part = phases[-1] if phases else fields.inner("input_config.loadgen")
-    sent, users, rate = part.number("requests|request_count"), part.limit("concurrency"), part.number("rate|request_rate")
-    arrivals = part.text("type") or (part.text("arrival_pattern|request_rate_mode") or "poisson" if rate else "")
-    return load_of(sent, users, rate, arrivals, part.number("smoothness")) | ({"phases": len(phases)} if len(phases) > 1 else {})
+    sent, users, rate = (
+        part.number("requests|request_count"),
+        part.limit("concurrency"),
+        part.number("rate|request_rate"),
+    )
+    arrivals = part.text("type") or (
+        part.text("arrival_pattern|request_rate_mode") or "poisson" if rate else ""
+    )
+    return load_of(sent, users, rate, arrivals, part.number("smoothness")) | (
+        {"phases": len(phases)} if len(phases) > 1 else {}
+    )
 
 
 def _adjust_metrics(fields: Fields, result: Result) -> None:
     models = fields.value("input_config.models|input_config.endpoint.model_names", object)
     models = models.get("items") if isinstance(models, dict) else models
-    names = [item.get("name") if isinstance(item, dict) else item for item in (models if isinstance(models, list) else [models])]
-    result.model = cut(visible(", ".join(name for name in names if isinstance(name, str))), MAX_TEXT_LENGTH)
+    names = [
+        item.get("name") if isinstance(item, dict) else item
+        for item in (models if isinstance(models, list) else [models])
+    ]
+    result.model = cut(
+        visible(", ".join(name for name in names if isinstance(name, str))), MAX_TEXT_LENGTH
+    )
     result.failed = result.failed or 0
     for entry in fields.each("error_summary"):
         cause = entry.text("error_details.type|error_details.message") or "no cause is given"
@@ -271,7 +458,10 @@ def _adjust_metrics(fields: Fields, result: Result) -> None:
     if fields.value("was_cancelled", bool):
         result.doubts.append("the run was cancelled before its end")
     if fields.value("is_complete", bool) is False:
-        result.doubts.append(f"AIPerf did not complete the run: {fields.text('incomplete_reason') or 'no reason is given'}")
+        result.doubts.append(
+            "AIPerf did not complete the run:"
+            f" {fields.text('incomplete_reason') or 'no reason is given'}"
+        )
     if not result.load:
         result.unavailable["workload.load"] = "the file has no configuration of the load"
 
@@ -282,15 +472,27 @@ def is_record(fields: Fields) -> bool:
 
 
 def read_records(records: Sequence[Fields]) -> Result:
-    """Return the result of the single requests of AIPerf. Requests of the warm-up do not count. Raises ClientFileError."""
-    counted = [record for record in records if record.text("metadata.benchmark_phase") in ("profiling", "")]
-    begun = min((record.number("metadata.request_start_ns") or 0.0 for record in counted), default=0.0) * 1e-9
+    """Return the result of the single requests of AIPerf. Requests of the warm-up do not count.
+    Raises ClientFileError."""
+    counted = [
+        record for record in records if record.text("metadata.benchmark_phase") in ("profiling", "")
+    ]
+    begun = (
+        min((record.number("metadata.request_start_ns") or 0.0 for record in counted), default=0.0)
+        * 1e-9
+    )
     if not begun:
-        raise ClientFileError("a request has no time" if counted else "all requests belong to the warm-up: none counts")
+        raise ClientFileError(
+            "a request has no time"
+            if counted
+            else "all requests belong to the warm-up: none counts"
+        )
     requests, gaps, chunks = [], list[float](), REQUEST["chunks"][METRICS]
     for record in counted:
         cancelled = "cancelled" if record.value("metadata.was_cancelled", bool) else ""
-        error = record.text(REQUEST["error"][METRICS]) or ("failed" if record.inner("error").raw else cancelled)
+        error = record.text(REQUEST["error"][METRICS]) or (
+            "failed" if record.inner("error").raw else cancelled
+        )
         requests.append(_request(record, METRICS, begun, error))
         gaps += (gap * record.unit(chunks) for gap in record.numbers(chunks))
     answered = [request for request in requests if not request.error]
@@ -312,7 +514,12 @@ def read_records(records: Sequence[Fields]) -> Result:
         output_tokens=output,
         latencies={"chunk_gap_s": known} if (known := distribution(gaps)) is not None else {},
         requests=in_order(requests),
-        unavailable={"workload.load": "profile_export.jsonl has no model and no load: profile_export_aiperf.json beside it has them"},
+        unavailable={
+            "workload.load": (
+                "profile_export.jsonl has no model and no load: profile_export_aiperf.json beside"
+                " it has them"
+            )
+        },
     )
 
 
@@ -321,19 +528,32 @@ def _load_of_report(fields: Fields, count: int) -> Knobs:
     strategy = fields.inner("config.strategy" if fields.has("config") else "args.strategy")
     kind, rate = strategy.text("type_"), strategy.number("rate")
     users = 1 if kind == "synchronous" else strategy.count("streams|max_concurrency")
-    return load_of(fields.limit(LIMITS), users, rate if kind in ("constant", "poisson") else None, kind)
+    return load_of(
+        fields.limit(LIMITS), users, rate if kind in ("constant", "poisson") else None, kind
+    )
 
 
 def _requests_of_report(fields: Fields, duration_s: float) -> list[Request]:
     begun = fields.number("start_time") or 0.0
     found = [_request(entry, REPORT, begun, "") for entry in fields.each("requests.successful")]
-    found += [_request(entry, REPORT, begun, entry.text(REQUEST["error"][REPORT]) or "failed") for entry in fields.each("requests.errored")]
-    return in_order([request for request in found if request.t > 0 and request.t - (request.e2e_s or 0.0) < duration_s])
+    found += [
+        _request(entry, REPORT, begun, entry.text(REQUEST["error"][REPORT]) or "failed")
+        for entry in fields.each("requests.errored")
+    ]
+    return in_order(
+        [
+            request
+            for request in found
+            if request.t > 0 and request.t - (request.e2e_s or 0.0) < duration_s
+        ]
+    )
 
 
 def _adjust_report(fields: Fields, result: Result) -> None:
     if not fields.has("config"):  # up to 0.3 it is the mean of something else
-        result.tokens_per_s = (result.output_tokens or 0.0) * result.answered / result.duration_s or None
+        result.tokens_per_s = (
+            result.output_tokens or 0.0
+        ) * result.answered / result.duration_s or None
     if result.unavailable.get("workload.intervals") == NOT_COUNTED:
         result.unavailable["workload.intervals"] = "the report has a sample of the requests only"
 
@@ -352,9 +572,22 @@ SGLANG = Format(
 )
 AIPERF = Format(
     "AIPerf",
-    ("request_throughput.unit", "request_throughput.avg", "request_latency.unit", "request_latency.avg"),
+    (
+        "request_throughput.unit",
+        "request_throughput.avg",
+        "request_latency.unit",
+        "request_latency.avg",
+    ),
     *(METRICS, _load_of_metrics, lambda fields, duration_s: [], _adjust_metrics),
     no_times=": profile_export.jsonl beside it has them",
 )
-GUIDELLM = Format("GuideLLM", ("metrics", "requests"), REPORT, _load_of_report, _requests_of_report, _adjust_report, parts="benchmarks")
+GUIDELLM = Format(
+    "GuideLLM",
+    ("metrics", "requests"),
+    REPORT,
+    _load_of_report,
+    _requests_of_report,
+    _adjust_report,
+    parts="benchmarks",
+)
 FORMATS = (VLLM, SGLANG, AIPERF, GUIDELLM)

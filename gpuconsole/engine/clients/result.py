@@ -1,7 +1,9 @@
-"""What a client measured, in the words of this program; and the run that reports and comparisons read.
+"""What a client measured, in the words of this program; and the run that reports and comparisons
+read.
 
-The rates, means and percentiles that the client printed are not computed again: the user knows these figures. If a file has the times of single requests,
-two things are computed from these times: the figures that the client did not print, and the series for intervals.
+The rates, means and percentiles that the client printed are not computed again: the user knows
+these figures. If a file has the times of single requests, two things are computed from these times:
+the figures that the client did not print, and the series for intervals.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from gpuconsole.session.figures.summary import FAILED, MAX_FAILED_SHARE
 
 DEVICE = "server"
 BLOCKS = 40
-"""Blocks of a series. The correlation of blocks is taken from the blocks (see `session.figures.rate.estimate`)."""
+"""Blocks of a series. The correlation of blocks is taken from the blocks (see
+`session.figures.rate.estimate`)."""
 MIN_BLOCKS = 4
 """Fewer blocks have no interval (see `experiments.statistics.MIN_BLOCKS`)."""
 MIN_ANSWERED_REQUESTS = 20
@@ -40,10 +43,13 @@ NO_TIMES = "the file has no times of single requests"
 class Result(msgspec.Struct, kw_only=True):
     """One run of a client.
 
-    - `load`: how requests were sent; every entry must be equal in runs that are compared. `failed` is None where the file does not tell. `prompt_tokens`, `output_tokens`:
-      the means of an answered request; `length_errors`: their standard errors as shares of them, where the client has printed them.
-    - `latencies`: what the client has printed, by the field of `Summary`. `requests`: all that were answered, and failures, in the order in which they were sent; none where the
-      file has a part of them. `t` is in seconds after the start of the run, or 0 for all.
+    - `load`: how requests were sent; every entry must be equal in runs that are compared. `failed`
+      is None where the file does not tell. `prompt_tokens`, `output_tokens`: the means of an
+      answered request; `length_errors`: their standard errors as shares of them, where the client
+      has printed them.
+    - `latencies`: what the client has printed, by the field of `Summary`. `requests`: all that were
+      answered, and failures, in the order in which they were sent; none where the file has a part
+      of them. `t` is in seconds after the start of the run, or 0 for all.
     """
 
     client: str
@@ -74,14 +80,30 @@ def run_of(result: Result, number: str) -> Run:
     summary = Summary(
         requests=result.answered,
         failed_requests=result.failed or 0,
-        failures={cut(visible(cause), CUT): count for cause, count in Counter(result.failures).most_common(5)},
+        failures={
+            cut(visible(cause), CUT): count
+            for cause, count in Counter(result.failures).most_common(5)
+        },
         goodput_per_s=result.goodput_per_s,
     )
     for field in (*REQUEST_TIMES, "client_queue_s", "itl_s", "chunk_gap_s"):
-        own = distribution(request_times(answered, field)) if field not in ("itl_s", "chunk_gap_s") else None
-        setattr(summary, field, _completed(result.latencies.get(field), own if own is not None and own.mean > 0 else None))
+        own = (
+            distribution(request_times(answered, field))
+            if field not in ("itl_s", "chunk_gap_s")
+            else None
+        )
+        setattr(
+            summary,
+            field,
+            _completed(
+                result.latencies.get(field), own if own is not None and own.mean > 0 else None
+            ),
+        )
     series = _series(answered, result)
-    for field, mean in (("tokens_per_s", result.tokens_per_s), ("requests_per_s", result.requests_per_s)):
+    for field, mean in (
+        ("tokens_per_s", result.tokens_per_s),
+        ("requests_per_s", result.requests_per_s),
+    ):
         setattr(summary, field, _rate(mean, series.get(_key(field)), summary, result.answered))
     summary.samples_per_s = summary.requests_per_s
     facts = {"prompt_tokens_mean": result.prompt_tokens, "output_tokens_mean": result.output_tokens}
@@ -94,7 +116,10 @@ def run_of(result: Result, number: str) -> Run:
     if result.failed is None:
         unavailable["workload.failed_requests"] = "the file has no number of failed requests"
     if not series:
-        unavailable.setdefault("workload.intervals", "fewer than 20 requests have no interval" if result.requests else NO_TIMES)
+        unavailable.setdefault(
+            "workload.intervals",
+            "fewer than 20 requests have no interval" if result.requests else NO_TIMES,
+        )
     model = Fact(result.model, "the client's file") if result.model else None
     engine = Fact(result.engine, "the option --backend of the client") if result.engine else None
     return Run(
@@ -121,18 +146,29 @@ def run_of(result: Result, number: str) -> Run:
 def lengths_of(requests: Sequence[Request]) -> tuple[float | None, float | None]:
     """The mean tokens of prompt and answer over the answered requests; None without them."""
     answered = [request for request in requests if not request.error]
-    prompt, output = ([getattr(request, name) for request in answered] for name in ("prompt_tokens", "output_tokens"))
-    return (statistics.fmean(prompt) or None, statistics.fmean(output) or None) if answered else (None, None)
+    prompt, output = (
+        [getattr(request, name) for request in answered]
+        for name in ("prompt_tokens", "output_tokens")
+    )
+    return (
+        (statistics.fmean(prompt) or None, statistics.fmean(output) or None)
+        if answered
+        else (None, None)
+    )
 
 
 def start_of(time: float | str | None, duration_s: float) -> str:
-    """The start of a run as in a snapshot, from the Unix seconds or the ISO time of its start, or from the end in vLLM's form; empty for other texts."""
+    """The start of a run as in a snapshot, from the Unix seconds or the ISO time of its start, or
+    from the end in vLLM's form; empty for other texts."""
     if not isinstance(time, str):
         return unix(time) if time else ""
     with contextlib.suppress(ValueError, OverflowError):
         if "T" in time:
             return datetime.datetime.fromisoformat(time).isoformat()
-        return (datetime.datetime.strptime(time, "%Y%m%d-%H%M%S") - datetime.timedelta(seconds=duration_s)).isoformat()
+        return (
+            datetime.datetime.strptime(time, "%Y%m%d-%H%M%S")
+            - datetime.timedelta(seconds=duration_s)
+        ).isoformat()
     return ""
 
 
@@ -144,18 +180,26 @@ def unix(seconds: float) -> str:
         raise ClientFileError(f"{seconds} is no time") from None
 
 
-# --- the parts of a run --------------------------------------------------------------------------------------
+# --- the parts of a run ---------------------------------------------------------------------------
 
 
 def _completed(said: Distribution | None, own: Distribution | None) -> Distribution | None:
     """What the client has printed, with the percentiles that only its requests tell."""
     if said is None or own is None:
         return said or own
-    return msgspec.structs.replace(said, **{name: getattr(own, name) for name in ("p90", "p95", "p99") if getattr(said, name) is None})
+    return msgspec.structs.replace(
+        said,
+        **{
+            name: getattr(own, name)
+            for name in ("p90", "p95", "p99")
+            if getattr(said, name) is None
+        },
+    )
 
 
 def _validity(result: Result) -> Validity:
-    """Whether the figures can be trusted, by the limits of runs of our own (see `session.figures.summary`)."""
+    """Whether the figures can be trusted, by the limits of runs of our own (see
+    `session.figures.summary`)."""
     failed, sent = result.failed or 0, result.answered + (result.failed or 0)
     cause = Counter(result.failures).most_common(1)
     words = f"; the commonest cause: {cut(visible(cause[0][0]), CUT)}" if cause else ""
@@ -163,7 +207,11 @@ def _validity(result: Result) -> Validity:
         return Validity("invalid", [f"no request was answered{words}"])
     if failed > MAX_FAILED_SHARE * sent:
         return Validity("invalid", [f"{failed} of {sent} requests failed{words}", *result.doubts])
-    doubts = [f"{failed / sent * 100:.2g} % of the requests failed{words}"] if failed > FAILED * sent else []
+    doubts = (
+        [f"{failed / sent * 100:.2g} % of the requests failed{words}"]
+        if failed > FAILED * sent
+        else []
+    )
     doubts += result.doubts
     return Validity("degraded" if doubts else "valid", doubts)
 
@@ -172,23 +220,36 @@ def _key(field: str) -> str:
     return series_key(f"workload.{field}", DEVICE)
 
 
-def _rate(mean: float | None, series: SeriesData | None, summary: Summary, answered: int) -> Distribution | None:
-    """A rate that the client has printed, with the spread of its blocks. Without blocks: one value, whose error is at least that of the mean of the most even
-    latency: a rate over few requests varies as they do."""
+def _rate(
+    mean: float | None, series: SeriesData | None, summary: Summary, answered: int
+) -> Distribution | None:
+    """A rate that the client has printed, with the spread of its blocks. Without blocks: one value,
+    whose error is at least that of the mean of the most even latency: a rate over few requests
+    varies as they do."""
     if mean is None or mean <= 0:
         return None
-    blocks = [RateBlock(value, weight) for value, weight in zip(series.v, series.weights, strict=True)] if series is not None else []
+    blocks = (
+        [RateBlock(value, weight) for value, weight in zip(series.v, series.weights, strict=True)]
+        if series is not None
+        else []
+    )
     if (spread := rate_distribution(blocks)) is not None:
         return Distribution(mean, spread.std, spread.n, mean)
-    known = [latency.std / latency.mean for latency in (summary.e2e_s, summary.tpot_s) if latency is not None and latency.mean > 0]
+    known = [
+        latency.std / latency.mean
+        for latency in (summary.e2e_s, summary.tpot_s)
+        if latency is not None and latency.mean > 0
+    ]
     error = min(known) / math.sqrt(answered) if known and answered else 0.0
     return Distribution(mean, mean * error, 1, mean)
 
 
 def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData]:
-    """The rates and the mean latencies of successive parts of the run, without the time in which the first requests start and the last ones end.
+    """The rates and the mean latencies of successive parts of the run, without the time in which
+    the first requests start and the last ones end.
 
-    The tokens of a request are spread evenly from its first token to its end: within blocks of seconds, the difference to single tokens is small.
+    The tokens of a request are spread evenly from its first token to its end: within blocks of
+    seconds, the difference to single tokens is small.
     """
     if len(answered) < MIN_ANSWERED_REQUESTS:
         return {}
@@ -205,22 +266,41 @@ def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData
                 ends[min(BLOCKS - 1, int((request.t - low) / width))] += 1
             _spread(request, low, width, tokens)
         if any(tokens):
-            series[_key("tokens_per_s")] = SeriesData(times, [amount / width for amount in tokens], source, [width] * BLOCKS)
-        series[_key("requests_per_s")] = SeriesData(times, [count / width for count in ends], source, [width] * BLOCKS)
-        ordered = sorted((request for request in answered if request.t >= low), key=lambda request: request.t)
+            series[_key("tokens_per_s")] = SeriesData(
+                times, [amount / width for amount in tokens], source, [width] * BLOCKS
+            )
+        series[_key("requests_per_s")] = SeriesData(
+            times, [count / width for count in ends], source, [width] * BLOCKS
+        )
+        ordered = sorted(
+            (request for request in answered if request.t >= low), key=lambda request: request.t
+        )
     for field in REQUEST_TIMES:
-        known = [(request.t, value) for request in ordered if (value := getattr(request, field)) is not None and value > 0]
+        known = [
+            (request.t, value)
+            for request in ordered
+            if (value := getattr(request, field)) is not None and value > 0
+        ]
         count = min(BLOCKS, len(known) // 5)
         if count >= MIN_BLOCKS:  # the mean latency of successive requests, as many in each block
-            parts = [known[len(known) * place // count : len(known) * (place + 1) // count] for place in range(count)]
-            times = [part[-1][0] if timed else result.duration_s * (place + 1) / count for place, part in enumerate(parts)]
+            parts = [
+                known[len(known) * place // count : len(known) * (place + 1) // count]
+                for place in range(count)
+            ]
+            times = [
+                part[-1][0] if timed else result.duration_s * (place + 1) / count
+                for place, part in enumerate(parts)
+            ]
             means = [statistics.fmean(value for _, value in part) for part in parts]
-            series[_key(field)] = SeriesData(times, means, source, [float(len(part)) for part in parts])
+            series[_key(field)] = SeriesData(
+                times, means, source, [float(len(part)) for part in parts]
+            )
     return series
 
 
 def _steady(answered: Sequence[Request], duration_s: float) -> tuple[float, float]:
-    """The seconds from the first answer to the last request that was sent; the whole run where that is a small part of it."""
+    """The seconds from the first answer to the last request that was sent; the whole run where that
+    is a small part of it."""
     first = min(request.t for request in answered)
     last = max(request.t - (request.e2e_s or 0.0) for request in answered)
     end = max(duration_s, max(request.t for request in answered))
@@ -234,4 +314,8 @@ def _spread(request: Request, low: float, width: float, tokens: list[float]) -> 
     first, last = math.floor((begun - low) / width), math.floor((request.t - low) / width)
     for place in range(max(0, first), min(len(tokens) - 1, last) + 1):
         edge = low + place * width
-        tokens[place] += request.output_tokens * max(0.0, min(request.t, edge + width) - max(begun, edge)) / seconds
+        tokens[place] += (
+            request.output_tokens
+            * max(0.0, min(request.t, edge + width) - max(begun, edge))
+            / seconds
+        )

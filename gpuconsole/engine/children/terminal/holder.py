@@ -1,14 +1,18 @@
-"""The process that holds the pseudo-terminal of a user's job, so that the job does not depend on the console.
+"""The process that holds the pseudo-terminal of a user's job, so that the job does not depend on
+the console.
 
-Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`. MASTER, SOCKET and OUTPUT are file descriptors; OUTPUT is -1 without a file. LOG is a path. This
-file imports the standard library only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output. This process reads the
-master side until the job and all its children have closed their side. It never keeps the job waiting for the console.
+Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`. MASTER, SOCKET and OUTPUT are file
+descriptors; OUTPUT is -1 without a file. LOG is a path. This file imports the standard library
+only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output.
+This process reads the master side until the job and all its children have closed their side. It
+never keeps the job waiting for the console.
 
 - Each byte goes to OUTPUT, if there is one.
-- The console gets the bytes through the socket, at most SEND_BYTES in PERIOD_S seconds. A job that prints more has its newest KEPT_BYTES shown;
-  a line says how many bytes are left out.
-- When the console has gone, and there is no OUTPUT, the newest TAIL_BYTES and everything that follows go to LOG. The byte `e` on the socket
-  means that the job has ended: what its remaining children print is not kept then.
+- The console gets the bytes through the socket, at most SEND_BYTES in PERIOD_S seconds. A job that
+  prints more has its newest KEPT_BYTES shown; a line says how many bytes are left out.
+- When the console has gone, and there is no OUTPUT, the newest TAIL_BYTES and everything that
+  follows go to LOG. The byte `e` on the socket means that the job has ended: what its remaining
+  children print is not kept then.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ class Holder:
         self._tail = bytearray()
         self._left_out = 0
         self._next_send = 0.0
-        os.set_blocking(master, False)  # nothing may be left of what `select` saw, and the console must not wait for more output then
+        # nothing may be left of what `select` saw, and the console must not wait for more output
+        # then
+        os.set_blocking(master, False)
         console.setblocking(False)
 
     def run(self) -> None:
@@ -73,7 +79,9 @@ class Holder:
         """Take what the job has printed; False when nobody can print any more."""
         try:
             chunk = os.read(self._master, 1 << 16)
-        except BlockingIOError:  # nothing to read now: the terminal was closed and opened again, or its output was discarded
+        except BlockingIOError:
+            # nothing to read now: the terminal was closed and opened again, or its output was
+            # discarded
             return True
         except OSError:  # EIO: no process has the terminal open
             return False
@@ -134,7 +142,8 @@ class Holder:
                 self._console.sendall(self._pending)
 
     def _write(self, data: bytes) -> None:
-        """Append to the file. A file that takes no more (a full disk) is left alone: the job must not suffer."""
+        """Append to the file. A file that takes no more (a full disk) is left alone: the job must
+        not suffer."""
         if self._file < 0:
             return
         try:
@@ -146,14 +155,20 @@ class Holder:
 
 
 def _create(path: str) -> int:
-    """A new file `path`, or `path` with a number where that name is taken; -1 where no file can be made.
+    """A new file `path`, or `path` with a number where that name is taken; -1 where no file can be
+    made.
 
-    The name can be guessed, and the folder may be open to others: an existing file or link, which may lead anywhere, is never written.
+    The name can be guessed, and the folder may be open to others: an existing file or link, which
+    may lead anywhere, is never written.
     """
     stem, suffix = os.path.splitext(path)
     for name in (path, *(f"{stem}-{number}{suffix}" for number in range(2, MAX_NAMES))):
         try:
-            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, MODE)
+            return os.open(
+                name,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC,
+                MODE,
+            )
         except FileExistsError:
             continue
         except OSError:

@@ -1,8 +1,10 @@
-"""The output of a job as lines of text: what a terminal would show, without colours, the last KEPT lines.
+"""The output of a job as lines of text: what a terminal would show, without colours, the last KEPT
+lines.
 
-Own code, because a full terminal emulator is too costly here: pyte takes 5 s of CPU and 170 MB for 12 000 lines. Handled: carriage return,
-backspace, tab, moves of the cursor (progress bars that use several lines), and what erases text. Colours and titles are dropped. Other
-control characters stay, and the screen makes them visible.
+Own code, because a full terminal emulator is too costly here: pyte takes 5 s of CPU and 170 MB for
+12 000 lines. Handled: carriage return, backspace, tab, moves of the cursor (progress bars that use
+several lines), and what erases text. Colours and titles are dropped. Other control characters stay,
+and the screen makes them visible.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ TAB = 8
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SEQUENCE = re.compile(
     r"\x1b\[(?P<args>[0-?]*)[ -/]*(?P<final>[@-~])"  # CSI: moves, erasing, colours, modes
-    r"|\x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)"  # OSC, DCS and the like: titles, links; bounded, or a job's output could take seconds
+    # OSC, DCS and the like: titles, links; bounded, or a job's output could take seconds
+    r"|\x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)"
     r"|\x1b[ -/]+[0-~]|\x1b[0-Z\\`-~]",  # character sets, save and restore, resets
     re.DOTALL,
 )
@@ -33,7 +36,8 @@ MAX_SEQUENCE_LENGTH = 4096
 
 
 class OutputLines:
-    """Takes output in pieces. The cursor is at column `_x` of the line that is `_up` lines above the last line."""
+    """Takes output in pieces. The cursor is at column `_x` of the line that is `_up` lines above
+    the last line."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.version = 0
@@ -116,14 +120,19 @@ class OutputLines:
             case "K":
                 line = self._line
                 self._line = (
-                    line[: self._x] if count == 0 else "" if count == 2 else " " * min(self._x + 1, len(line)) + line[self._x + 1 :]
+                    line[: self._x]
+                    if count == 0
+                    else ""
+                    if count == 2
+                    else " " * min(self._x + 1, len(line)) + line[self._x + 1 :]
                 )
             case "J" if count == 0:
                 self._line = self._line[: self._x]
                 while self._up:
                     self._lines.pop()
                     self._up -= 1
-            case "H" | "f":  # a program that draws a whole screen: each picture follows the one before
+            # a program that draws a whole screen: each picture follows the one before
+            case "H" | "f":
                 self._up = 0
                 if self._line:
                     self._new_line()
@@ -139,7 +148,8 @@ class OutputLines:
         self._lines[-1 - self._up] = text
 
     def _put(self, text: str) -> None:
-        """Write `text` at the cursor. What is beyond the longest line is left out, and takes no time: output may have no line ends."""
+        """Write `text` at the cursor. What is beyond the longest line is left out, and takes no
+        time: output may have no line ends."""
         if self._x >= MAX_COLUMNS:
             return
         line = self._line
@@ -158,39 +168,45 @@ class OutputLines:
         self._lines.append("")
 
 
-# --- why a job failed, in one line of its own output ---------------------------------------------------------
+# --- why a job failed, in one line of its own output ----------------------------------------------
 
 UNCAUGHT = 1
 """The exit code of Python after an exception that nothing catches."""
 SEARCHED = 200
-"""Lines at the end of the output. A traceback above them is not the end of the job; a launcher prints up to 60 lines below it."""
+"""Lines at the end of the output. A traceback above them is not the end of the job; a launcher
+prints up to 60 lines below it."""
 MAX_ANSWER = 300
 """Cells of the answer: more does not fit on the screen."""
 HEADER = "Traceback (most recent call last):"
 LAUNCHER = re.compile(r"(\S+\.)?(ChildFailedError|CalledProcessError)\b")
-"""What torchrun and accelerate raise because a process of theirs has failed. The cause is in the traceback of that process."""
+"""What torchrun and accelerate raise because a process of theirs has failed. The cause is in the
+traceback of that process."""
 _RANK = re.compile(r"\[rank\d+\]:\s?")
 """The prefix by which torch marks the lines of a rank."""
 IGNORED = "Exception ignored in"
-"""Python prints the traceback of such an exception, for example of `__del__` at its end, and goes on."""
+"""Python prints the traceback of such an exception, for example of `__del__` at its end, and goes
+on."""
 
 
 def failure_words(code: int, lines: Sequence[str]) -> str:
     """The exception that ended a Python program, or `last output: ...`; empty without output.
 
-    `code`: the exit code. `lines`: the output, the oldest first. The text is safe for the screen. Of several ranks, the answer is the exception
-    of the rank that failed first: the other ranks lose their connection to it.
+    `code`: the exit code. `lines`: the output, the oldest first. The text is safe for the screen.
+    Of several ranks, the answer is the exception of the rank that failed first: the other ranks
+    lose their connection to it.
     """
     end = lines[-SEARCHED:]
     if code == UNCAUGHT and (raised := _exceptions(end)):
-        return _printable_line(next((exception for exception in raised if not LAUNCHER.match(exception)), raised[0]))
+        return _printable_line(
+            next((exception for exception in raised if not LAUNCHER.match(exception)), raised[0])
+        )
     last = next((line for line in reversed(end) if line.strip()), "")
     return f"last output: {_printable_line(last)}" if last else ""
 
 
 def _exceptions(lines: Sequence[str]) -> list[str]:
-    """For each rank the line that names its last exception: the first line below the header of the traceback that is not indented. An exception
-    that Python ignored ended nothing."""
+    """For each rank the line that names its last exception: the first line below the header of the
+    traceback that is not indented. An exception that Python ignored ended nothing."""
     by_rank: dict[str, str] = {}
     inside: set[str] = set()
     ignored: set[str] = set()

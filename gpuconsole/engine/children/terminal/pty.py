@@ -1,4 +1,5 @@
-"""The pseudo-terminal of a user's job: its two ends, the process that holds it, and the output that the console has received."""
+"""The pseudo-terminal of a user's job: its two ends, the process that holds it, and the output that
+the console has received."""
 
 from __future__ import annotations
 
@@ -18,19 +19,25 @@ from gpuconsole.host.files import open_own
 
 _HERE = Path(__file__).parent
 LAST_S = 1.5
-"""Seconds to wait for the last output after the end of the job. A child that the job has left behind may keep the terminal open."""
+"""Seconds to wait for the last output after the end of the job. A child that the job has left
+behind may keep the terminal open."""
 
 
 class JobTerminal:
-    """A pseudo-terminal for one job. `slave` is the job's stdin, stdout and stderr; `lines` is its output as text.
+    """A pseudo-terminal for one job. `slave` is the job's stdin, stdout and stderr; `lines` is its
+    output as text.
 
-    The terminal belongs to a process of its own (`holder.py`). So the job keeps its terminal when the console ends, and its output then goes
-    to the file `log`, unless all of it goes to the file `output` anyway. The terminal leaves newlines as they are: a file gets the bytes that
-    the job wrote.
+    The terminal belongs to a process of its own (`holder.py`). So the job keeps its terminal when
+    the console ends, and its output then goes to the file `log`, unless all of it goes to the file
+    `output` anyway. The terminal leaves newlines as they are: a file gets the bytes that the job
+    wrote.
     """
 
-    def __init__(self, columns: int, rows: int, output: Path | None, log: Path, new: bool = False) -> None:
-        """`new`: `output` must not exist, see `open_own`. Raises OSError for `output`, and where the system gives no pseudo-terminal."""
+    def __init__(
+        self, columns: int, rows: int, output: Path | None, log: Path, new: bool = False
+    ) -> None:
+        """`new`: `output` must not exist, see `open_own`. Raises OSError for `output`, and where
+        the system gives no pseudo-terminal."""
         self.lines = OutputLines()
         self.output, self.log = output, log
         self._file = open_own(output, new=new, append=True) if output is not None else -1
@@ -49,8 +56,8 @@ class JobTerminal:
 
     @property
     def leader(self) -> tuple[str, ...]:
-        """The words in front of the job's command by which the job becomes the leader of this terminal. Its process must lead a new session,
-        with `slave` as stdin."""
+        """The words in front of the job's command by which the job becomes the leader of this
+        terminal. Its process must lead a new session, with `slave` as stdin."""
         return (sys.executable, "-I", "-S", str(_HERE / "lead.py"))
 
     async def hold(self) -> None:
@@ -59,10 +66,20 @@ class JobTerminal:
         with theirs:
             files = [self._master, theirs.fileno(), self._file]
             self._holder = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HERE / "holder.py"), *map(str, files), str(self.log)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=[file for file in files if file >= 0], start_new_session=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_HERE / "holder.py"),
+                    *map(str, files),
+                    str(self.log),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[file for file in files if file >= 0],
+                start_new_session=True,
+            )
         self._close_file()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
@@ -81,10 +98,15 @@ class JobTerminal:
     def resize(self, columns: int, rows: int) -> None:
         """Set the size of the terminal; the job gets SIGWINCH."""
         with contextlib.suppress(OSError):
-            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", max(1, rows), max(1, columns), 0, 0))
+            fcntl.ioctl(
+                self._master,
+                termios.TIOCSWINSZ,
+                struct.pack("HHHH", max(1, rows), max(1, columns), 0, 0),
+            )
 
     def type(self, text: str) -> None:
-        """Send `text` to the job's stdin, as if it were typed. Nothing happens when the job reads nothing and the terminal is full."""
+        """Send `text` to the job's stdin, as if it were typed. Nothing happens when the job reads
+        nothing and the terminal is full."""
         os.set_blocking(self._master, False)
         with contextlib.suppress(OSError):
             os.write(self._master, text.encode())
@@ -96,8 +118,8 @@ class JobTerminal:
         return self.lines.text()
 
     async def close(self, ended: bool) -> None:
-        """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited for. Otherwise the output goes to a file
-        from now on."""
+        """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited
+        for. Otherwise the output goes to a file from now on."""
         self.job_started()
         if self._reading is not None and self._writer is not None:
             if ended:
