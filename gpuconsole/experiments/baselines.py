@@ -1,7 +1,9 @@
-"""Baselines: sessions that the user kept, each as a snapshot of one run; and the comparison of a run with them.
+"""Baselines: sessions that the user kept, each as a snapshot of one run; and the comparison of a
+run with them.
 
-A folder holds the runs of one work on one machine, so `gpuconsole compare FOLDER new/ --fail-below RATIO` judges them too. A run is compared with all kept
-runs that differ in nothing that matters (see `unlike`), in whatever folder they are.
+A folder holds the runs of one work on one machine, so `gpuconsole compare FOLDER new/ --fail-below
+RATIO` judges them too. A run is compared with all kept runs that differ in nothing that matters
+(see `unlike`), in whatever folder they are.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import platformdirs
 
 from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.runs import LONE_RUN
-from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, ThroughputRatio, doubts, keyed, throughput, why_no_rate
+from gpuconsole.experiments.throughput import (
+    DIGEST,
+    MeasuredRun,
+    ThroughputRatio,
+    doubts,
+    keyed,
+    throughput,
+    why_no_rate,
+)
 from gpuconsole.host.files import make_writable_folder
 from gpuconsole.host.settings import settings
 from gpuconsole.model import units
@@ -28,7 +38,7 @@ from gpuconsole.model.snapshot import SnapshotError
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.api import SessionError
 
-# --- baselines on disk ---------------------------------------------------------------------------------------
+# --- baselines on disk ----------------------------------------------------------------------------
 
 MAX_RUNS = 20
 """Runs kept in a folder; the oldest run is deleted first."""
@@ -45,7 +55,8 @@ class BaselineError(RuntimeError):
 
 
 def baselines_folder() -> Path:
-    """The folder of the user's baselines: the setting `baselines`, or on Linux `~/.local/share/gpuconsole/baselines` (below `$XDG_DATA_HOME`).
+    """The folder of the user's baselines: the setting `baselines`, or on Linux
+    `~/.local/share/gpuconsole/baselines` (below `$XDG_DATA_HOME`).
 
     Raises SettingsError.
     """
@@ -53,7 +64,8 @@ def baselines_folder() -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Create `folder` where it does not exist. Raises BaselineError if no file can be written there."""
+    """Create `folder` where it does not exist. Raises BaselineError if no file can be written
+    there."""
     try:
         make_writable_folder(folder)
     except OSError as error:
@@ -61,7 +73,8 @@ def check_folder(folder: Path) -> None:
 
 
 def key_of(side: MeasuredRun) -> str:
-    """The name of the work and the machine of a run. A job of the user's own counts with its command."""
+    """The name of the work and the machine of a run. A job of the user's own counts with its
+    command."""
     run = side.run
     knobs = {name: value for name, value in run.knobs.items() if name not in run.varies}
     settings_of = msgspec.json.encode(knobs, order="deterministic").decode()
@@ -71,14 +84,18 @@ def key_of(side: MeasuredRun) -> str:
 def keep_run(folder: Path, side: MeasuredRun) -> str:
     """Keep a run as a session of its own; returns a line for the user. Raises BaselineError.
 
-    Above MAX_RUNS runs, the oldest run is deleted. Several consoles may call this function at the same time: each writes a file of its own.
+    Above MAX_RUNS runs, the oldest run is deleted. Several consoles may call this function at the
+    same time: each writes a file of its own.
     """
     key = key_of(side)
     place = folder / key
     check_folder(place)
     try:
-        new = write_snapshot(side.alone, place / f"{side.run.started.replace(':', '-')}-{secrets.token_hex(4)}.json")
-        files = sorted(place.glob(FILE), key=lambda file: (file == new, file.name))  # the clock may have been set back
+        new = write_snapshot(
+            side.alone, place / f"{side.run.started.replace(':', '-')}-{secrets.token_hex(4)}.json"
+        )
+        # the clock may have been set back
+        files = sorted(place.glob(FILE), key=lambda file: (file == new, file.name))
         for oldest in files[:-MAX_RUNS]:
             oldest.unlink(missing_ok=True)
     except (OSError, SessionError) as error:
@@ -106,7 +123,8 @@ def read_run(path: Path) -> MeasuredRun:
 
 
 def kept_runs(folder: Path, mistakes: dict[str, str]) -> Iterator[tuple[str, MeasuredRun]]:
-    """Each kept run with the name of its folder, the oldest of a folder first. Adds a line to `mistakes` for each invalid file, by its path below `folder`."""
+    """Each kept run with the name of its folder, the oldest of a folder first. Adds a line to
+    `mistakes` for each invalid file, by its path below `folder`."""
     for path in _below(folder, UNREADABLE, mistakes):
         if path.suffix == ".json":
             mistakes[path.name] = _of_earlier_version(path)
@@ -128,7 +146,8 @@ def read_all(folder: Path) -> tuple[dict[str, list[MeasuredRun]], dict[str, str]
 
 
 def _below(folder: Path, name: str, mistakes: dict[str, str]) -> list[Path]:
-    """The entries of `folder` in order, without hidden ones. Adds a line about `name` to `mistakes` where they cannot be read."""
+    """The entries of `folder` in order, without hidden ones. Adds a line about `name` to `mistakes`
+    where they cannot be read."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
@@ -140,17 +159,24 @@ def _below(folder: Path, name: str, mistakes: dict[str, str]) -> list[Path]:
 
 def _of_earlier_version(path: Path) -> str:
     remove_it = f"`gpuconsole baselines --remove {path.stem}` deletes this file"
-    return visible(f"{path}: no longer read: an earlier gpuconsole kept rates, and no sessions. Keep a run again; {remove_it}")
+    return visible(
+        f"{path}: no longer read: an earlier gpuconsole kept rates, and no sessions. Keep a run"
+        f" again; {remove_it}"
+    )
 
 
 def remove(folder: Path, name: str) -> Path:
-    """Delete the runs of the key `name`, valid or not; returns what was deleted. Raises BaselineError."""
+    """Delete the runs of the key `name`, valid or not; returns what was deleted. Raises
+    BaselineError."""
     try:
-        places = {path.name: path for path in folder.glob(KEY) if path.is_dir() and not path.is_symlink()} | {
-            path.stem: path for path in folder.glob("*.json")
-        }
+        places = {
+            path.name: path for path in folder.glob(KEY) if path.is_dir() and not path.is_symlink()
+        } | {path.stem: path for path in folder.glob("*.json")}
         if name not in places:
-            raise BaselineError(f"there is no baseline {name!r}{nearest(name, sorted(places))}; `gpuconsole baselines` lists them")
+            raise BaselineError(
+                f"there is no baseline {name!r}{nearest(name, sorted(places))}; `gpuconsole"
+                " baselines` lists them"
+            )
         place = places[name]
         if not place.is_dir():
             place.unlink()
@@ -163,7 +189,7 @@ def remove(folder: Path, name: str) -> Path:
     return place
 
 
-# --- which kept runs are those of a run ----------------------------------------------------------------------
+# --- which kept runs are those of a run -----------------------------------------------------------
 
 Unequal = list[tuple[str, str]]
 """The parts that differ: the value of this run, and the value of a kept run."""
@@ -174,7 +200,8 @@ def _work(run: Run) -> tuple[str, str, str]:
 
 
 def parts(side: MeasuredRun) -> dict[str, str]:
-    """Hardware and software in words, to name the parts that differ. The major version of the GPU driver counts."""
+    """Hardware and software in words, to name the parts that differ. The major version of the GPU
+    driver counts."""
     run, environment = side.run, side.session.environment
     torch = (run.job.torch if run.job is not None else "") or environment.torch
     driver = (environment.driver or "").partition(".")[0] if run.device != "cpu" else ""
@@ -188,12 +215,16 @@ def parts(side: MeasuredRun) -> dict[str, str]:
 
 
 def unlike(now: MeasuredRun, kept: MeasuredRun) -> Unequal:
-    """The differing parts: hardware, software, then knobs. A knob that exists on one side only was added later and does not count; nor does a knob that
-    both programs change by themselves."""
+    """The differing parts: hardware, software, then knobs. A knob that exists on one side only was
+    added later and does not count; nor does a knob that both programs change by themselves."""
     here, there = parts(now), parts(kept)
     unequal = [(part, there[name]) for name, part in here.items() if part != there[name]]
     knobs, others, vary = now.run.knobs, kept.run.knobs, {*now.run.varies} & {*kept.run.varies}
-    changed = [name for name, value in knobs.items() if name not in vary and others.get(name, value) != value]
+    changed = [
+        name
+        for name, value in knobs.items()
+        if name not in vary and others.get(name, value) != value
+    ]
     return unequal + [(_knob(name, knobs), _knob(name, others)) for name in changed]
 
 
@@ -201,9 +232,12 @@ def _knob(name: str, knobs: Knobs) -> str:
     return f"{name}={show(knobs[name])}"
 
 
-def comparable(now: MeasuredRun, kept: Iterable[MeasuredRun]) -> list[MeasuredRun] | BaselineComparison | None:
-    """The kept runs that `now` is compared with; or the reason why there is no comparison, by the kept run that differs in the fewest parts (of several: the
-    newest). None: no run of this work was kept."""
+def comparable(
+    now: MeasuredRun, kept: Iterable[MeasuredRun]
+) -> list[MeasuredRun] | BaselineComparison | None:
+    """The kept runs that `now` is compared with; or the reason why there is no comparison, by the
+    kept run that differs in the fewest parts (of several: the newest). None: no run of this work
+    was kept."""
     equal: list[MeasuredRun] = []
     nearest_one: tuple[tuple[int, str], MeasuredRun, Unequal] | None = None
     for side in kept:
@@ -216,23 +250,37 @@ def comparable(now: MeasuredRun, kept: Iterable[MeasuredRun]) -> list[MeasuredRu
         return equal or None
     _, other, unequal = nearest_one
     here, there = (", ".join(dict.fromkeys(part[place] for part in unequal)) for place in (0, 1))
-    sentence = f"no baseline for {here}; the nearest baseline is for {there}, from {other.run.started[:10]}: {_rate([other])}"
-    return BaselineComparison(key=key_of(now), words=visible(sentence), short=visible(f"no baseline for {here}"))
+    sentence = (
+        f"no baseline for {here}; the nearest baseline is for {there}, from"
+        f" {other.run.started[:10]}: {_rate([other])}"
+    )
+    return BaselineComparison(
+        key=key_of(now), words=visible(sentence), short=visible(f"no baseline for {here}")
+    )
 
 
-# --- compares a run with its baseline ------------------------------------------------------------------------
+# --- compares a run with its baseline -------------------------------------------------------------
 
 WORTH_REPORTING = 0.02
-"""Run-queue delay below this share is less than the smallest relevant difference, so the result does not mention it."""
-ASSUMED_SPREAD = f"equal runs are assumed to differ by {percent(LONE_RUN)}, because one run shows no spread"
+"""Run-queue delay below this share is less than the smallest relevant difference, so the result
+does not mention it."""
+ASSUMED_SPREAD = (
+    f"equal runs are assumed to differ by {percent(LONE_RUN)}, because one run shows no spread"
+)
 
 
-def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = False) -> BaselineComparison:
-    """`now` compared with the runs that were kept. `live`: the run is still going on. A run whose figures are invalid is not compared. If they are
-    degraded, the result has no verdict."""
+def compare_with(
+    now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = False
+) -> BaselineComparison:
+    """`now` compared with the runs that were kept. `live`: the run is still going on. A run whose
+    figures are invalid is not compared. If they are degraded, the result has no verdict."""
     key, validity = key_of(now), now.run.validity
     if validity is not None and validity.verdict == "invalid":
-        return BaselineComparison(key=key, words=f"not compared with {_name(kept)}: {doubts(validity)}", short="not compared: invalid")
+        return BaselineComparison(
+            key=key,
+            words=f"not compared with {_name(kept)}: {doubts(validity)}",
+            short="not compared: invalid",
+        )
     answer = throughput(kept, [now], live)
     dates, rate = [side.run.started for side in kept], now.run.throughput[0]
     return BaselineComparison(
@@ -252,20 +300,36 @@ def compare_with(now: MeasuredRun, kept: Sequence[MeasuredRun], live: bool = Fal
     )
 
 
-def _words(now: MeasuredRun, kept: Sequence[MeasuredRun], answer: ThroughputRatio | None, live: bool) -> str:
+def _words(
+    now: MeasuredRun, kept: Sequence[MeasuredRun], answer: ThroughputRatio | None, live: bool
+) -> str:
     name = _name(kept)
     if answer is None:
-        return f"no verdict against {name}: {why_no_rate(now) or f'this run counts {now.run.throughput[1]}'}"
-    delayed = answer.free and any((side.run.summary.runq_ratio or 0.0) >= WORTH_REPORTING for side in (now, *kept))
+        return (
+            f"no verdict against {name}: "
+            f"{why_no_rate(now) or f'this run counts {now.run.throughput[1]}'}"
+        )
+    delayed = answer.free and any(
+        (side.run.summary.runq_ratio or 0.0) >= WORTH_REPORTING for side in (now, *kept)
+    )
     so_far = (", without run-queue delay" if delayed else "") + (", so far" if live else "")
     change, decided = answer.change, answer.verdict
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(change.low), abs(change.high)))
-        text = f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than {name}{so_far}, more than the noise"
+        text = (
+            f"{abs(change.estimate) * 100:.1f} % [{low * 100:.1f}, {high * 100:.1f}] {decided} than"
+            f" {name}{so_far}, more than the noise"
+        )
         return "; ".join(filter(None, (text, _where(now, kept), answer.contention)))
     figure = f"{change.estimate * 100:+.1f} % [{change.low * 100:+.1f}, {change.high * 100:+.1f}]"
-    noise = f"the difference is within the noise; {ASSUMED_SPREAD}" if answer.ratio.assumed else "the difference is within the noise"
-    return f"{figure} against {name}{so_far}: undecided, {answer.doubt or answer.contention or noise}"
+    noise = (
+        f"the difference is within the noise; {ASSUMED_SPREAD}"
+        if answer.ratio.assumed
+        else "the difference is within the noise"
+    )
+    return (
+        f"{figure} against {name}{so_far}: undecided, {answer.doubt or answer.contention or noise}"
+    )
 
 
 def _name(kept: Sequence[MeasuredRun]) -> str:
@@ -281,13 +345,17 @@ def _rate(kept: Sequence[MeasuredRun]) -> str:
 
 def _mean_rate(kept: Sequence[MeasuredRun]) -> float:
     """The mean rate of the kept runs on the wall clock."""
-    return statistics.fmean(rate.mean for side in kept if (rate := side.run.throughput[0]) is not None)
+    return statistics.fmean(
+        rate.mean for side in kept if (rate := side.run.throughput[0]) is not None
+    )
 
 
 def _where(now: MeasuredRun, kept: Sequence[MeasuredRun]) -> str:
     """The phase of a step with the largest change of time."""
     new, *old = (
-        {name: share * step.p50 for name, share in side.run.summary.phases_ratio.items()} if (step := side.run.summary.step_time_s) else {}
+        {name: share * step.p50 for name, share in side.run.summary.phases_ratio.items()}
+        if (step := side.run.summary.step_time_s)
+        else {}
         for side in (now, *kept)
     )
     timed = [phases for phases in old if phases]

@@ -11,17 +11,24 @@ ROUNDING = 1e-6
 
 
 def mistakes(certificate: Certificate) -> list[str]:
-    """The contradictions in the certificate: between intervals or verdicts and the pairs; between the start, the kept changes and the end."""
-    differences = [difference for attempt in certificate.attempts for difference in _of_trial(attempt.trial)]
+    """The contradictions in the certificate: between intervals or verdicts and the pairs; between
+    the start, the kept changes and the end."""
+    differences = [
+        difference for attempt in certificate.attempts for difference in _of_trial(attempt.trial)
+    ]
     knobs: Knobs = dict(certificate.start)
     for attempt in certificate.attempts:
         if any(knobs.get(name) != value for name, value in attempt.knobs.items()):
-            differences.append(f"trial {attempt.trial.id} did not start from the settings that were kept before it")
+            differences.append(
+                f"trial {attempt.trial.id} did not start from the settings that were kept before it"
+            )
         if attempt.trial.kept:
             knobs |= attempt.trial.changes
     if certificate.proof is not None and certificate.proof.kept:
         if certificate.end != certificate.start:
-            differences.append("the final trial went back to the start, but the end has other settings")
+            differences.append(
+                "the final trial went back to the start, but the end has other settings"
+            )
     elif knobs != certificate.end:
         differences.append("the settings at the end are not the start plus the kept changes")
     if certificate.proof is not None:
@@ -37,14 +44,25 @@ def _of_trial(trial: Trial) -> list[str]:
     name = f"trial {trial.id} ({describe_changes(trial.changes)})"
     again = speedup(list(trial.log_ratios), trial.between, trial.step_deviation)
     pairs = (
-        zip((again.estimate, again.low, again.high), (trial.speedup.estimate, trial.speedup.low, trial.speedup.high), strict=True)
+        zip(
+            (again.estimate, again.low, again.high),
+            (trial.speedup.estimate, trial.speedup.low, trial.speedup.high),
+            strict=True,
+        )
         if again
         else ()
     )
     differences = []
-    if again is None or any(abs(value - other) > ROUNDING * max(1.0, abs(value)) for value, other in pairs):
-        differences.append(f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs")
-    decided = verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between, trial.step_deviation) or "undecided"
+    if again is None or any(
+        abs(value - other) > ROUNDING * max(1.0, abs(value)) for value, other in pairs
+    ):
+        differences.append(
+            f"{name}: the interval does not follow from the {len(trial.log_ratios)} pairs"
+        )
+    decided = (
+        verdict(list(trial.log_ratios), trial.null_log_ratios, trial.between, trial.step_deviation)
+        or "undecided"
+    )
     if decided != trial.verdict and not trial.reason:
         differences.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
     if trial.kept and not trial.worth_keeping:

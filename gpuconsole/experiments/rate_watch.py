@@ -1,4 +1,5 @@
-"""Watches the rate of the current run: compares it with its baseline, once a second and when the run ends, keeps runs as baselines, and watches a kept change."""
+"""Watches the rate of the current run: compares it with its baseline, once a second and when the
+run ends, keeps runs as baselines, and watches a kept change."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from gpuconsole.experiments.baselines import (
     key_of,
 )
 from gpuconsole.experiments.runs import RunRate, of_blocks
-from gpuconsole.experiments.statistics import ALPHA, RUN_TO_RUN, USUAL_RUNS, run_blocks, student_quantile
+from gpuconsole.experiments.statistics import (
+    ALPHA,
+    RUN_TO_RUN,
+    USUAL_RUNS,
+    run_blocks,
+    student_quantile,
+)
 from gpuconsole.experiments.throughput import DIGEST, MeasuredRun, doubts, why_no_rate
 from gpuconsole.host.load import OtherLoad
 from gpuconsole.model import units
@@ -44,8 +51,9 @@ Keeps = Literal["chosen", "all", "all but slower"]
 
 
 class Lookup(NamedTuple):
-    """The kept runs that a run is compared with, and a line for each file that cannot be read and may be one of them; or instead the reason why there is no
-    comparison. All empty: no run of this work was kept."""
+    """The kept runs that a run is compared with, and a line for each file that cannot be read and
+    may be one of them; or instead the reason why there is no comparison. All empty: no run of this
+    work was kept."""
 
     kept: Sequence[MeasuredRun] = ()
     instead: BaselineComparison | None = None
@@ -57,7 +65,11 @@ def look_up(now: MeasuredRun) -> Lookup:
     mistakes: dict[str, str] = {}
     found = comparable(now, (side for _, side in kept_runs(baselines_folder(), mistakes)))
     key = key_of(now)
-    lines = [line for name, line in mistakes.items() if name.startswith(key[:-DIGEST]) or name == UNREADABLE]
+    lines = [
+        line
+        for name, line in mistakes.items()
+        if name.startswith(key[:-DIGEST]) or name == UNREADABLE
+    ]
     if isinstance(found, list):
         return Lookup(found, mistakes=lines)
     if found is None and lines:
@@ -66,9 +78,16 @@ def look_up(now: MeasuredRun) -> Lookup:
 
 
 class BaselineWatch:
-    """Compares for the engine. `kept` and `failed` are lines about the runs that were, or were not, kept as baselines."""
+    """Compares for the engine. `kept` and `failed` are lines about the runs that were, or were not,
+    kept as baselines."""
 
-    def __init__(self, state: SessionState, emit: Callable[[AnyEvent], None], keeps: Keeps, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self,
+        state: SessionState,
+        emit: Callable[[AnyEvent], None],
+        keeps: Keeps,
+        snapshot: Callable[[], Snapshot],
+    ) -> None:
         """`snapshot`: returns the session as it stands."""
         self.kept: list[str] = []
         self.failed: list[str] = []
@@ -86,7 +105,8 @@ class BaselineWatch:
         self._background = BackgroundTasks(emit)
 
     def begin(self, record: RunRecord) -> None:
-        """A run begins: read its baseline in the background. The knobs of a user's job are known later."""
+        """A run begins: read its baseline in the background. The knobs of a user's job are known
+        later."""
         if record.run.is_job and not record.run.knobs:
             self._jobs.add(record.run.id)
         else:
@@ -94,7 +114,9 @@ class BaselineWatch:
 
     async def _look_up(self, record: RunRecord) -> None:
         run = record.run
-        lookup = self._found[run.id] = await asyncio.to_thread(look_up, measured(self._state, record))
+        lookup = self._found[run.id] = await asyncio.to_thread(
+            look_up, measured(self._state, record)
+        )
         if lookup.mistakes:
             more = f" (and {len(lookup.mistakes) - 1} more)" if lookup.mistakes[1:] else ""
             self._emit(Note(time.monotonic(), f"{lookup.mistakes[0]}{more}", "warning"))
@@ -114,11 +136,13 @@ class BaselineWatch:
                     self._compare(record, live=True)
 
     async def _read_load(self, record: RunRecord) -> None:
-        """The load of other programs. A failed reading is reported once; the comparison goes on without it."""
+        """The load of other programs. A failed reading is reported once; the comparison goes on
+        without it."""
         others = self._others.setdefault(record.run.id, OtherLoad())
         try:
             await others.read()
-        except Exception as problem:  # whatever /proc of this machine contains must not end the comparison
+        except Exception as problem:
+            # whatever /proc of this machine contains must not end the comparison
             if (line := f"the load of other programs cannot be read: {problem}") != self._reported:
                 self._reported = line
                 self._emit(Note(time.monotonic(), line, "warning"))
@@ -135,7 +159,9 @@ class BaselineWatch:
             if run.id in self._wanted or self._keeps != "chosen":
                 self._report_failed(f"run {run.id} is not kept as a baseline: {why}")
         elif self._keeps == "all but slower" and slower:
-            self._report_kept(f"run {run.id} is not kept as a baseline: it is slower than the baseline")
+            self._report_kept(
+                f"run {run.id} is not kept as a baseline: it is slower than the baseline"
+            )
         elif run.id in self._wanted or self._keeps != "chosen":
             self._background.start(self._keep(record))
 
@@ -146,11 +172,11 @@ class BaselineWatch:
             if not live or comparison.change is not None or comparison.verdict is None:
                 self._emit(Compared(time.monotonic(), record.run.id, comparison))
 
-    # --- keeping --------------------------------------------------------------------------------------------
+    # --- keeping ----------------------------------------------------------------------------------
 
     async def keep(self) -> str:
-        """Keep the current run: at its end if it is running (a second call cancels that), else at once. Returns a line for the user. Raises
-        SessionError."""
+        """Keep the current run: at its end if it is running (a second call cancels that), else at
+        once. Returns a line for the user. Raises SessionError."""
         record = self._state.record
         if record is None:
             raise SessionError("there is no run to keep as a baseline")
@@ -163,21 +189,30 @@ class BaselineWatch:
             return f"run {run.id} will be kept as a baseline when it ends (--save-baseline)"
         if record.closed_t is None:
             self._wanted ^= {run.id}
-            return f"run {run.id} will {'' if run.id in self._wanted else 'not '}be kept as a baseline when it ends"
+            return (
+                f"run {run.id} will {'' if run.id in self._wanted else 'not '}be kept as a baseline"
+                " when it ends"
+            )
         if why := doubts(self._valid(record)):
             raise SessionError(f"run {run.id} cannot be a baseline: {why}")
         lines, failures = len(self.kept), len(self.failed)
         await self._keep(record)
         if len(self.failed) > failures:
             raise SessionError(self.failed[-1])
-        return self.kept[-1] if len(self.kept) > lines else f"run {run.id} is already kept as a baseline"
+        return (
+            self.kept[-1]
+            if len(self.kept) > lines
+            else f"run {run.id} is already kept as a baseline"
+        )
 
     async def _keep(self, record: RunRecord) -> None:
         number = record.run.id
         self._done.add(number)
         try:
             session = self._snapshot()
-            side = MeasuredRun(f"run {number}", next(run for run in session.runs if run.id == number), session)
+            side = MeasuredRun(
+                f"run {number}", next(run for run in session.runs if run.id == number), session
+            )
             if why := why_no_rate(side):
                 raise BaselineError(why)
             line = await asyncio.to_thread(keep_run, baselines_folder(), side)
@@ -206,7 +241,9 @@ class BaselineWatch:
 def measured(state: SessionState, record: RunRecord) -> MeasuredRun:
     """A run as it stands, with what a comparison of its throughput reads."""
     now, run = state.now, run_now(state, record)
-    series = series_of(state, record, now, "workload.") | series_of(state, record, now, "host.run_queue_delay_ratio")
+    series = series_of(state, record, now, "workload.") | series_of(
+        state, record, now, "host.run_queue_delay_ratio"
+    )
     session = Snapshot(
         created="",
         gpuconsole=__version__,
@@ -217,7 +254,7 @@ def measured(state: SessionState, record: RunRecord) -> MeasuredRun:
     return MeasuredRun(f"run {run.id}", session.runs[0], session)
 
 
-# --- watches a kept change for a minute ----------------------------------------------------------------------
+# --- watches a kept change for a minute -----------------------------------------------------------
 # A trial of a few seconds sees no stall that comes once in hundreds of steps.
 
 WATCHED = frozenset(
@@ -232,35 +269,47 @@ WATCHED = frozenset(
         "batch_size",
     ]
 )
-"""Knobs whose change can cause stalls later: by a new compilation or a new kernel tuning for each new input shape, or by memory fragmentation."""
+"""Knobs whose change can cause stalls later: by a new compilation or a new kernel tuning for each
+new input shape, or by memory fragmentation."""
 WATCH_S = 60.0
 
 
 def rate_of(run: Run, steps: Sequence[Step]) -> RunRate | None:
-    """Return the rate of `steps`. On a CPU, the rate leaves out the run-queue delay of the training thread, as in the gate."""
+    """Return the rate of `steps`. On a CPU, the rate leaves out the run-queue delay of the training
+    thread, as in the gate."""
     rate = of_blocks(run_blocks(steps))
     waited = runq_ratio(steps) if run.device == "cpu" else None
-    return rate and rate._replace(log_rate=math.log(contention_free(math.exp(rate.log_rate), waited)))
+    return rate and rate._replace(
+        log_rate=math.log(contention_free(math.exp(rate.log_rate), waited))
+    )
 
 
 def judged(trial: Trial, before: RunRate | None, after: RunRate | None) -> Trial:
-    """Withdraw the verdict of `trial` if the present gain is below the interval that the trial measured. The present gain is the rate after the trial over
-    the rate before it. Its interval contains the noise between two equal runs, because these rates are not measured in turn."""
+    """Withdraw the verdict of `trial` if the present gain is below the interval that the trial
+    measured. The present gain is the rate after the trial over the rate before it. Its interval
+    contains the noise between two equal runs, because these rates are not measured in turn."""
     if trial.speedup is None or before is None or after is None:
         return trial
     middle = after.log_rate - before.log_rate
-    half = student_quantile(USUAL_RUNS, ALPHA) * math.sqrt(2 * RUN_TO_RUN**2 + before.error**2 + after.error**2)
+    half = student_quantile(USUAL_RUNS, ALPHA) * math.sqrt(
+        2 * RUN_TO_RUN**2 + before.error**2 + after.error**2
+    )
     estimate, low, high = map(math.exp, (middle, middle - half, middle + half))
     if high >= trial.speedup.low:
         return trial
     return msgspec.structs.replace(
-        trial, verdict="undecided", reason=f"{units.measured(estimate, low, high)} in the minute after the change was kept"
+        trial,
+        verdict="undecided",
+        reason=f"{units.measured(estimate, low, high)} in the minute after the change was kept",
     )
 
 
-async def watch(trial: Trial, before: RunRate | None, record: Callable[[], RunRecord | None]) -> Trial:
-    """Wait for WATCH_S of steps of the run that begins with the change of `trial`. Return `trial` as `judged` by these steps; unchanged if the run ends
-    earlier. `record`: returns the record of the current run."""
+async def watch(
+    trial: Trial, before: RunRate | None, record: Callable[[], RunRecord | None]
+) -> Trial:
+    """Wait for WATCH_S of steps of the run that begins with the change of `trial`. Return `trial`
+    as `judged` by these steps; unchanged if the run ends earlier. `record`: returns the record of
+    the current run."""
     watched = record()
     while watched is not None and watched is record() and watched.closed_t is None:
         steps = list(watched.steps)

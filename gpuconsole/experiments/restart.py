@@ -1,4 +1,5 @@
-"""Trials and sweeps that start the user's command again for each setting in turn, for settings that are flags of the command."""
+"""Trials and sweeps that start the user's command again for each setting in turn, for settings that
+are flags of the command."""
 
 from __future__ import annotations
 
@@ -60,8 +61,14 @@ class CommandStart:
             raise TrialFailed(f"{name} could not be started: {error.strerror}") from None
         except WorkerGone:
             job = self.handle.job
-            why = job.ending(job.returncode)[1] if job is not None and job.returncode is not None else "the job ended"
-            raise TrialFailed(f"{name}: {why or 'the job ended before its steps were steady'}") from None
+            why = (
+                job.ending(job.returncode)[1]
+                if job is not None and job.returncode is not None
+                else "the job ended"
+            )
+            raise TrialFailed(
+                f"{name}: {why or 'the job ended before its steps were steady'}"
+            ) from None
 
     async def end(self) -> None:
         """End the command and all its processes: SIGTERM, then SIGKILL."""
@@ -83,7 +90,8 @@ class CommandStart:
 
 
 class RestartVariants:
-    """The sides of a trial: two commands, of which one runs at a time. Two blocks of one side in a row share a start."""
+    """The sides of a trial: two commands, of which one runs at a time. Two blocks of one side in a
+    row share a start."""
 
     method: Method = "restarts ABBA"
 
@@ -119,9 +127,13 @@ class RestartVariants:
 
 
 async def sweep_by_restarts(
-    sweep: Sweep, commands: Sequence[JobCommand], say: Callable[[str], None], on_update: Callable[[Sweep], None]
+    sweep: Sweep,
+    commands: Sequence[JobCommand],
+    say: Callable[[str], None],
+    on_update: Callable[[Sweep], None],
 ) -> None:
-    """Fill `sweep`: `commands[n]` is started for a block of point n, in interleaved rounds. A point whose command fails has the error."""
+    """Fill `sweep`: `commands[n]` is started for a block of point n, in interleaved rounds. A point
+    whose command fails has the error."""
     begun, starts = time.monotonic(), 0
     work: Work | None = None
     sweep.order_seed = seed = secrets.randbits(32)
@@ -157,10 +169,14 @@ async def sweep_by_restarts(
 async def _block_of(start: CommandStart, point: Knobs, stretch: float) -> list[Step]:
     """The steps of one block. Raises WorkerGone.
 
-    They have an arm, although there is one side only: the agent reads the run-queue delay on every such step, and on few of the others.
+    They have an arm, although there is one side only: the agent reads the run-queue delay on every
+    such step, and on few of the others.
     """
     knobs: Knobs = {**(start.started.knobs if start.started is not None else {}), **point}
-    plan, walls = BlockPlan(knobs, point, of_job=True), [step.wall_s for step in start.steps[-STEADY_STEPS:]]
+    plan, walls = (
+        BlockPlan(knobs, point, of_job=True),
+        [step.wall_s for step in start.steps[-STEADY_STEPS:]],
+    )
     block = NextBlock(plan, Lengths(statistics.fmean(walls) if walls else None), BASELINE, stretch)
     start.handle.trial_steps.clear()
     start.handle.resume(BASELINE)

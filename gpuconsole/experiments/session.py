@@ -1,4 +1,5 @@
-"""The live session that screens and commands use: an engine, with trials, tuning sessions and baselines."""
+"""The live session that screens and commands use: an engine, with trials, tuning sessions and
+baselines."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.rate_watch import WATCHED, BaselineWatch, Keeps, rate_of, watch
 from gpuconsole.experiments.runs import RunRate
 from gpuconsole.experiments.traffic_trial import TrafficTrial
-from gpuconsole.experiments.trial import USUAL, LiveTrial, TrialLimits, forecast_line, forecast_restart, noise_s, refusal
+from gpuconsole.experiments.trial import (
+    USUAL,
+    LiveTrial,
+    TrialLimits,
+    forecast_line,
+    forecast_restart,
+    noise_s,
+    refusal,
+)
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
@@ -36,7 +45,8 @@ from gpuconsole.session.view import run_now
 from gpuconsole.wire.events import AnyEvent, Note, TrialUpdate
 
 SETTLE_S = 2.0
-"""Seconds that the caller of a cancelled trial waits for the worker to return to its knobs. A worker that hangs returns never."""
+"""Seconds that the caller of a cancelled trial waits for the worker to return to its knobs. A
+worker that hangs returns never."""
 
 
 class LiveSession(Engine, SessionApi):
@@ -57,20 +67,31 @@ class LiveSession(Engine, SessionApi):
         spare_s: float = SPARE_S,
     ) -> None:
         """`keeps`: which runs become baselines. The other arguments are those of Engine."""
-        super().__init__(interval_s, device, price_per_hour=price_per_hour, dcgm=dcgm, nodes=nodes, serving=serving, spare_s=spare_s)
+        super().__init__(
+            interval_s,
+            device,
+            price_per_hour=price_per_hour,
+            dcgm=dcgm,
+            nodes=nodes,
+            serving=serving,
+            spare_s=spare_s,
+        )
         self.baselines = BaselineWatch(self.state, self.emit, keeps, self.snapshot)
         self.control.on_open.append(self.baselines.begin)
         self.control.on_close.append(self.baselines.ended)
         self.services.append(self.baselines.run)
         self.before_close.append(self.baselines.settled)
-        self._trials = Trials(self.control, self.state, self.emit, serving.bounds if serving is not None else ())
+        self._trials = Trials(
+            self.control, self.state, self.emit, serving.bounds if serving is not None else ()
+        )
         self._tuning = TuningSession(self, self.emit)
 
     async def close(self) -> None:
         self._tuning.close()
         await super().close()
 
-    # --- runs and changes: a tuning session ends before its run ends, and only the tuning session changes the run meanwhile -----------------
+    # --- runs and changes: a tuning session ends before its run ends, and only the tuning session
+    # changes the run meanwhile ---
 
     async def before_end(self) -> None:
         await self._tuning.finish()
@@ -87,12 +108,18 @@ class LiveSession(Engine, SessionApi):
         await self._trials.settled()
         await self.baselines.settled()
 
-    # --- experiments ----------------------------------------------------------------------------------------
+    # --- experiments ------------------------------------------------------------------------------
 
     async def try_change(
-        self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True, limits: TrialLimits = USUAL
+        self,
+        changes: Knobs,
+        predicted: Interval | None = None,
+        *,
+        keep: bool = True,
+        limits: TrialLimits = USUAL,
     ) -> Trial:
-        """See SessionApi. Without `keep` the change is only measured. `limits` are the longest times of an undecided trial."""
+        """See SessionApi. Without `keep` the change is only measured. `limits` are the longest
+        times of an undecided trial."""
         self.check_free()
         return await self._trials.try_change(changes, predicted, keep=keep, limits=limits)
 
@@ -107,7 +134,9 @@ class LiveSession(Engine, SessionApi):
         """See SessionApi. `budget_s`: seconds for the whole tuning session."""
         record, _ = self.control.running()
         if record.run.watched:
-            raise SessionError("a server that is only watched is not tuned: try one limit at a time")
+            raise SessionError(
+                "a server that is only watched is not tuned: try one limit at a time"
+            )
         if self.control.lock.changing:
             raise Busy("a trial, a change or a profile is under way: wait for its end")
         return await self._tuning.run(record.run.scenario, self.control.overrides, budget_s)
@@ -123,7 +152,11 @@ class Trials:
     """Tries changes on the current run of `control`, one at a time."""
 
     def __init__(
-        self, control: RunControl, state: SessionState, emit: Callable[[AnyEvent], None], objective: Sequence[LatencyBound] = ()
+        self,
+        control: RunControl,
+        state: SessionState,
+        emit: Callable[[AnyEvent], None],
+        objective: Sequence[LatencyBound] = (),
     ) -> None:
         """`objective`: the latencies of a watched server that the user wants kept."""
         self._control, self._state, self._emit, self._objective = control, state, emit, objective
@@ -135,10 +168,13 @@ class Trials:
         self._background = BackgroundTasks(emit)
         control.on_cancel.append(self._cancel_trial)
 
-    async def try_change(self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits) -> Trial:
+    async def try_change(
+        self, changes: Knobs, predicted: Interval | None, *, keep: bool, limits: TrialLimits
+    ) -> Trial:
         """Prove a change; keep it if it wins and `keep` is true. Raises SessionError.
 
-        When the caller is cancelled, the trial is broken off. If the worker hangs, the trial ends only when the run is ended.
+        When the caller is cancelled, the trial is broken off. If the worker hangs, the trial ends
+        only when the run is ended.
         """
         changes = self._control.check_trial(changes)
         work = self._asked = asyncio.create_task(self._run(changes, predicted, keep, limits))
@@ -146,7 +182,9 @@ class Trials:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if work.cancelled():
-                raise SessionError(f"the trial of {describe_changes(changes)} was cancelled before it began") from None
+                raise SessionError(
+                    f"the trial of {describe_changes(changes)} was cancelled before it began"
+                ) from None
             if self._trial is not None:
                 self._trial.cancel()
             else:  # it waits for the end of a probe
@@ -156,12 +194,14 @@ class Trials:
             raise
 
     async def settled(self) -> None:
-        """The run has ended: wait until its trial has reported its end. Any client may have started the trial."""
+        """The run has ended: wait until its trial has reported its end. Any client may have started
+        the trial."""
         if self._work is not None:
             await asyncio.wait([self._work], timeout=SETTLE_S)
 
     async def keep(self) -> Trial:
-        """Keep the change of the last trial, which was a win and only measured. Raises SessionError."""
+        """Keep the change of the last trial, which was a win and only measured. Raises
+        SessionError."""
         record, _ = self._control.running()
         trial = next(reversed(self._state.trials.values()), None)
         if trial is None or trial.state == "running":
@@ -170,19 +210,24 @@ class Trials:
         if trial.kept:
             raise SessionError(f"{what} is kept already")
         if trial.of_traffic:
-            raise SessionError(f"{what}: restart the server with it; a server that is only watched keeps no change")
+            raise SessionError(
+                f"{what}: restart the server with it; a server that is only watched keeps no change"
+            )
         if trial.baseline_run != record.run.id:
             raise SessionError(f"{what} was measured before other settings changed: try it again")
         if not trial.worth_keeping:
-            raise SessionError(f"only a proven win is kept, and the trial of {what} was none: {trial.verdict or trial.state}")
+            raise SessionError(
+                f"only a proven win is kept, and the trial of {what} was none:"
+                f" {trial.verdict or trial.state}"
+            )
         await self._control.set_knobs(trial.changes)
         trial = msgspec.structs.replace(trial, kept=True)
         self._report(trial)
         return trial
 
     def cancel(self) -> None:
-        """End the trial as cancelled: its change is reverted, and the run goes on. A trial that has not begun does not begin. Raises SessionError where there
-        is none."""
+        """End the trial as cancelled: its change is reverted, and the run goes on. A trial that has
+        not begun does not begin. Raises SessionError where there is none."""
         if self._trial is not None:
             self._trial.cancel()
         elif self._control.lock.asked and self._asked is not None:
@@ -194,7 +239,9 @@ class Trials:
         if self._trial is not None:
             self._trial.cancel()
 
-    async def _run(self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits) -> Trial:
+    async def _run(
+        self, changes: Knobs, predicted: Interval | None, keep: bool, limits: TrialLimits
+    ) -> Trial:
         control = self._control
         async with control.lock.change(changes):
             self._work = asyncio.current_task()
@@ -204,9 +251,13 @@ class Trials:
             if forecast is not None:
                 self._emit(Note(time.monotonic(), forecast_line(forecast)))
             number, effect = str(len(self._state.trials) + 1), run.effect(changes)
-            trial = Trial(number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect)
+            trial = Trial(
+                number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect
+            )
             if run.watched:
-                self._trial = TrafficTrial(trial, run, record, worker, self._report, limits, self._objective)
+                self._trial = TrafficTrial(
+                    trial, run, record, worker, self._report, limits, self._objective
+                )
             else:
                 self._trial = LiveTrial(trial, run, control, self._report, keep=keep, limits=limits)
             try:
@@ -223,24 +274,40 @@ class Trials:
             return outcome.trial
 
     async def _watch(self, trial: Trial, before: RunRate | None) -> None:
-        """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial, and say what to do."""
+        """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial,
+        and say what to do."""
         after = await watch(trial, before, lambda: self._state.record)
         if after is not trial and trial.speedup is not None:
             self._report(after)
-            what = f"{describe_changes(trial.changes)}: {after.reason}, but the trial measured {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
-            self._emit(Note(time.monotonic(), f"{what}. The verdict is withdrawn: take the change back, or measure it again", "warning"))
+            what = (
+                f"{describe_changes(trial.changes)}: {after.reason}, but the trial measured"
+                f" {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
+            )
+            self._emit(
+                Note(
+                    time.monotonic(),
+                    f"{what}. The verdict is withdrawn: take the change back, or measure it again",
+                    "warning",
+                )
+            )
 
     def _report(self, trial: Trial) -> None:
         self._control.lock.asked = {}
         self._emit(TrialUpdate(time.monotonic(), trial))
 
     async def _forecast(
-        self, run: Run, worker: WorkerHandle, changes: Knobs, predicted: Interval | None, limits: TrialLimits
+        self,
+        run: Run,
+        worker: WorkerHandle,
+        changes: Knobs,
+        predicted: Interval | None,
+        limits: TrialLimits,
     ) -> Forecast | None:
-        """The forecast of a trial that starts a second model server, as soon as the run has shown its noise; None for other trials.
+        """The forecast of a trial that starts a second model server, as soon as the run has shown
+        its noise; None for other trials.
 
-        Raises SessionError if the run ends, or if the trial cannot resolve the predicted gain. A trial without a prediction is the user's own
-        choice.
+        Raises SessionError if the run ends, or if the trial cannot resolve the predicted gain. A
+        trial without a prediction is the user's own choice.
         """
         record = self._state.record
         assert record is not None
@@ -253,7 +320,14 @@ class Trials:
                     await worker.next_steps()
         except WorkerGone as gone:
             raise SessionError(str(gone)) from None
-        forecast = forecast_restart(run_now(self._state, record), list(record.steps), changes, predicted, limits, record.start_s)
+        forecast = forecast_restart(
+            run_now(self._state, record),
+            list(record.steps),
+            changes,
+            predicted,
+            limits,
+            record.start_s,
+        )
         if predicted is not None and not forecast.resolves(predicted.middle - 1):
             raise SessionError(refusal(changes, forecast, predicted))
         return forecast

@@ -1,5 +1,5 @@
-"""A sweep. Settings that apply live share a worker. Each other setting has its own worker, which pauses between its turns. A user's own job is
-the only worker of its sweep."""
+"""A sweep. Settings that apply live share a worker. Each other setting has its own worker, which
+pauses between its turns. A user's own job is the only worker of its sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import random_stretch
 from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
-from gpuconsole.experiments.statistics import MIN_PAIRS, NO_WORK, BlockPlan, one_step, rate, simultaneous_interval, work_in
+from gpuconsole.experiments.statistics import (
+    MIN_PAIRS,
+    NO_WORK,
+    BlockPlan,
+    one_step,
+    rate,
+    simultaneous_interval,
+    work_in,
+)
 from gpuconsole.experiments.steps import Lengths, NextBlock
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
@@ -32,27 +40,39 @@ from gpuconsole.session.figures.rate import Work
 START_S = 300.0
 """Time for a worker to report a first step, or the next step of a block."""
 SERVER_START_S = 1260.0
-"""The same for a model server: a large model takes minutes to load and compile. The serving worker reports a failure after 20 minutes."""
+"""The same for a model server: a large model takes minutes to load and compile. The serving worker
+reports a failure after 20 minutes."""
 MAX_WORKERS = 8
 """Maximum number of workers. Each worker keeps its memory during the whole sweep."""
 MIN_REPEATS = MIN_PAIRS
 WORSE_BY = 0.95
-"""A point is settled if the upper end of its interval is below this share of the lower end of the best point's interval."""
+"""A point is settled if the upper end of its interval is below this share of the lower end of the
+best point's interval."""
 
 
 def points(vary: dict[str, list[Value]], base: Knobs, grid: bool) -> list[Knobs]:
-    """The settings to measure, each once: one factor at a time around `base`, which comes first; or with `grid` every combination."""
+    """The settings to measure, each once: one factor at a time around `base`, which comes first; or
+    with `grid` every combination."""
     if grid:
-        return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+        return [
+            dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+        ]
     points: list[Knobs] = [{name: base[name] for name in vary}]
-    points += [{**points[0], name: value} for name, values in vary.items() for value in values if value != base[name]]
+    points += [
+        {**points[0], name: value}
+        for name, values in vary.items()
+        for value in values
+        if value != base[name]
+    ]
     return points if any(base[name] in values for name, values in vary.items()) else points[1:]
 
 
 def rounds(count: int, repeats: int, seed: int) -> Iterator[list[tuple[int, float]]]:
-    """The points of each round in random order: the index of a point, and the length of its block as a multiple of the shortest block.
+    """The points of each round in random order: the index of a point, and the length of its block
+    as a multiple of the shortest block.
 
-    A disturbance that comes at regular intervals therefore meets no point more often than another (see `block_order.order`).
+    A disturbance that comes at regular intervals therefore meets no point more often than another
+    (see `block_order.order`).
     """
     chance = random.Random(seed)
     for _ in range(repeats):
@@ -62,12 +82,14 @@ def rounds(count: int, repeats: int, seed: int) -> Iterator[list[tuple[int, floa
 def evaluate(sweep: Sweep) -> None:
     """Compute the interval of every point, and mark the points that are proven not to be the best.
 
-    A sweep is evaluated after every round, and its best point is chosen because it was fast. So the intervals are confidence sequences that
-    hold together for all points (see `simultaneous_interval`).
+    A sweep is evaluated after every round, and its best point is chosen because it was fast. So the
+    intervals are confidence sequences that hold together for all points (see
+    `simultaneous_interval`).
     """
     for point in sweep.points:
         bounds = simultaneous_interval(point.rates, len(sweep.points))
-        point.low, point.high = (max(0.0, bounds[0]), bounds[1]) if bounds else (None, None)  # no rate is negative
+        # no rate is negative
+        point.low, point.high = (max(0.0, bounds[0]), bounds[1]) if bounds else (None, None)
     measured = [point for point in sweep.points if len(point.rates) >= MIN_REPEATS]
     best = max((point.low for point in measured if point.low is not None), default=None)
     for point in measured:
@@ -77,7 +99,13 @@ def evaluate(sweep: Sweep) -> None:
 
 def unit_of(steps: Sequence[Step], work: Work) -> str:
     """Return the unit of the rate of `steps`, whose work is counted by `work`."""
-    return "steps/s" if work is one_step else "tokens/s" if any(step.tokens for step in steps) else "samples/s"
+    return (
+        "steps/s"
+        if work is one_step
+        else "tokens/s"
+        if any(step.tokens for step in steps)
+        else "samples/s"
+    )
 
 
 class Sweeper:
@@ -87,7 +115,12 @@ class Sweeper:
     """Whether the worker is the user's own job."""
 
     def __init__(
-        self, chosen: Scenario, base: Knobs, device: Device, serving: ServingChoice, devices: DeviceSelection | None = None
+        self,
+        chosen: Scenario,
+        base: Knobs,
+        device: Device,
+        serving: ServingChoice,
+        devices: DeviceSelection | None = None,
     ) -> None:
         """`devices` chooses the GPUs of runs in several processes."""
         self._devices = devices
@@ -102,15 +135,30 @@ class Sweeper:
         self._lengths = Lengths()
         self._patience_s = SERVER_START_S if chosen.workload.serves else START_S
 
-    async def run(self, points: list[Knobs], repeats: int, stop_settled: bool, on_update: Callable[[Sweep], None]) -> Sweep:
-        """Measure every point `repeats` times, after a warm-up round. Raises SessionError where no point can be measured."""
+    async def run(
+        self,
+        points: list[Knobs],
+        repeats: int,
+        stop_settled: bool,
+        on_update: Callable[[Sweep], None],
+    ) -> Sweep:
+        """Measure every point `repeats` times, after a warm-up round. Raises SessionError where no
+        point can be measured."""
         self._check_count(points)
         begun = time.monotonic()
         through_loader = any(CATALOGUE[name].loader for point in points for name in point)
         free = self._device.id == "cpu" and not through_loader and not self._chosen.workload.serves
         free = free and not any("num_threads" in point for point in points)
         clock: Literal["wall", "contention_free"] = "contention_free" if free else "wall"
-        sweep = Sweep(self._chosen.name, self._device.id, "tokens/s", self._base, [SweepPoint(point) for point in points], repeats, clock)
+        sweep = Sweep(
+            self._chosen.name,
+            self._device.id,
+            "tokens/s",
+            self._base,
+            [SweepPoint(point) for point in points],
+            repeats,
+            clock,
+        )
         sweep.order_seed = seed = secrets.randbits(32)
         on_clock = no_blocks(free)
         work: Work | None = None
@@ -142,7 +190,10 @@ class Sweeper:
     def _check_count(self, points: list[Knobs]) -> None:
         """Raises SessionError where more workers would be needed than are possible."""
         if (own := len({repr(sorted(_restarts(point).items())) for point in points})) > MAX_WORKERS:
-            raise SessionError(f"{own} settings need their own worker: at most {MAX_WORKERS} are possible at a time")
+            raise SessionError(
+                f"{own} settings need their own worker: at most {MAX_WORKERS} are possible at a"
+                " time"
+            )
 
     async def close(self) -> None:
         for _, worker in self._workers:
@@ -150,7 +201,9 @@ class Sweeper:
         for _, worker in self._workers:
             await worker.stop()
 
-    async def _block(self, arm: int, stretch: float, point: Knobs, points: list[Knobs]) -> list[Step]:
+    async def _block(
+        self, arm: int, stretch: float, point: Knobs, points: list[Knobs]
+    ) -> list[Step]:
         """The counted steps of one block under `point`. Raises WorkerGone, SessionError."""
         worker = await self._worker(point, points)
         if worker is not self._running:
@@ -170,18 +223,22 @@ class Sweeper:
     def _changes(self, point: Knobs, worker: WorkerHandle) -> Knobs:
         """The values of `point` that are set in `worker`; the others are those of its start."""
         started = next(knobs for knobs, other in self._workers if other is worker)
-        return {name: value for name, value in point.items() if _lives(name, value, started, worker)}
+        return {
+            name: value for name, value in point.items() if _lives(name, value, started, worker)
+        }
 
     async def _next_steps(self, worker: WorkerHandle) -> None:
-        """Wait for steps. Raises WorkerGone. A worker that does not respond is stopped before SessionError is raised, so that it does not disturb
-        other points."""
+        """Wait for steps. Raises WorkerGone. A worker that does not respond is stopped before
+        SessionError is raised, so that it does not disturb other points."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await worker.next_steps()
         except TimeoutError:
             await self._end(worker)
             why = f"no step within {self._patience_s:g} s"
-            self._failed += [(_cold(knobs), why) for knobs, other in self._workers if other is worker]
+            self._failed += [
+                (_cold(knobs), why) for knobs, other in self._workers if other is worker
+            ]
             raise SessionError(why) from None
 
     async def _end(self, worker: WorkerHandle) -> None:
@@ -191,7 +248,8 @@ class Sweeper:
         await worker.stop()
 
     async def _pause_running(self) -> None:
-        """Pause the running worker before another worker runs. If the worker is gone, its own points report that at their next turn."""
+        """Pause the running worker before another worker runs. If the worker is gone, its own
+        points report that at their next turn."""
         if self._running is not None:
             worker, self._running = self._running, None
             with contextlib.suppress(WorkerGone):
@@ -202,17 +260,23 @@ class Sweeper:
                     await self._end(worker)
 
     async def _worker(self, point: Knobs, points: list[Knobs]) -> WorkerHandle:
-        """A worker that can measure `point`. Starts a worker if no running worker can measure it. Raises WorkerGone, SessionError."""
+        """A worker that can measure `point`. Starts a worker if no running worker can measure it.
+        Raises WorkerGone, SessionError."""
         knobs = self._start_knobs(point, points)
         if why := next((why for failed, why in self._failed if failed == _cold(knobs)), ""):
             raise SessionError(why)
-        worker = next((other for started, other in self._workers if _takes(point, started, other)), None)
+        worker = next(
+            (other for started, other in self._workers if _takes(point, started, other)), None
+        )
         if worker is None:
             if len(self._workers) >= MAX_WORKERS:
                 raise SessionError(f"more than {MAX_WORKERS} settings need their own worker")
             worker = await self._launch(knobs)
-            self._live_limits = self._live_limits and all(_takes(other, knobs, worker) for other in _alike(point, points))
-            if not _takes(point, knobs, worker):  # the server reports no live limit: it keeps the values of its start
+            self._live_limits = self._live_limits and all(
+                _takes(other, knobs, worker) for other in _alike(point, points)
+            )
+            # the server reports no live limit: it keeps the values of its start
+            if not _takes(point, knobs, worker):
                 if not any(_takes(point, knobs, worker) for point in points):
                     await self._end(worker)
                     self._workers.pop()
@@ -220,16 +284,25 @@ class Sweeper:
         if not worker.alive:
             raise WorkerGone(worker.cause())
         notes = worker.last_started.notes if worker.last_started is not None else {}
-        idle = [f"{name} has no effect: {notes[NO_EFFECT + name]}" for name in point if NO_EFFECT + name in notes]
+        idle = [
+            f"{name} has no effect: {notes[NO_EFFECT + name]}"
+            for name in point
+            if NO_EFFECT + name in notes
+        ]
         if idle:
             raise SessionError("; ".join(idle))
         return worker
 
     def _start_knobs(self, point: Knobs, points: list[Knobs]) -> Knobs:
-        """The knobs of a worker for `point` and for all points that differ in live knobs only: live limits at their largest value."""
+        """The knobs of a worker for `point` and for all points that differ in live knobs only: live
+        limits at their largest value."""
         if not self._live_limits:
             return {**self._base, **point}
-        largest = {name: max(int(other[name]) for other in _alike(point, points)) for name in point if CATALOGUE[name].lowered_live}
+        largest = {
+            name: max(int(other[name]) for other in _alike(point, points))
+            for name in point
+            if CATALOGUE[name].lowered_live
+        }
         return {**self._base, **point, **largest}
 
     async def _launch(self, knobs: Knobs) -> WorkerHandle:
@@ -258,8 +331,8 @@ class Sweeper:
 
 
 class JobSweeper(Sweeper):
-    """Measures settings that apply live to the job. A setting that does not apply live is reported with the reason. `close` brings the
-    values from before back; the job continues."""
+    """Measures settings that apply live to the job. A setting that does not apply live is reported
+    with the reason. `close` brings the values from before back; the job continues."""
 
     OF_JOB = True
 
@@ -277,7 +350,9 @@ class JobSweeper(Sweeper):
     async def _worker(self, point: Knobs, points: list[Knobs]) -> WorkerHandle:
         if not self._job.alive:
             raise WorkerGone("the job has ended")
-        if reason := self._run.why_not({name: value for name, value in point.items() if value != self._run.knobs.get(name)}):
+        if reason := self._run.why_not(
+            {name: value for name, value in point.items() if value != self._run.knobs.get(name)}
+        ):
             raise SessionError(reason)
         return self._job
 
@@ -308,11 +383,16 @@ def _alike(point: Knobs, points: list[Knobs]) -> list[Knobs]:
 
 
 def _lives(name: str, value: Value, started: Knobs, worker: WorkerHandle) -> bool:
-    """Whether `value` can be set in `worker`. `started`: the knobs of the worker's start; the present value may differ."""
+    """Whether `value` can be set in `worker`. `started`: the knobs of the worker's start; the
+    present value may differ."""
     facts = worker.last_started.facts if worker.last_started is not None else {}
     return CATALOGUE[name].applies_live(value, facts)
 
 
 def _takes(point: Knobs, started: Knobs, worker: WorkerHandle) -> bool:
-    """Whether `worker` can measure `point` without a restart. `started`: the knobs of the worker's start."""
-    return all(started.get(name) == value or _lives(name, value, started, worker) for name, value in point.items())
+    """Whether `worker` can measure `point` without a restart. `started`: the knobs of the worker's
+    start."""
+    return all(
+        started.get(name) == value or _lives(name, value, started, worker)
+        for name, value in point.items()
+    )

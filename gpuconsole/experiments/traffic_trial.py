@@ -1,4 +1,5 @@
-"""A trial on a server that is watched: its limits change in random blocks, while its own clients send the load."""
+"""A trial on a server that is watched: its limits change in random blocks, while its own clients
+send the load."""
 
 from __future__ import annotations
 
@@ -28,14 +29,16 @@ ARRIVALS = 12.0
 """A block lasts as long as two requests, and as twelve requests take to come."""
 LONGER = 1.5
 MIN_ALIKE_SHARE = 0.75
-"""Blocks grow by this factor after a pair, while fewer than so many pairs had the same load: a longer block holds more of the ups and downs of the traffic."""
+"""Blocks grow by this factor after a pair, while fewer than so many pairs had the same load: a
+longer block holds more of the ups and downs of the traffic."""
 LATE_S = 20.0
 """A block that has so much less time than planned has lost its readings."""
 LOOK_S = 1.0
 
 
 class TrafficTrial:
-    """One trial of new limits on a watched server. The limits of the start are back when it ends: a user's server keeps no change of ours."""
+    """One trial of new limits on a watched server. The limits of the start are back when it ends: a
+    user's server keeps no change of ours."""
 
     def __init__(
         self,
@@ -51,21 +54,29 @@ class TrafficTrial:
         assert record.serving is not None
         self._cap_s, self._objective = limits.traffic_cap_s, objective
         seed = secrets.randbits(32) if trial.order_seed is None else trial.order_seed
-        trial = msgspec.structs.replace(trial, method="live traffic", order_seed=seed, limit_s=self._cap_s)
+        trial = msgspec.structs.replace(
+            trial, method="live traffic", order_seed=seed, limit_s=self._cap_s
+        )
         self._trial, self._run, self._worker, self._on_update = trial, run, worker, on_update
         self._serving = record.serving
-        self._values: dict[int, Knobs] = {BASELINE: {name: run.knobs[name] for name in trial.changes}, CHANGED: dict(trial.changes)}
+        self._values: dict[int, Knobs] = {
+            BASELINE: {name: run.knobs[name] for name in trial.changes},
+            CHANGED: dict(trial.changes),
+        }
         self._block_s = block_s(run)
         self._measuring: asyncio.Task[Trial] | None = None
         self._latest = trial
 
     async def run(self) -> Outcome:
-        """Measure, then give the server its limits back. A trial that cannot be measured ends as failed; nothing is raised for it."""
+        """Measure, then give the server its limits back. A trial that cannot be measured ends as
+        failed; nothing is raised for it."""
         self._on_update(self._trial)
         self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait([self._measuring])
         if self._measuring.cancelled():
-            trial = msgspec.structs.replace(self._latest, state="cancelled", verdict="undecided", reason="")
+            trial = msgspec.structs.replace(
+                self._latest, state="cancelled", verdict="undecided", reason=""
+            )
         else:
             trial = self._measuring.result()
         try:
@@ -73,7 +84,9 @@ class TrafficTrial:
         except WorkerGone:  # the worker gives the limits back at its end
             error = None
         if error and trial.error is None:
-            trial = msgspec.structs.replace(trial, error=f"the server has lost its limits of the trial by itself: {error}")
+            trial = msgspec.structs.replace(
+                trial, error=f"the server has lost its limits of the trial by itself: {error}"
+            )
         self._on_update(trial)
         return Outcome(trial)
 
@@ -98,7 +111,9 @@ class TrafficTrial:
                 else:
                     idle += 1
                 engines = int(self._run.facts.get("live_limit.engines", 1))
-                judged = judge(pairs, trial.changes, self._values[BASELINE], engines, self._objective)
+                judged = judge(
+                    pairs, trial.changes, self._values[BASELINE], engines, self._objective
+                )
                 reason = judged.reason
                 if judged.compared < MIN_ALIKE_SHARE * len(pairs):
                     self._block_s = min(BLOCK_S[1], LONGER * self._block_s)
@@ -107,7 +122,11 @@ class TrafficTrial:
                     trial,
                     speedup=judged.effects.get(judged.figure),
                     figure=judged.figure,
-                    effects={name: effect for name, effect in judged.effects.items() if name != judged.figure},
+                    effects={
+                        name: effect
+                        for name, effect in judged.effects.items()
+                        if name != judged.figure
+                    },
                     load_ratio=judged.load,
                     objective=judged.objective,
                     blocks=2 * len(pairs),
@@ -119,17 +138,29 @@ class TrafficTrial:
                 self._latest = trial
                 self._on_update(trial)
                 if judged.verdict is not None:
-                    return msgspec.structs.replace(trial, state="done", verdict=judged.verdict, reason=reason)
+                    return msgspec.structs.replace(
+                        trial, state="done", verdict=judged.verdict, reason=reason
+                    )
                 if trial.elapsed_s > self._cap_s and len(pairs) + idle >= MIN_PAIRS:
                     break
         except (TrialFailed, WorkerGone) as error:
-            return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error), elapsed_s=time.monotonic() - begun)
+            return msgspec.structs.replace(
+                trial,
+                state="failed",
+                verdict="undecided",
+                error=str(error),
+                elapsed_s=time.monotonic() - begun,
+            )
         if idle > len(pairs):
-            reason = f"the load is too small: in {idle} of {idle + len(pairs)} pairs of blocks the server had next to nothing to do"
+            reason = (
+                f"the load is too small: in {idle} of {idle + len(pairs)} pairs of blocks the"
+                " server had next to nothing to do"
+            )
         return msgspec.structs.replace(trial, state="done", verdict="undecided", reason=reason)
 
     async def _measured(self, block: Block) -> TrafficBlock | None:
-        """Put the limits of the side in force, and return what the server does in the block. Raises TrialFailed, WorkerGone."""
+        """Put the limits of the side in force, and return what the server does in the block. Raises
+        TrialFailed, WorkerGone."""
         worker, wanted_s = self._worker, self._block_s * block.stretch
         worker.trial_steps.clear()
         answer = await worker.set_knobs(self._values[block.arm], block.arm)
@@ -137,13 +168,17 @@ class TrafficTrial:
             raise TrialFailed(answer.error)
         latest = time.monotonic() + 2 * wanted_s + LATE_S
         while True:
-            steps = [step for step in worker.trial_steps if step.arm == block.arm and step.kind == COUNTS]
+            steps = [
+                step for step in worker.trial_steps if step.arm == block.arm and step.kind == COUNTS
+            ]
             if len(steps) >= MIN_READINGS - 1 and sum(step.wall_s for step in steps) >= wanted_s:
                 break
             if (outage := self._serving.outages.current) is not None:
                 raise TrialFailed(f"the server does not answer: {outage.why}")
             if time.monotonic() > latest:
-                raise TrialFailed("the metrics page could not be read in time, or the server has restarted")
+                raise TrialFailed(
+                    "the metrics page could not be read in time, or the server has restarted"
+                )
             try:
                 async with asyncio.timeout(LOOK_S):
                     await worker.next_steps()
@@ -151,7 +186,9 @@ class TrafficTrial:
                 continue
         first, last = steps[0].t - steps[0].wall_s, steps[-1].t
         try:
-            return block_of([state for state in self._serving.states if first - 1e-6 <= state.t <= last])
+            return block_of(
+                [state for state in self._serving.states if first - 1e-6 <= state.t <= last]
+            )
         except ValueError as problem:
             raise TrialFailed(str(problem)) from None
 
@@ -160,6 +197,7 @@ def block_s(run: Run) -> float:
     """The seconds of the shortest block, by what is known of the requests."""
     e2e, rate = run.summary.e2e_s, run.summary.requests_per_s
     wanted = max(
-        REQUESTS_LONG * (e2e.mean if e2e is not None else 0.0), ARRIVALS / rate.mean if rate is not None and rate.mean > 0 else 0.0
+        REQUESTS_LONG * (e2e.mean if e2e is not None else 0.0),
+        ARRIVALS / rate.mean if rate is not None and rate.mean > 0 else 0.0,
     )
     return min(BLOCK_S[1], max(BLOCK_S[0], wanted))

@@ -1,4 +1,5 @@
-"""Runs a trial: measures a change in paired blocks until the interval decides, and leaves the better side running."""
+"""Runs a trial: measures a change in paired blocks until the interval decides, and leaves the
+better side running."""
 
 from __future__ import annotations
 
@@ -42,7 +43,14 @@ from gpuconsole.experiments.statistics import (
 )
 from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise, whole_cycles
 from gpuconsole.model import units
-from gpuconsole.model.experiments import NOT_FINITE, Forecast, HeldOutLoss, Method, Perplexity, Trial
+from gpuconsole.model.experiments import (
+    NOT_FINITE,
+    Forecast,
+    HeldOutLoss,
+    Method,
+    Perplexity,
+    Trial,
+)
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes, show
 from gpuconsole.model.run import Run, Step
@@ -54,12 +62,14 @@ MAX_PAIRS = 60
 JOB_ENDED = "the job ended before the trial was decided"
 """The error of such a trial."""
 AGE_S = 15.0
-"""Maximum time in seconds for probes in the second process of a trial. Probes that remain after this time are skipped."""
+"""Maximum time in seconds for probes in the second process of a trial. Probes that remain after
+this time are skipped."""
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
-    """Maximum duration of a trial in seconds, for four kinds of change: a live change, a dataloader change, a model server change, and a change under the
-    traffic of other clients. The trial ends as undecided."""
+    """Maximum duration of a trial in seconds, for four kinds of change: a live change, a dataloader
+    change, a model server change, and a change under the traffic of other clients. The trial ends
+    as undecided."""
 
     cap_s: float = 20.0
     loader_cap_s: float = 30.0
@@ -76,7 +86,8 @@ class Variants(Protocol):
     method: Method
 
     async def switch_to(self, arm: int) -> None:
-        """Run only the side `arm`, and pause the other side; forget the steps of earlier blocks. Raises TrialFailed, WorkerGone."""
+        """Run only the side `arm`, and pause the other side; forget the steps of earlier blocks.
+        Raises TrialFailed, WorkerGone."""
         ...
 
     def worker(self, arm: int) -> WorkerHandle: ...
@@ -87,7 +98,8 @@ class TrialFailed(RuntimeError):
 
 
 class LossNotFinite(RuntimeError):
-    """A side of a trial has a loss that is NaN or infinite, or no loss any more, where the loss was finite before."""
+    """A side of a trial has a loss that is NaN or infinite, or no loss any more, where the loss was
+    finite before."""
 
 
 class OneWorker:
@@ -110,7 +122,8 @@ class OneWorker:
 
 
 class TwoWorkers:
-    """Each side in its own process, one paused while the other runs: for knobs that need a restart."""
+    """Each side in its own process, one paused while the other runs: for knobs that need a
+    restart."""
 
     method: Method = "two workers ABBA"
 
@@ -126,9 +139,11 @@ class TwoWorkers:
         return self._workers[arm]
 
     async def age_alike(self) -> None:
-        """Run the probes of the baseline on the changed side too; their results are not used. Raises WorkerGone.
+        """Run the probes of the baseline on the changed side too; their results are not used.
+        Raises WorkerGone.
 
-        A process is about 2 % slower after its probes. Without this, the changed side would have that advantage.
+        A process is about 2 % slower after its probes. Without this, the changed side would have
+        that advantage.
         """
         baseline, changed = self._workers[BASELINE], self._workers[CHANGED]
         changed.resume(0)
@@ -143,7 +158,8 @@ class TwoWorkers:
 class Outcome:
     """The finished trial. The worker of the run has the changed knobs if `trial.kept`.
 
-    `lost`: the reason why the knobs of the worker differ from the knobs of the run; empty if they are equal.
+    `lost`: the reason why the knobs of the worker differ from the knobs of the run; empty if they
+    are equal.
     """
 
     trial: Trial
@@ -151,12 +167,21 @@ class Outcome:
 
 
 class LiveTrial:
-    """One trial on a running workload. `run` measures and settles; `cancel` ends the measurement early."""
+    """One trial on a running workload. `run` measures and settles; `cancel` ends the measurement
+    early."""
 
     def __init__(
-        self, trial: Trial, run: Run, control: RunControl, on_update: Callable[[Trial], None], *, keep: bool, limits: TrialLimits
+        self,
+        trial: Trial,
+        run: Run,
+        control: RunControl,
+        on_update: Callable[[Trial], None],
+        *,
+        keep: bool,
+        limits: TrialLimits,
     ) -> None:
-        """`run`: the current run of `control`. `on_update` receives every state of the trial. `keep`: whether the change remains after a win.
+        """`run`: the current run of `control`. `on_update` receives every state of the trial.
+        `keep`: whether the change remains after a win.
 
         Raises SessionError when nothing is running.
         """
@@ -169,7 +194,8 @@ class LiveTrial:
         self._latest = trial
 
     async def run(self) -> Outcome:
-        """Measure, then leave the better side running. A trial that cannot be measured ends as failed; nothing is raised for it."""
+        """Measure, then leave the better side running. A trial that cannot be measured ends as
+        failed; nothing is raised for it."""
         self._on_update(self._trial)
         self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait([self._measuring])
@@ -182,8 +208,9 @@ class LiveTrial:
         return outcome
 
     def cancel(self) -> None:
-        """End the measurement and continue the baseline: the user does not want the trial, or ends the run. The trial ends as cancelled. Nothing changes once
-        it is measured, nor at a second call."""
+        """End the measurement and continue the baseline: the user does not want the trial, or ends
+        the run. The trial ends as cancelled. Nothing changes once it is measured, nor at a second
+        call."""
         if self._measuring is not None:
             self._measuring.cancel()
 
@@ -192,7 +219,8 @@ class LiveTrial:
         self._on_update(trial)
 
     async def _measure(self) -> Trial:
-        """The trial with its verdict. A cold change needs a second worker. The first worker pauses while the second worker starts."""
+        """The trial with its verdict. A cold change needs a second worker. The first worker pauses
+        while the second worker starts."""
         trial, run = self._trial, self._run
         try:
             sides: Variants = OneWorker(self._worker, run.knobs, trial.changes)
@@ -206,11 +234,14 @@ class LiveTrial:
             trial = await run_trial(trial, run, sides, self._report, self._limits)
             trial = await with_quality(trial, sides)
         except (TrialFailed, WorkerGone) as error:
-            trial = msgspec.structs.replace(trial, state="failed", verdict="undecided", error=str(error))
+            trial = msgspec.structs.replace(
+                trial, state="failed", verdict="undecided", error=str(error)
+            )
         return msgspec.structs.replace(trial, kept=self._keep and trial.worth_keeping)
 
     async def _start_challenger(self) -> WorkerHandle:
-        """Pause the baseline, start a second worker with the changes, and pause this worker after its first steps.
+        """Pause the baseline, start a second worker with the changes, and pause this worker after
+        its first steps.
 
         Raises TrialFailed, WorkerGone.
         """
@@ -230,7 +261,11 @@ class LiveTrial:
         except TimeoutError:
             raise TrialFailed(f"not running after {challenger.start_limit_s:.0f} s") from None
         except WorkerGone as gone:
-            held = self._control.secondary_room(self._run, self._worker).paused_text() if lacks_memory(str(gone)) else ""
+            held = (
+                self._control.secondary_room(self._run, self._worker).paused_text()
+                if lacks_memory(str(gone))
+                else ""
+            )
             raise TrialFailed(f"{str(gone).rstrip('.')}; {held}" if held else str(gone)) from None
         await challenger.pause()
         return challenger
@@ -244,42 +279,70 @@ class LiveTrial:
                 self._control.hand_over()
             else:
                 trial = msgspec.structs.replace(
-                    trial, kept=False, error=f"not kept: {(self._worker if challenger.alive else challenger).cause()}"
+                    trial,
+                    kept=False,
+                    error=f"not kept: {(self._worker if challenger.alive else challenger).cause()}",
                 )
         await self._control.end_second()
         winner.resume(0)
         return Outcome(trial)
 
     async def _settle_one(self, trial: Trial) -> Outcome:
-        """Apply the knobs of the better side. If the worker rejects the knobs of a win, the change is not kept."""
+        """Apply the knobs of the better side. If the worker rejects the knobs of a win, the change
+        is not kept."""
         worker = self._worker
         try:
             if trial.kept:
                 error = (await worker.set_knobs(trial.changes, 0)).error
                 if not error:
                     return Outcome(trial)
-                why = f"not kept: {describe_changes(trial.changes)} could not be applied again: {error}"
+                why = (
+                    f"not kept: {describe_changes(trial.changes)} could not be applied again:"
+                    f" {error}"
+                )
                 trial = msgspec.structs.replace(trial, kept=False, error=why)
             error = (await worker.set_knobs(self._before, 0)).error
         except WorkerGone as gone:
             if trial.kept:
                 trial = msgspec.structs.replace(trial, kept=False, error=f"not kept: {gone}")
             return Outcome(trial)
-        lost = f"the worker could not go back to {describe_changes(self._before)} after a trial: {error}" if error else ""
+        lost = (
+            (
+                f"the worker could not go back to {describe_changes(self._before)} after a trial:"
+                f" {error}"
+            )
+            if error
+            else ""
+        )
         return Outcome(trial, lost)
 
 
-async def run_trial(trial: Trial, run: Run, sides: Variants, on_update: Callable[[Trial], None], limits: TrialLimits = USUAL) -> Trial:
-    """Measure `trial` on `run`. The result has a verdict (state done), or state failed with the reason. The side of the last block keeps running.
+async def run_trial(
+    trial: Trial,
+    run: Run,
+    sides: Variants,
+    on_update: Callable[[Trial], None],
+    limits: TrialLimits = USUAL,
+) -> Trial:
+    """Measure `trial` on `run`. The result has a verdict (state done), or state failed with the
+    reason. The side of the last block keeps running.
 
-    Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that delay (`num_threads`), or affects
-    processes other than the training process (the dataloader, a model server).
+    Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that
+    delay (`num_threads`), or affects processes other than the training process (the dataloader, a
+    model server).
     """
     before = run.summary
     step_s = before.step_time_s.mean if before.step_time_s is not None else None
-    of_side = plans(run.knobs, trial.changes, before.phases_ratio or None, of_job=run.is_job, step_s=step_s)
+    of_side = plans(
+        run.knobs, trial.changes, before.phases_ratio or None, of_job=run.is_job, step_s=step_s
+    )
     plan = of_side[CHANGED]
-    contention_free = run.device == "cpu" and not plan.through_loader and not plan.serving and "num_threads" not in trial.changes
+    contention_free = (
+        run.device == "cpu"
+        and not plan.through_loader
+        and not plan.serving
+        and "num_threads" not in trial.changes
+    )
     measured: list[Mapping[int, Sequence[Step]]] = []
     work: Work = work_of_step
     noise: StepNoise | None = None
@@ -288,7 +351,13 @@ async def run_trial(trial: Trial, run: Run, sides: Variants, on_update: Callable
     on_clock, watched_loss = no_blocks(contention_free), FiniteLoss(changes_numerics(trial))
     between = BETWEEN[sides.method]
     start, compiled = time.monotonic(), False
-    cap_s = limits.serving_cap_s if plan.serving else limits.loader_cap_s if plan.through_loader else limits.cap_s
+    cap_s = (
+        limits.serving_cap_s
+        if plan.serving
+        else limits.loader_cap_s
+        if plan.through_loader
+        else limits.cap_s
+    )
     trial = msgspec.structs.replace(
         trial,
         method=sides.method,
@@ -308,16 +377,21 @@ async def run_trial(trial: Trial, run: Run, sides: Variants, on_update: Callable
             for block in pair:
                 asked = time.monotonic()
                 await sides.switch_to(block.arm)
-                if (
-                    block.arm == CHANGED and not compiled
-                ):  # the first time torch.compile works for minutes, which are no part of the measurement
+                # the first time torch.compile works for minutes, which are no part of the
+                # measurement
+                if block.arm == CHANGED and not compiled:
                     start, compiled = start + time.monotonic() - asked, True
-                blocks[block.arm], of_block = await _block(sides, block, of_side[block.arm], lengths)
+                blocks[block.arm], of_block = await _block(
+                    sides, block, of_side[block.arm], lengths
+                )
                 spread_s += of_block
                 watched_loss.add(block.arm, blocks[block.arm])
             if noise is None:
                 work = _work_of(blocks, trial.changes)
-                noise, trial = StepNoise(work, contention_free), msgspec.structs.replace(trial, by_steps=work is one_step)
+                noise, trial = (
+                    StepNoise(work, contention_free),
+                    msgspec.structs.replace(trial, by_steps=work is one_step),
+                )
             if not all(rate(steps, False, work) > 0 for steps in blocks.values()):
                 raise TrialFailed(NO_WORK)
             losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
@@ -330,12 +404,16 @@ async def run_trial(trial: Trial, run: Run, sides: Variants, on_update: Callable
             whole = {arm: lengths.whole(arm, of_side[arm]) for arm in blocks}
             pairs = _pairs(firsts, measured, whole, contention_free, work)
             ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
-            least = noise.deviation({arm: math.lcm(of_side[arm].unit, cycle) for arm, cycle in cycles.items()})
+            least = noise.deviation(
+                {arm: math.lcm(of_side[arm].unit, cycle) for arm, cycle in cycles.items()}
+            )
             decided = verdict(ratios, nulls, between, least)
             trial = msgspec.structs.replace(
                 trial,
                 speedup=speedup(ratios, between, least),
-                wall_speedup=speedup(_pairs(firsts, measured, whole, False, work).log_ratios, between, least),
+                wall_speedup=speedup(
+                    _pairs(firsts, measured, whole, False, work).log_ratios, between, least
+                ),
                 step_deviation=least,
                 stalls_from=noise.stalls_from,
                 blocks=2 * len(ratios),
@@ -346,34 +424,64 @@ async def run_trial(trial: Trial, run: Run, sides: Variants, on_update: Callable
                 spread_s=spread_s,
             )
             on_update(trial)
-            if decided or exhausted(ratios, nulls, between, least) or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS):
+            if (
+                decided
+                or exhausted(ratios, nulls, between, least)
+                or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS)
+            ):
                 break
     except LossNotFinite:
         return msgspec.structs.replace(
-            trial, state="done", verdict="worse", reason=NOT_FINITE, checked=False, elapsed_s=time.monotonic() - start
+            trial,
+            state="done",
+            verdict="worse",
+            reason=NOT_FINITE,
+            checked=False,
+            elapsed_s=time.monotonic() - start,
         )
     except (TrialFailed, WorkerGone) as error:
         # where the job itself ended, the cause of the end is in the error of the run
         why = JOB_ENDED if run.is_job and isinstance(error, WorkerGone) else str(error)
-        return msgspec.structs.replace(trial, state="failed", verdict="undecided", error=why, elapsed_s=time.monotonic() - start)
-    trial = msgspec.structs.replace(trial, state="done", verdict=decided or "undecided", rhythm=first_rhythm(on_clock))
-    return with_training_loss(trial, losses, firsts) if run.is_job and changes_numerics(trial) else trial
+        return msgspec.structs.replace(
+            trial,
+            state="failed",
+            verdict="undecided",
+            error=why,
+            elapsed_s=time.monotonic() - start,
+        )
+    trial = msgspec.structs.replace(
+        trial, state="done", verdict=decided or "undecided", rhythm=first_rhythm(on_clock)
+    )
+    return (
+        with_training_loss(trial, losses, firsts)
+        if run.is_job and changes_numerics(trial)
+        else trial
+    )
 
 
 def _pairs(
-    firsts: Sequence[int], measured: Sequence[Mapping[int, Sequence[Step]]], cycles: Mapping[int, int], free: bool, work: Work
+    firsts: Sequence[int],
+    measured: Sequence[Mapping[int, Sequence[Step]]],
+    cycles: Mapping[int, int],
+    free: bool,
+    work: Work,
 ) -> Pairs:
-    """Return the rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in which a block has no work in whole cycles. `firsts`: the arm that
-    came first in each pair. `free`: without run-queue delay."""
+    """Return the rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in
+    which a block has no work in whole cycles. `firsts`: the arm that came first in each pair.
+    `free`: without run-queue delay."""
     pairs = Pairs()
     for first, blocks in zip(firsts, measured, strict=True):
-        rates = {arm: rate(whole_cycles(steps, cycles[arm]), free, work) for arm, steps in blocks.items()}
+        rates = {
+            arm: rate(whole_cycles(steps, cycles[arm]), free, work) for arm, steps in blocks.items()
+        }
         if all(per_s > 0 for per_s in rates.values()):
             pairs.add(first, {arm: math.log(per_s) for arm, per_s in rates.items()})
     return pairs
 
 
-async def _block(sides: Variants, block: Block, plan: BlockPlan, lengths: Lengths) -> tuple[list[Step], float]:
+async def _block(
+    sides: Variants, block: Block, plan: BlockPlan, lengths: Lengths
+) -> tuple[list[Step], float]:
     """The counted steps of `block`, and the seconds that `plan` spreads over them."""
     worker = sides.worker(block.arm)
     arriving = NextBlock(plan, lengths, block.arm, block.stretch)
@@ -394,13 +502,15 @@ def _work_of(blocks: Mapping[int, Sequence[Step]], changes: Knobs) -> Work:
 
 
 async def with_quality(trial: Trial, sides: Variants) -> Trial:
-    """`trial` with a quality measure of both sides, if the change alters computed values: perplexity (model server) or held-out loss
-    (training). Without the measure if it is not available on both sides."""
+    """`trial` with a quality measure of both sides, if the change alters computed values:
+    perplexity (model server) or held-out loss (training). Without the measure if it is not
+    available on both sides."""
     if trial.state != "done" or trial.held_out_loss is not None or not trial.checked:
         return trial
     if any(CATALOGUE[name].changes_output for name in trial.changes):
         return await _with_perplexity(trial, sides)
-    if changes_numerics(trial) and sides.method == "live ABBA":  # with two workers the sides have different weights after some steps
+    # with two workers the sides have different weights after some steps
+    if changes_numerics(trial) and sides.method == "live ABBA":
         return await _with_loss(trial, sides)
     return trial
 
@@ -420,12 +530,14 @@ def finite(losses: Sequence[float]) -> list[float]:
 class FiniteLoss:
     """Watches the losses of the blocks of a trial, in order of time.
 
-    A loss that is not finite and is followed by finite ones is one that the program overcomes, for example by a gradient scaler that leaves the
-    step out. It speaks against a change of numerics only, and only where the side without the change has fewer.
+    A loss that is not finite and is followed by finite ones is one that the program overcomes, for
+    example by a gradient scaler that leaves the step out. It speaks against a change of numerics
+    only, and only where the side without the change has fewer.
     """
 
     MIN_READ = 0.5
-    """From this share of the steps on, the losses of a side are read on its steps, not only where the program logs one."""
+    """From this share of the steps on, the losses of a side are read on its steps, not only where
+    the program logs one."""
 
     def __init__(self, numerics: bool) -> None:
         """`numerics`: whether the change alters computed values."""
@@ -434,8 +546,9 @@ class FiniteLoss:
         self._losses: dict[int, list[float]] = {BASELINE: [], CHANGED: []}
 
     def add(self, arm: int, steps: Sequence[Step]) -> None:
-        """Add the block of a side. Raises LossNotFinite where its loss stays not finite, where it has lost its losses, or where the change brings losses
-        that are not finite, once the changed side has run.
+        """Add the block of a side. Raises LossNotFinite where its loss stays not finite, where it
+        has lost its losses, or where the change brings losses that are not finite, once the changed
+        side has run.
 
         Before the changed side has run, a loss that is not finite is not the work of the change.
         """
@@ -451,38 +564,53 @@ class FiniteLoss:
 
 
 def stays_infinite(losses: Sequence[float]) -> bool:
-    """Return whether the last two losses of a side are not finite. Weights that are not finite give no finite loss again."""
+    """Return whether the last two losses of a side are not finite. Weights that are not finite give
+    no finite loss again."""
     return len(losses) > 1 and not any(map(math.isfinite, losses[-2:]))
 
 
 def brings_infinite(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Return whether the losses with a change, `after`, are not finite more often than those without it, `before`: where no loss without the change is, or where
-    so many more would come by chance once in a hundred times."""
+    """Return whether the losses with a change, `after`, are not finite more often than those
+    without it, `before`: where no loss without the change is, or where so many more would come by
+    chance once in a hundred times."""
     counts = [sum(not math.isfinite(loss) for loss in losses) for losses in (before, after)]
     if not counts[0] or not counts[1]:
         return bool(counts[1])
     share, every = len(after) / (len(before) + len(after)), sum(counts)
-    chance = sum(math.comb(every, n) * share**n * (1 - share) ** (every - n) for n in range(counts[1], every + 1))
+    chance = sum(
+        math.comb(every, n) * share**n * (1 - share) ** (every - n)
+        for n in range(counts[1], every + 1)
+    )
     return chance < 0.01
 
 
-def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[float]]], firsts: Sequence[int] = ()) -> Trial:
-    """`trial` of a user's job with the losses of its own steps, without and with the change, for each pair of blocks. `firsts`: the arm that came
-    first in each pair; empty: not known.
+def with_training_loss(
+    trial: Trial, pairs: Sequence[tuple[list[float], list[float]]], firsts: Sequence[int] = ()
+) -> Trial:
+    """`trial` of a user's job with the losses of its own steps, without and with the change, for
+    each pair of blocks. `firsts`: the arm that came first in each pair; empty: not known.
 
-    The job has no held-out batches. The blocks of a pair follow each other, so the progress between them is half of that from one pair to the
-    next, which the middles of the pairs show: they do not depend on the change. This progress is taken off. `drift` is twice the standard error
-    of what is left.
+    The job has no held-out batches. The blocks of a pair follow each other, so the progress between
+    them is half of that from one pair to the next, which the middles of the pairs show: they do not
+    depend on the change. This progress is taken off. `drift` is twice the standard error of what is
+    left.
     """
     without, changed = ([loss for pair in pairs for loss in pair[side]] for side in (0, 1))
     was_finite = any(map(math.isfinite, without + changed))
-    if was_finite and (_lost(pairs) or brings_infinite(without, changed) or stays_infinite(without) or stays_infinite(changed)):
+    if was_finite and (
+        _lost(pairs)
+        or brings_infinite(without, changed)
+        or stays_infinite(without)
+        or stays_infinite(changed)
+    ):
         return msgspec.structs.replace(trial, verdict="worse", reason=NOT_FINITE, checked=False)
     pairs = [(finite(before), finite(after)) for before, after in pairs]
     seen = [place for place, (before, after) in enumerate(pairs) if before and after]
     if len(seen) < 2:
         return msgspec.structs.replace(trial, error="no loss of the job was seen", checked=False)
-    means = [(statistics.fmean(pairs[place][0]), statistics.fmean(pairs[place][1])) for place in seen]
+    means = [
+        (statistics.fmean(pairs[place][0]), statistics.fmean(pairs[place][1])) for place in seen
+    ]
     signs = [0 if not firsts else 1 if firsts[place] == BASELINE else -1 for place in seen]
     middles = [(before + after) / 2 for before, after in means]
     differences = [
@@ -491,14 +619,21 @@ def with_training_loss(trial: Trial, pairs: Sequence[tuple[list[float], list[flo
     ]
     before = statistics.fmean(before for before, _ in means)
     drift = 2 * statistics.stdev(differences) / math.sqrt(len(differences))
-    return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss(before, before + statistics.fmean(differences), drift, training=True))
+    return msgspec.structs.replace(
+        trial,
+        held_out_loss=HeldOutLoss(
+            before, before + statistics.fmean(differences), drift, training=True
+        ),
+    )
 
 
 def _lost(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
     """Whether a side that had losses has none in a later pair in which the other side has."""
     had = [False, False]
     for pair in pairs:
-        if any(pair) and any(before and not losses for before, losses in zip(had, pair, strict=True)):
+        if any(pair) and any(
+            before and not losses for before, losses in zip(had, pair, strict=True)
+        ):
             return True
         had = [before or bool(losses) for before, losses in zip(had, pair, strict=True)]
     return False
@@ -512,10 +647,18 @@ def _progress(middles: Sequence[float], place: int) -> float:
 
 async def _with_perplexity(trial: Trial, sides: Variants) -> Trial:
     answers = [await sides.worker(arm).probe("perplexity") for arm in (BASELINE, CHANGED)]
-    values = [answer.signals["quality.perplexity"].value for answer in answers if "quality.perplexity" in answer.signals]
+    values = [
+        answer.signals["quality.perplexity"].value
+        for answer in answers
+        if "quality.perplexity" in answer.signals
+    ]
     if len(values) < 2:
         return msgspec.structs.replace(
-            trial, error=f"perplexity not measured: {next((answer.error for answer in answers if answer.error), '')}"
+            trial,
+            error=(
+                "perplexity not measured: "
+                f"{next((answer.error for answer in answers if answer.error), '')}"
+            ),
         )
     return msgspec.structs.replace(trial, perplexity=Perplexity(*values))
 
@@ -523,8 +666,9 @@ async def _with_perplexity(trial: Trial, sides: Variants) -> Trial:
 async def _with_loss(trial: Trial, sides: Variants) -> Trial:
     """Measure the held-out loss in the order without, with, without, with, without the change.
 
-    A few training steps lie between two looks. So each look with the change is compared with the middle of the looks before and after it: a
-    steady fall of the loss, however fast, cancels. The noise is how far the looks without the change are from a straight line.
+    A few training steps lie between two looks. So each look with the change is compared with the
+    middle of the looks before and after it: a steady fall of the loss, however fast, cancels. The
+    noise is how far the looks without the change are from a straight line.
     """
     losses = list[float]()
     for arm in (BASELINE, CHANGED, BASELINE, CHANGED, BASELINE):
@@ -534,32 +678,45 @@ async def _with_loss(trial: Trial, sides: Variants) -> Trial:
             return msgspec.structs.replace(trial, verdict="worse", reason=NOT_FINITE, checked=False)
         if "quality.held_out_loss" not in answer.signals:
             why = answer.error or NOT_FINITE
-            return msgspec.structs.replace(trial, error=f"held-out loss not measured: {why}", checked=False)
+            return msgspec.structs.replace(
+                trial, error=f"held-out loss not measured: {why}", checked=False
+            )
         losses.append(answer.signals["quality.held_out_loss"].value)
     first, changed, second, again, third = losses
     before = (first + second) / 2
     difference = ((changed - before) + (again - (second + third) / 2)) / 2
     curved = abs(second - (first + third) / 2)
-    return msgspec.structs.replace(trial, held_out_loss=HeldOutLoss(before, before + difference, curved))
+    return msgspec.structs.replace(
+        trial, held_out_loss=HeldOutLoss(before, before + difference, curved)
+    )
 
 
-# --- how long a trial will take and what it can resolve, before it starts ------------------------------------
+# --- how long a trial will take and what it can resolve, before it starts -------------------------
 # Pure: numbers in, numbers out.
 
 NOISE_BLOCKS = 8
-"""Number of blocks of the run that show its noise. They take 16 s, a small part of a trial that starts a server."""
+"""Number of blocks of the run that show its noise. They take 16 s, a small part of a trial that
+starts a server."""
 FIRST_STEPS_S = 1.0
-"""Seconds from a ready server to the first report of the load generator, and to the pause after it."""
+"""Seconds from a ready server to the first report of the load generator, and to the pause after
+it."""
 
 
 def forecast_restart(
-    run: Run, steps: Sequence[Step], changes: Knobs, predicted: Interval | None, limits: TrialLimits, start_s: float
+    run: Run,
+    steps: Sequence[Step],
+    changes: Knobs,
+    predicted: Interval | None,
+    limits: TrialLimits,
+    start_s: float,
 ) -> Forecast:
-    """The forecast of a trial of `changes` with a second model server. `steps`: the steady steps of the run, as a sample of its noise.
-    `start_s`: seconds that the present server took to start; the second server takes as long.
+    """The forecast of a trial of `changes` with a second model server. `steps`: the steady steps of
+    the run, as a sample of its noise. `start_s`: seconds that the present server took to start; the
+    second server takes as long.
 
-    Each block has the settling time and the counted time. The number of pairs is the number that the noise requires, at most the number that
-    fits into the time limit. The noise comes from successive blocks of the run, like the null pairs of a trial.
+    Each block has the settling time and the counted time. The number of pairs is the number that
+    the noise requires, at most the number that fits into the time limit. The noise comes from
+    successive blocks of the run, like the null pairs of a trial.
     """
     plan = plans(run.knobs, changes, run.summary.phases_ratio or None)[CHANGED]
     step_s = sum(step.wall_s for step in steps) / len(steps) if steps else 0.0
@@ -578,7 +735,8 @@ def noise_s(run: Run, changes: Knobs) -> float:
 
 
 def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:
-    """Log ratios of the rates of successive blocks of `block_s` seconds: the run compared with itself."""
+    """Log ratios of the rates of successive blocks of `block_s` seconds: the run compared with
+    itself."""
     rates, block, seconds = list[float](), list[Step](), 0.0
     for step in steps:
         block.append(step)
@@ -586,21 +744,33 @@ def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:
         if seconds >= block_s:
             rates.append(rate(block, False))
             block, seconds = [], 0.0
-    return [math.log(later / earlier) for earlier, later in pairwise(positive for positive in rates if positive > 0)]
+    return [
+        math.log(later / earlier)
+        for earlier, later in pairwise(positive for positive in rates if positive > 0)
+    ]
 
 
 def forecast_line(forecast: Forecast) -> str:
     """What a trial with a second model server will take, in one or two sentences."""
     sentence = f"The trial starts a second model server: {units.about(forecast.seconds)}."
     if forecast.resolution_ratio is not None:
-        sentence += f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at best."
+        sentence += (
+            f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at"
+            " best."
+        )
     return sentence
 
 
 def refusal(changes: Knobs, forecast: Forecast, expected: Interval) -> str:
     """Why a trial is not started, and how to start it anyway."""
     assert forecast.resolution_ratio is not None
-    takes = f"it would take {units.about(forecast.seconds)} and resolve {units.precise_percent(forecast.resolution_ratio)} at best"
+    takes = (
+        f"it would take {units.about(forecast.seconds)} and resolve"
+        f" {units.precise_percent(forecast.resolution_ratio)} at best"
+    )
     gain = units.interval(expected.low, expected.high)
     force = " ".join(f"--try {name}={show(value)}" for name, value in changes.items())
-    return f"{describe_changes(changes)}: no trial: {takes}, and the predicted speedup is {gain}; to try it anyway: {force}, or k on the screen"
+    return (
+        f"{describe_changes(changes)}: no trial: {takes}, and the predicted speedup is {gain}; to"
+        f" try it anyway: {force}, or k on the screen"
+    )
