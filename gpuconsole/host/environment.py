@@ -1,6 +1,7 @@
 """The machine and the console's process: fingerprint, calibration, overhead of the console.
 
-This module does not import torch. The fingerprint contains no environment variables and no command lines."""
+This module does not import torch. The fingerprint contains no environment variables and no command
+lines."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from gpuconsole.model.snapshot import Environment
 
 SCHEMA = "gpuconsole.calibration/1"
 KEPT = 64
-"""Maximum number of records in the file; the oldest records are deleted. All nodes of a cluster may share the home folder."""
+"""Maximum number of records in the file; the oldest records are deleted. All nodes of a cluster may
+share the home folder."""
 
 
 class _File(msgspec.Struct):
@@ -33,12 +35,14 @@ class _File(msgspec.Struct):
 
 
 def cache_path() -> Path:
-    """The file of all calibrations (on Linux `~/.cache/gpuconsole/calibration.json`, or below `$XDG_CACHE_HOME`)."""
+    """The file of all calibrations (on Linux `~/.cache/gpuconsole/calibration.json`, or below
+    `$XDG_CACHE_HOME`)."""
     return platformdirs.user_cache_path("gpuconsole") / "calibration.json"
 
 
 def machine_of(environment: Environment) -> Machine:
-    """The hardware and software that a calibration depends on. With any difference the calibration is not valid."""
+    """The hardware and software that a calibration depends on. With any difference the calibration
+    is not valid."""
     return Machine(
         host=environment.host,
         cpu=environment.cpu,
@@ -50,9 +54,13 @@ def machine_of(environment: Environment) -> Machine:
 
 
 def load(environment: Environment, device: str) -> CalibrationRecord | None:
-    """The calibration of `device` on this machine. None: never calibrated, or the hardware or software has changed since."""
+    """The calibration of `device` on this machine. None: never calibrated, or the hardware or
+    software has changed since."""
     machine = machine_of(environment)
-    return next((record for record in _records() if record.machine == machine and record.device == device), None)
+    return next(
+        (record for record in _records() if record.machine == machine and record.device == device),
+        None,
+    )
 
 
 def of_this_machine(environment: Environment) -> list[CalibrationRecord]:
@@ -68,16 +76,26 @@ def figures(environment: Environment, device: str) -> dict[str, float]:
 
 
 def save(record: CalibrationRecord) -> Path:
-    """Store `record` in place of the previous record of the same device; returns the path of the file. Raises OSError."""
-    others = [other for other in _records() if (other.machine, other.device) != (record.machine, record.device)]
+    """Store `record` in place of the previous record of the same device; returns the path of the
+    file. Raises OSError."""
+    others = [
+        other
+        for other in _records()
+        if (other.machine, other.device) != (record.machine, record.device)
+    ]
     path = cache_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(_File(SCHEMA, [record, *others][:KEPT])), indent=1) + b"\n")
+    write_whole(
+        path,
+        msgspec.json.format(msgspec.json.encode(_File(SCHEMA, [record, *others][:KEPT])), indent=1)
+        + b"\n",
+    )
     return path
 
 
 def _records() -> list[CalibrationRecord]:
-    """All records, the newest first. Empty if the file is missing, damaged or of another version, because calibrating again is easy."""
+    """All records, the newest first. Empty if the file is missing, damaged or of another version,
+    because calibrating again is easy."""
     try:
         kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
     except (OSError, *encoding.UNREADABLE):
@@ -85,11 +103,15 @@ def _records() -> list[CalibrationRecord]:
     return kept.records if kept.schema == SCHEMA else []
 
 
-"""Number of rounds between two readings of the memory size. This reading is the most expensive system call of a round."""
+"""Number of rounds between two readings of the memory size. This reading is the most expensive
+system call of a round."""
 
 
-def fingerprint(devices: list[Device], driver: str | None, cuda: str = "", device: str = "") -> Environment:
-    """The machine now, with the calibration of `device`, if there is one. `driver` and `cuda` are versions."""
+def fingerprint(
+    devices: list[Device], driver: str | None, cuda: str = "", device: str = ""
+) -> Environment:
+    """The machine now, with the calibration of `device`, if there is one. `driver` and `cuda` are
+    versions."""
     cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
     environment = Environment(
         host=platform.node(),
@@ -127,8 +149,11 @@ def cuda_of(version_file: Path) -> str:
     return version[1] if version else ""
 
 
-def unusable_gpus(torch: TorchBuild, driver: Driver, devices: Iterable[Device]) -> dict[str, list[str]]:
-    """Why this torch cannot use GPUs of this machine: the ids of the GPUs, by the reason in one line. Empty where nothing speaks against it."""
+def unusable_gpus(
+    torch: TorchBuild, driver: Driver, devices: Iterable[Device]
+) -> dict[str, list[str]]:
+    """Why this torch cannot use GPUs of this machine: the ids of the GPUs, by the reason in one
+    line. Empty where nothing speaks against it."""
     gpus: dict[str, list[str]] = {}
     for device in devices:
         if device.is_gpu and not device.is_mig:

@@ -19,7 +19,8 @@ PERMISSIONS = 0o777
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """The content of `path`. Raises OSError, also for a larger file: a file from elsewhere must not take all memory."""
+    """The content of `path`. Raises OSError, also for a larger file: a file from elsewhere must not
+    take all memory."""
     with path.open("rb") as file:
         return _limited(file, path, most_bytes)
 
@@ -32,7 +33,8 @@ def _limited(file: IO[bytes], path: Path, most_bytes: int) -> bytes:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file. Raises OSError, also for a larger file, and for devices and pipes, which may never end."""
+    """The content of a regular file. Raises OSError, also for a larger file, and for devices and
+    pipes, which may never end."""
     with _regular(path) as file:
         return _limited(file, path, most_bytes)
 
@@ -46,7 +48,8 @@ def read_start(path: Path, most_bytes: int = 4096) -> bytes:
 @contextlib.contextmanager
 def _regular(path: Path) -> Iterator[IO[bytes]]:
     """A regular file, open for reading. Raises OSError for another kind."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
+    # a pipe without a writer would wait
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -54,15 +57,16 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 
 def make_writable_folder(folder: Path) -> None:
-    """Create `folder` where it does not exist, and check that files can be written there. Raises OSError."""
+    """Create `folder` where it does not exist, and check that files can be written there. Raises
+    OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def new_folder(path: Path) -> Path:
-    """Make the folder `path`, or that name with a number where the name is taken; returns which. An existing one may be another user's. Only the user can
-    write the new one. Raises OSError."""
+    """Make the folder `path`, or that name with a number where the name is taken; returns which. An
+    existing one may be another user's. Only the user can write the new one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for target in _numbered(path):
         with contextlib.suppress(FileExistsError):
@@ -85,14 +89,16 @@ def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
 
 
 def write_new(path: Path, data: bytes) -> Path:
-    """Write `data` whole to a new file `path`, or to that name with a number where the name is taken, as by another console that ends in the same second;
-    returns where. A link, which another user could have made, is replaced. Raises OSError."""
+    """Write `data` whole to a new file `path`, or to that name with a number where the name is
+    taken, as by another console that ends in the same second; returns where. A link, which another
+    user could have made, is replaced. Raises OSError."""
     for target in _numbered(path):
         with contextlib.suppress(FileExistsError):
             if target.is_symlink():
                 write_whole(target, data, follow=False)
                 return target
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # the name is ours now
+            # the name is ours now
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             try:
                 write_whole(target, data, follow=False)
             except OSError:
@@ -106,17 +112,28 @@ def write_new(path: Path, data: bytes) -> Path:
 def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` once it is complete and synced. Raises OSError.
 
-    The permissions are those of the file that it replaces, where that file is the user's own, else those of the umask: another user must not decide
-    who may write our files, or run them with our rights. A device or a pipe is written, not replaced. With `follow` a link is followed. Without
-    `follow` the link itself is replaced: for names that another user could guess and link to a file of ours.
+    The permissions are those of the file that it replaces, where that file is the user's own, else
+    those of the umask: another user must not decide who may write our files, or run them with our
+    rights. A device or a pipe is written, not replaced. With `follow` a link is followed. Without
+    `follow` the link itself is replaced: for names that another user could guess and link to a file
+    of ours.
     """
     target = path.resolve() if follow else path.parent.resolve() / path.name
     before = _status(target)
-    if before is not None and follow and not stat.S_ISREG(before.st_mode) and not stat.S_ISDIR(before.st_mode):
+    if (
+        before is not None
+        and follow
+        and not stat.S_ISREG(before.st_mode)
+        and not stat.S_ISDIR(before.st_mode)
+    ):
         with target.open("wb") as file:
             yield file
         return
-    kept_mode = before.st_mode & PERMISSIONS if before is not None and stat.S_ISREG(before.st_mode) and _is_own(before) else None
+    kept_mode = (
+        before.st_mode & PERMISSIONS
+        if before is not None and stat.S_ISREG(before.st_mode) and _is_own(before)
+        else None
+    )
     partial, handle = _temporary_file(target)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -133,10 +150,11 @@ def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
 
 
 def open_own(path: Path, *, new: bool = False, append: bool = False) -> int:
-    """A descriptor that writes to `path` in place, from its begin or with `append` from its end. A file that is made now is for the user alone.
+    """A descriptor that writes to `path` in place, from its begin or with `append` from its end. A
+    file that is made now is for the user alone.
 
-    `new`: the file must not exist, not even as a link: for names that another user could guess. Raises OSError, also for a file that belongs to
-    another user, who could read what is written.
+    `new`: the file must not exist, not even as a link: for names that another user could guess.
+    Raises OSError, also for a file that belongs to another user, who could read what is written.
     """
     mode = (os.O_EXCL if new else 0) | (os.O_APPEND if append else 0)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o600)
@@ -168,7 +186,8 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _temporary_file(target: Path) -> tuple[Path, int]:
-    """A new file in the folder of `target`, with the permissions of the umask, and its descriptor."""
+    """A new file in the folder of `target`, with the permissions of the umask, and its
+    descriptor."""
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(FileExistsError):
@@ -176,8 +195,8 @@ def _temporary_file(target: Path) -> tuple[Path, int]:
 
 
 def check_writable(path: Path, *, in_place: bool = False) -> None:
-    """Raise OSError if `path` cannot be written, with `in_place` by `open_own`. Called before a run starts, so that the run does not lose its result at
-    its end."""
+    """Raise OSError if `path` cannot be written, with `in_place` by `open_own`. Called before a run
+    starts, so that the run does not lose its result at its end."""
     path = path.resolve()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory")

@@ -1,4 +1,5 @@
-"""Where gpuconsole was installed from, and the command that installs one of its extras there. No index has gpuconsole, so its name alone installs nothing."""
+"""Where gpuconsole was installed from, and the command that installs one of its extras there. No
+index has gpuconsole, so its name alone installs nothing."""
 
 from __future__ import annotations
 
@@ -18,21 +19,32 @@ CLONE = Path(__file__).parents[2]
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra (`torch`, `completion`) for the Python that runs this program.
+    """The command that installs an extra (`torch`, `completion`) for the Python that runs this
+    program.
 
-    From a clone, editable or not, it installs the clone with the extra. From a wheel, a repository or an index it installs the requirements of the
-    extra, which the metadata of the package name.
+    From a clone, editable or not, it installs the clone with the extra. From a wheel, a repository
+    or an index it installs the requirements of the extra, which the metadata of the package name.
     """
     try:
         package = metadata.distribution("gpuconsole")
     except metadata.PackageNotFoundError:  # `python -m gpuconsole` in a clone that is not installed
         return _install_folder(CLONE, extra, editable=True)
-    origin: dict[str, Any] = json.loads(package.read_text("direct_url.json") or "{}")  # PEP 610; an index leaves no such file
+    # PEP 610; an index leaves no such file
+    origin: dict[str, Any] = json.loads(package.read_text("direct_url.json") or "{}")
     folder = Path(unquote(urlsplit(origin.get("url", "")).path))
     if "dir_info" in origin and (folder / "pyproject.toml").is_file():
         return _install_folder(folder, extra, origin["dir_info"].get("editable", False))
-    wanted = [line.partition(";")[0].strip() for line in package.requires or () if re.search(rf"extra == ['\"]{extra}['\"]", line)]
-    return " ".join([_installer(), *(name if re.fullmatch(r"[\w.-]+", name) else f'"{name}"' for name in wanted)])
+    wanted = [
+        line.partition(";")[0].strip()
+        for line in package.requires or ()
+        if re.search(rf"extra == ['\"]{extra}['\"]", line)
+    ]
+    return " ".join(
+        [
+            _installer(),
+            *(name if re.fullmatch(r"[\w.-]+", name) else f'"{name}"' for name in wanted),
+        ]
+    )
 
 
 def torch_version() -> str | None:
@@ -48,7 +60,8 @@ def _install_folder(folder: Path, extra: str, editable: bool) -> str:
 
 
 def _installer() -> str:
-    """The command that installs into the environment of this Python: pip where the shell finds this environment's own, else by the Python's path."""
+    """The command that installs into the environment of this Python: pip where the shell finds this
+    environment's own, else by the Python's path."""
     pip = shutil.which("pip")
     if pip and Path(pip).parent == Path(sys.executable).parent:
         return "pip install"

@@ -1,4 +1,5 @@
-"""CPU load of other programs on the CPUs that a run may use: the whole load there, minus the load of this console and its processes."""
+"""CPU load of other programs on the CPUs that a run may use: the whole load there, minus the load
+of this console and its processes."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ import psutil
 from gpuconsole.host.cores import allowed_cores
 from gpuconsole.model.machine import Process
 
-# --- CPU load of other programs on the CPUs that a run may use -----------------------------------------------
+# --- CPU load of other programs on the CPUs that a run may use ------------------------------------
 
 FIRST_SPAN_S = 2.0
 NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
-"""Fields of psutil.cpu_times that do not count as load. `steal` is time that the hypervisor takes; `user` already contains guest time."""
+"""Fields of psutil.cpu_times that do not count as load. `steal` is time that the hypervisor takes;
+`user` already contains guest time."""
 LATER_SPANS = 1.25
-"""Each interval between two readings is longer than the previous interval by this factor. A reading scans all of /proc, so an hour has
-only 35 readings."""
+"""Each interval between two readings is longer than the previous interval by this factor. A reading
+scans all of /proc, so an hour has only 35 readings."""
 ONLINE = Path("/sys/devices/system/cpu/online")
 
 
@@ -32,10 +34,13 @@ class OtherLoad:
 
     @property
     def ratio(self) -> float | None:
-        """Share of the usable CPUs that other programs kept busy, 0 to 1; None before the second reading."""
+        """Share of the usable CPUs that other programs kept busy, 0 to 1; None before the second
+        reading."""
         if self._first is None or self._last is None:
             return None
-        seconds, all_s, own_s = (late - early for early, late in zip(self._first, self._last, strict=True))
+        seconds, all_s, own_s = (
+            late - early for early, late in zip(self._first, self._last, strict=True)
+        )
         return min(1.0, max(0.0, (all_s - own_s) / seconds / allowed_cores()))
 
     async def read(self) -> None:
@@ -49,10 +54,11 @@ class OtherLoad:
 
 
 def busy_s() -> float:
-    """CPU seconds of all programs since the start of the machine, on the CPUs that this process may use.
+    """CPU seconds of all programs since the start of the machine, on the CPUs that this process may
+    use.
 
-    psutil lists the online CPUs without their numbers. If the list does not match the kernel's list, the container has its own
-    CPU numbers (lxcfs); then all listed CPUs count.
+    psutil lists the online CPUs without their numbers. If the list does not match the kernel's
+    list, the container has its own CPU numbers (lxcfs); then all listed CPUs count.
     """
     times = psutil.cpu_times(percpu=True)
     online = _online()
@@ -63,16 +69,20 @@ def busy_s() -> float:
 
 
 def _online() -> list[int]:
-    """The numbers of the CPUs that are online, in ascending order; empty where the kernel does not list them."""
+    """The numbers of the CPUs that are online, in ascending order; empty where the kernel does not
+    list them."""
     try:
         ranges = [part.partition("-") for part in ONLINE.read_text().strip().split(",") if part]
     except OSError:
         return []
-    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+    return [
+        number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)
+    ]
 
 
 def _reading() -> tuple[float, float, float]:
-    """The clock, the CPU seconds of all programs, and the CPU seconds of this process and its children, ended children included."""
+    """The clock, the CPU seconds of all programs, and the CPU seconds of this process and its
+    children, ended children included."""
     busy = busy_s()
     own = 0.0
     console = psutil.Process(os.getpid())
@@ -85,7 +95,8 @@ def _reading() -> tuple[float, float, float]:
 
 
 class OtherCores:
-    """Number of CPUs that other processes keep busy since the construction of this object. This process and its ended children do not count."""
+    """Number of CPUs that other processes keep busy since the construction of this object. This
+    process and its ended children do not count."""
 
     def __init__(self) -> None:
         self._since, self._busy_s, self._own_s = time.monotonic(), busy_s(), _own_s()
@@ -101,23 +112,28 @@ def _own_s() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-# --- which processes of this machine belong to this console --------------------------------------------------
+# --- which processes of this machine belong to this console ---------------------------------------
 
 
 class OwnProcesses:
-    """The console and all processes that the console started, directly or indirectly. Each process is checked once."""
+    """The console and all processes that the console started, directly or indirectly. Each process
+    is checked once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, float], bool] = {}
 
     def has(self, process: Process) -> bool:
-        """False also for an invisible process (of another container or user), and for a process that has just ended."""
+        """False also for an invisible process (of another container or user), and for a process
+        that has just ended."""
         if process.started <= 0:
             return False
         key = process.pid, process.started
         if key not in self._known:
             try:
-                self._known[key] = os.getpid() in [process.pid, *(parent.pid for parent in psutil.Process(process.pid).parents())]
+                self._known[key] = os.getpid() in [
+                    process.pid,
+                    *(parent.pid for parent in psutil.Process(process.pid).parents()),
+                ]
             except psutil.Error:
                 return False
         return self._known[key]

@@ -1,6 +1,8 @@
-"""Settings: what a user always wants, from `config.toml` and from `GPUCONSOLE_*` environment variables.
+"""Settings: what a user always wants, from `config.toml` and from `GPUCONSOLE_*` environment
+variables.
 
-An option on the command line comes before the environment, the environment before the file, and the file before the built-in value.
+An option on the command line comes before the environment, the environment before the file, and the
+file before the built-in value.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ THEMES = ("dark", "dark-contrast", "light")
 
 
 class SettingsError(ValueError):
-    """A mistake in a setting. The message is one line that names the place, the setting and what is allowed."""
+    """A mistake in a setting. The message is one line that names the place, the setting and what is
+    allowed."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force, without the options of a command.
 
-    `interval`: seconds between two samples. `price`: of the machine per hour, in any currency. `theme` is empty where the user chose none.
-    `keys`: action id to key, only those that the user changed. `baselines`: the directory of the baselines; None: the user's data folder.
-    `device`, `dcgm`, `serve`, `token_file`, `eco`, `color` and `quiet` are as the options of these names. `sources`: setting to the place
-    of its value, for the settings that are not built-in.
+    `interval`: seconds between two samples. `price`: of the machine per hour, in any currency.
+    `theme` is empty where the user chose none. `keys`: action id to key, only those that the user
+    changed. `baselines`: the directory of the baselines; None: the user's data folder. `device`,
+    `dcgm`, `serve`, `token_file`, `eco`, `color` and `quiet` are as the options of these names.
+    `sources`: setting to the place of its value, for the settings that are not built-in.
     """
 
     interval: float = 1.0
@@ -61,7 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.sources.get(name, BUILT_IN)
 
     def mistake(self, name: str, problem: str) -> SettingsError:
-        """The error for a value that only its user can check, for example the name of a key. `problem` says what is allowed."""
+        """The error for a value that only its user can check, for example the name of a key.
+        `problem` says what is allowed."""
         return SettingsError(f"{self.source(name)}: {visible(problem)}")
 
 
@@ -90,7 +95,8 @@ def address(value: object) -> tuple[str, int]:
 
 
 def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
-    """An http or https address without a user name, a password and a query: addresses are shown, recorded and exported. Raises ValueError."""
+    """An http or https address without a user name, a password and a query: addresses are shown,
+    recorded and exported. Raises ValueError."""
     text = _text(value)
     try:
         parts = urlsplit(text)
@@ -100,7 +106,9 @@ def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
     if "@" in re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]:
         raise ValueError(f"must not hold a user name or a password; an address such as {example}")
     if "?" in text or "#" in text:
-        raise ValueError(f"must not hold a query (?...), where keys often stand; an address such as {example}")
+        raise ValueError(
+            f"must not hold a query (?...), where keys often stand; an address such as {example}"
+        )
     if not good:
         raise ValueError(f"must be an address such as {example}")
     return text
@@ -157,13 +165,19 @@ def _keys(value: object) -> dict[str, str]:
     if isinstance(value, str):
         pairs = [part.partition("=") for part in value.split(",") if part.strip()]
         value = {action.strip(): key.strip() for action, _, key in pairs}
-    if not isinstance(value, dict) or not all(isinstance(key, str) and key for key in value.values()):
-        raise ValueError('must be a table of actions and keys, such as quit = "Q" (in the environment quit=Q,tuning=T)')
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) and key for key in value.values()
+    ):
+        raise ValueError(
+            'must be a table of actions and keys, such as quit = "Q" (in the environment'
+            " quit=Q,tuning=T)"
+        )
     return {str(action): key for action, key in value.items()}
 
 
 class Setting(NamedTuple):
-    """One setting: how its value is checked, and what it means. `check` raises ValueError with what is allowed."""
+    """One setting: how its value is checked, and what it means. `check` raises ValueError with what
+    is allowed."""
 
     check: Callable[[object], Any]
     meaning: str
@@ -175,7 +189,9 @@ SETTINGS: dict[str, Setting] = {
     "device": Setting(_text, "gpu:N or cpu", "--device"),
     "price": Setting(price, "price of the machine per hour, in any currency", "--price"),
     "dcgm": Setting(url, "address of a dcgm-exporter's /metrics", "--dcgm"),
-    "serve": Setting(_address_text, "serve the session's metrics to Prometheus at HOST:PORT", "--serve"),
+    "serve": Setting(
+        _address_text, "serve the session's metrics to Prometheus at HOST:PORT", "--serve"
+    ),
     "token_file": Setting(_path, "bearer token for serve and for the exporter", "--token-file"),
     "eco": Setting(_switch, "update the screen less often", "--eco"),
     "color": Setting(_word(*COLORS), "colours: auto, always or never", "--color"),
@@ -184,11 +200,13 @@ SETTINGS: dict[str, Setting] = {
     "theme": Setting(_word(*THEMES), "colours of the screen: dark, dark-contrast or light"),
     "keys": Setting(_keys, "table of actions and keys"),
 }
-"""All settings, in the order of the documentation. The names are the keys in the file, and in upper case after `GPUCONSOLE_` the variables."""
+"""All settings, in the order of the documentation. The names are the keys in the file, and in upper
+case after `GPUCONSOLE_` the variables."""
 
 
 def config_path() -> Path:
-    """The configuration file (on Linux `~/.config/gpuconsole/config.toml`, or below `$XDG_CONFIG_HOME`)."""
+    """The configuration file (on Linux `~/.config/gpuconsole/config.toml`, or below
+    `$XDG_CONFIG_HOME`)."""
     return platformdirs.user_config_path("gpuconsole") / "config.toml"
 
 
@@ -199,7 +217,8 @@ def settings() -> Settings:
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
-    """The settings in the file `path`, which need not exist, and in `environ`. Raises SettingsError."""
+    """The settings in the file `path`, which need not exist, and in `environ`. Raises
+    SettingsError."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     written, lines = _read(path)
@@ -207,7 +226,10 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
         place = f"{path}, line {lines[name]}" if name in lines else str(path)
         if name not in SETTINGS:
             raise SettingsError(
-                visible(f"{place}: there is no setting {name!r}{nearest(name, SETTINGS)}; there are: {', '.join(SETTINGS)}")
+                visible(
+                    f"{place}: there is no setting {name!r}{nearest(name, SETTINGS)}; there are:"
+                    f" {', '.join(SETTINGS)}"
+                )
             )
         values[name], sources[name] = _checked(name, value, place, name), place
         if isinstance(values[name], Path):  # a relative path in the file is relative to the file
@@ -221,7 +243,11 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that look like a misspelt setting, each with the setting that it may mean."""
-    unknown = [name for name in environ if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in SETTINGS]
+    unknown = [
+        name
+        for name in environ
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in SETTINGS
+    ]
     similar = {name: nearest(name.removeprefix(PREFIX).lower(), SETTINGS) for name in unknown}
     return {name: hint for name, hint in similar.items() if hint}
 
@@ -241,7 +267,9 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
     except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
         return {}, {}
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+        raise SettingsError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
+        ) from None
     import tomllib  # most users have no file
 
     try:

@@ -1,8 +1,11 @@
-"""Which builds of torch run on which NVIDIA driver and card, and what to install where the installed build does not.
+"""Which builds of torch run on which NVIDIA driver and card, and what to install where the
+installed build does not.
 
-Sources: driver by CUDA version: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1. Wheels and cards: PyTorch's
-RELEASE.md, "PyTorch CUDA Support Matrix", with pull requests 175253 (2.11), 182849 (2.12: no CUDA 12.8), 177975 (CUDA 13.0 on PyPI since 2.11)
-and issue 190385 (2.15: no CUDA 12.6) of pytorch/pytorch.
+Sources: driver by CUDA version:
+docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1. Wheels and
+cards: PyTorch's RELEASE.md, "PyTorch CUDA Support Matrix", with pull requests 175253 (2.11), 182849
+(2.12: no CUDA 12.8), 177975 (CUDA 13.0 on PyPI since 2.11) and issue 190385 (2.15: no CUDA 12.6) of
+pytorch/pytorch.
 """
 
 from __future__ import annotations
@@ -12,16 +15,19 @@ from typing import NamedTuple
 
 INDEX = "https://download.pytorch.org/whl/"
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-"""The oldest driver branch for programs of each major version of CUDA. A driver runs all minor versions of its major version."""
+"""The oldest driver branch for programs of each major version of CUDA. A driver runs all minor
+versions of its major version."""
 TURING, BLACKWELL = (7, 5), (10, 0)
-"""The oldest compute capability of CUDA 13; the one for which only CUDA 12.8 and newer make code (release notes of the CUDA toolkit)."""
+"""The oldest compute capability of CUDA 13; the one for which only CUDA 12.8 and newer make code
+(release notes of the CUDA toolkit)."""
 
 Numbers = tuple[int, ...]
 
 
 class TorchBuild(NamedTuple):
-    """An installed torch. `cuda`: the CUDA version that it is built for, such as `13.0`; empty for a build without CUDA. `archs`: what
-    `torch.cuda.get_arch_list()` reports, such as `sm_80` and `compute_120`; empty where nobody has asked."""
+    """An installed torch. `cuda`: the CUDA version that it is built for, such as `13.0`; empty for
+    a build without CUDA. `archs`: what `torch.cuda.get_arch_list()` reports, such as `sm_80` and
+    `compute_120`; empty where nobody has asked."""
 
     version: str
     cuda: str = ""
@@ -37,23 +43,27 @@ class TorchBuild(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """An NVIDIA driver. `version`: such as `535.104.05`. `cuda`: the newest CUDA version that it runs, such as `12.2`; with a package for forward
-    compatibility (cuda-compat) that is newer than the version of the driver tells. A part that is not known is empty."""
+    """An NVIDIA driver. `version`: such as `535.104.05`. `cuda`: the newest CUDA version that it
+    runs, such as `12.2`; with a package for forward compatibility (cuda-compat) that is newer than
+    the version of the driver tells. A part that is not known is empty."""
 
     version: str = ""
     cuda: str = ""
 
 
 class Card(NamedTuple):
-    """A GPU: its name, and its compute capability such as `9.0`. A part that is not known is empty."""
+    """A GPU: its name, and its compute capability such as `9.0`. A part that is not known is
+    empty."""
 
     name: str = ""
     capability: str = ""
 
 
 class Wheel(NamedTuple):
-    """Builds of torch for Linux. `tag`: the folder of INDEX; empty: PyPI's own. `driver`: the oldest driver branch. `lowest`, `highest`: the compute
-    capabilities that they have code for. `began`: the first release with this build. `ended`: the first one without it; empty where releases still come."""
+    """Builds of torch for Linux. `tag`: the folder of INDEX; empty: PyPI's own. `driver`: the
+    oldest driver branch. `lowest`, `highest`: the compute capabilities that they have code for.
+    `began`: the first release with this build. `ended`: the first one without it; empty where
+    releases still come."""
 
     tag: str
     driver: int
@@ -73,9 +83,11 @@ WHEELS = (
 
 
 def why_unusable(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:  # noqa: B008  # an immutable value
-    """Why this torch cannot use the GPU, and what to install, in one line; empty where nothing speaks against it.
+    """Why this torch cannot use the GPU, and what to install, in one line; empty where nothing
+    speaks against it.
 
-    A build for ROCm is not judged: `torch.cuda` may be empty there, so the caller asks only about NVIDIA's GPUs.
+    A build for ROCm is not judged: `torch.cuda` may be empty there, so the caller asks only about
+    NVIDIA's GPUs.
     """
     if not driver.version and not driver.cuda:
         return ""
@@ -84,15 +96,22 @@ def why_unusable(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:
     if is_too_old(torch, driver):
         needed = OLDEST_DRIVERS.get(_numbers(torch.cuda)[0])
         which = f"driver {needed} or newer" if needed else "a newer driver"
-        return f"driver {driver.version or f'for CUDA {driver.cuda}'} is too old for {torch}, which needs {which}: {remedy(torch, driver, card)}"
+        return (
+            f"driver {driver.version or f'for CUDA {driver.cuda}'} is too old for {torch}, which"
+            f" needs {which}: {remedy(torch, driver, card)}"
+        )
     if lacks_code(torch, card):
         about = f"compute capability {card.capability}"
-        return f"{torch} has no code for {card.name or 'this GPU'} ({about}): {remedy(torch, driver, card)}"
+        return (
+            f"{torch} has no code for {card.name or 'this GPU'} ({about}):"
+            f" {remedy(torch, driver, card)}"
+        )
     return ""
 
 
 def is_too_old(torch: TorchBuild, driver: Driver) -> bool:
-    """Whether the driver is too old for the CUDA version of this torch. False where it is not known."""
+    """Whether the driver is too old for the CUDA version of this torch. False where it is not
+    known."""
     if not torch.cuda:
         return False
     major = _numbers(torch.cuda)[0]
@@ -104,8 +123,9 @@ def is_too_old(torch: TorchBuild, driver: Driver) -> bool:
 def lacks_code(torch: TorchBuild, card: Card) -> bool:
     """Whether this torch has no code that the card runs. False where it is not known.
 
-    A card runs the code (`sm_`) of its own major capability up to its minor one, and any older intermediate code (`compute_`, PTX). Code for one
-    card alone (`sm_90a`) counts for that card. Without a list of `torch`, only the limits of the CUDA toolkit are known.
+    A card runs the code (`sm_`) of its own major capability up to its minor one, and any older
+    intermediate code (`compute_`, PTX). Code for one card alone (`sm_90a`) counts for that card.
+    Without a list of `torch`, only the limits of the CUDA toolkit are known.
     """
     if not card.capability or not torch.cuda:
         return False
@@ -140,7 +160,8 @@ def remedy(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:  # no
 
 
 def _branch(driver: Driver) -> int:
-    """The branch of the driver, such as 535; where CUDA tells more than the version (forward compatibility), the branch that CUDA needs."""
+    """The branch of the driver, such as 535; where CUDA tells more than the version (forward
+    compatibility), the branch that CUDA needs."""
     branch = _numbers(driver.version)[0] if driver.version else 0
     return max(branch, OLDEST_DRIVERS.get(_numbers(driver.cuda)[0], 0) if driver.cuda else 0)
 
