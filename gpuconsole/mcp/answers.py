@@ -1,5 +1,5 @@
-"""What the tools answer: small typed data. Units are SI and in the names of the fields. Text of the job is marked (`FromJob`), without control
-characters, and cut."""
+"""What the tools answer: small typed data. Units are SI and in the names of the fields. Text of the
+job is marked (`FromJob`), without control characters, and cut."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ T = TypeVar("T")
 
 
 class FromJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Text that the job, its files or its output supply. `cut_characters`: how many characters are left out."""
+    """Text that the job, its files or its output supply. `cut_characters`: how many characters are
+    left out."""
 
     from_job: str
     cut_characters: int = 0
 
 
 def from_job(text: str, most: int = 400, last: bool = False) -> FromJob:
-    """At most `most` characters of `text`, from its begin or from its end (`last`). Line breaks and tabs stay; other control characters are
-    written as escapes."""
-    shown = "\n".join("\t".join(clean(part) for part in line.split("\t")) for line in text.split("\n"))
+    """At most `most` characters of `text`, from its begin or from its end (`last`). Line breaks and
+    tabs stay; other control characters are written as escapes."""
+    shown = "\n".join(
+        "\t".join(clean(part) for part in line.split("\t")) for line in text.split("\n")
+    )
     kept = shown[-most:] if last else shown[:most]
     return FromJob(kept, len(shown) - len(kept))
 
@@ -71,8 +74,9 @@ class ShownSignal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SuggestedChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A suggested change. `effect`: what it does to the numbers of the job. `not_possible`: why it cannot be tried from here. `tried`: what a trial in this run
-    measured; there is no prediction then."""
+    """A suggested change. `effect`: what it does to the numbers of the job. `not_possible`: why it
+    cannot be tried from here. `tried`: what a trial in this run measured; there is no prediction
+    then."""
 
     changes: Knobs
     predicted_speedup: Interval | None = None
@@ -84,8 +88,10 @@ class SuggestedChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Conclusion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A finding. `state`: fires, clear or cant_tell. `recoverable_ratio`: the share of step time that a perfect cure frees; with `of`
-    "memory" a share of memory. `alternative_to`: rules whose findings claim the same time; one of these cures frees it, so the shares do not add up. `needs`: what is missing for a conclusion or a prediction. `text`: the text of the rule."""
+    """A finding. `state`: fires, clear or cant_tell. `recoverable_ratio`: the share of step time
+    that a perfect cure frees; with `of` "memory" a share of memory. `alternative_to`: rules whose
+    findings claim the same time; one of these cures frees it, so the shares do not add up. `needs`:
+    what is missing for a conclusion or a prediction. `text`: the text of the rule."""
 
     rule: str
     title: str
@@ -103,8 +109,9 @@ class Conclusion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TrialAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A trial. `verdict`: win, no_gain, worse or undecided. `measured_against_predicted`: inside, above or below the predicted interval, where the
-    two intervals are disjoint. `kept`: the change is in force."""
+    """A trial. `verdict`: win, no_gain, worse or undecided. `measured_against_predicted`: inside,
+    above or below the predicted interval, where the two intervals are disjoint. `kept`: the change
+    is in force."""
 
     id: str
     changes: Knobs
@@ -124,7 +131,8 @@ class TrialAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """For each permission: allowed, `ask` (call allow), or `no` (the person did not pass the flag)."""
+    """For each permission: allowed, `ask` (call allow), or `no` (the person did not pass the
+    flag)."""
 
     probes: str
     numerics: str
@@ -139,9 +147,11 @@ class OutputAnswer(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`answer`: what limits the run, in a sentence. `diagnosis`: `complete`, or what it waits for. `step_breakdown_ratio`: parts of a step, sum 1.
-    `attainable_ratio`: the rate as a share of the attainable rate of this hardware for this work; None where the work is not known.
-    `findings`: those that fire, the largest gain first. `undecided`: rules that cannot tell, with what they need."""
+    """`answer`: what limits the run, in a sentence. `diagnosis`: `complete`, or what it waits for.
+    `step_breakdown_ratio`: parts of a step, sum 1. `attainable_ratio`: the rate as a share of the
+    attainable rate of this hardware for this work; None where the work is not known. `findings`:
+    those that fire, the largest gain first. `undecided`: rules that cannot tell, with what they
+    need."""
 
     run: str
     state: str
@@ -169,8 +179,8 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SettingAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A setting of the run. `applies`: `live` (between two steps), `restart` (only a trial can change it) or `fixed`, with the reason.
-    `effect`: what a change does to the numbers."""
+    """A setting of the run. `applies`: `live` (between two steps), `restart` (only a trial can
+    change it) or `fixed`, with the reason. `effect`: what a change does to the numbers."""
 
     name: str
     value: bool | int | float | str
@@ -210,8 +220,9 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A kernel, or an operator of a CPU, with its time in the window and the rates that it reaches. `of_peak`: its rate over the highest one that the
-    device can reach at its FLOPs per byte. `blocks_per_sm`: blocks over multiprocessors."""
+    """A kernel, or an operator of a CPU, with its time in the window and the rates that it reaches.
+    `of_peak`: its rate over the highest one that the device can reach at its FLOPs per byte.
+    `blocks_per_sm`: blocks over multiprocessors."""
 
     name: str
     time_s: float
@@ -225,8 +236,9 @@ class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProfileAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A profiler window over `steps` steps, which took `wall_s`. `classes`, `longest`: by kind of kernel or operator, and the longest ones.
-    `attention`: the implementations of torch's attention."""
+    """A profiler window over `steps` steps, which took `wall_s`. `classes`, `longest`: by kind of
+    kernel or operator, and the longest ones. `attention`: the implementations of torch's
+    attention."""
 
     steps: int
     wall_s: float
@@ -264,8 +276,8 @@ def size(answer: object) -> int:
 
 
 def fitting(make: Callable[..., T], levels: Iterable[tuple[Any, ...]], most: int = MAX_BYTES) -> T:
-    """`make` with the arguments of the first level whose answer is not larger than `most` bytes; of the last level if none is. The levels go from
-    full to short."""
+    """`make` with the arguments of the first level whose answer is not larger than `most` bytes; of
+    the last level if none is. The levels go from full to short."""
     answer = None
     for level in levels:
         answer = make(*level)

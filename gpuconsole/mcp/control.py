@@ -1,4 +1,5 @@
-"""The private socket of an open console (`run --control`): an agent works on the session of the screen, and the person can take the control back.
+"""The private socket of an open console (`run --control`): an agent works on the session of the
+screen, and the person can take the control back.
 
 One client at a time, of the same user. `messages.py` has what both say.
 """
@@ -43,13 +44,16 @@ _PEER = struct.Struct("3i")
 
 def is_own(connection: socket.socket) -> bool:
     """Whether the process at the other end belongs to the same user."""
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    _, uid, _ = _PEER.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    )
     return bool(uid == os.geteuid())
 
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A path of the socket by way of a descriptor of its folder: the address of a Unix socket has at most 107 bytes. Raises OSError."""
+    """A path of the socket by way of a descriptor of its folder: the address of a Unix socket has
+    at most 107 bytes. Raises OSError."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -57,7 +61,7 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-# --- in the console ------------------------------------------------------------------------------------------
+# --- in the console -------------------------------------------------------------------------------
 
 
 class Called(Protocol):
@@ -77,7 +81,7 @@ class ControlServer(RemoteApi):
         self._doing: dict[int, str] = {}
         self._taken_back = False
 
-    # --- for the screen -------------------------------------------------------------------------------------
+    # --- for the screen ---------------------------------------------------------------------------
 
     @property
     def activity(self) -> str:
@@ -97,7 +101,7 @@ class ControlServer(RemoteApi):
         self._note(TAKEN_BACK)
         return "you have taken the control; the agent is refused until you press the key again"
 
-    # --- the socket -----------------------------------------------------------------------------------------
+    # --- the socket -------------------------------------------------------------------------------
 
     async def serve(self) -> None:
         """Raises OSError where no private socket can be made."""
@@ -105,7 +109,9 @@ class ControlServer(RemoteApi):
         try:
             path = scratch.path / SOCKET
             with short_path(path) as address:
-                server = await asyncio.start_unix_server(self.attend, address, limit=MAX_LINE_LENGTH)
+                server = await asyncio.start_unix_server(
+                    self.attend, address, limit=MAX_LINE_LENGTH
+                )
             os.chmod(path, 0o600)  # nobody else could reach it before: its folder has mode 0700
             async with server:
                 await server.serve_forever()
@@ -120,7 +126,13 @@ class ControlServer(RemoteApi):
             try:
                 if not is_own(writer.get_extra_info("socket")):
                     return
-                why = TAKEN_BACK if self._taken_back else "another agent has the control" if self._client is not None else ""
+                why = (
+                    TAKEN_BACK
+                    if self._taken_back
+                    else "another agent has the control"
+                    if self._client is not None
+                    else ""
+                )
                 if why:
                     self._send(writer, Refused(0, why))
                     await writer.drain()
@@ -166,11 +178,15 @@ class ControlServer(RemoteApi):
         self._doing[request.id] = clause = _clause(request)
         answer: Message = Refused(request.id, TAKEN_BACK)
         try:
-            await asyncio.sleep(0)  # `_listen` notes the call first: from Python 3.12 on, Textual has tasks begin within `create_task`
+            # `_listen` notes the call first: from Python 3.12 on, Textual has tasks begin within
+            # `create_task`
+            await asyncio.sleep(0)
             if not self._taken_back:
                 if tool is not None and tool.changes:
                     self._note(f"the agent: {clause}")
-                answer = Answered(request.id, await self._tools.call(request.tool, request.arguments, progress))
+                answer = Answered(
+                    request.id, await self._tools.call(request.tool, request.arguments, progress)
+                )
         except ToolError as error:
             answer = Refused(request.id, str(error))
         except Exception as problem:  # the screen goes on, whatever a call does
@@ -193,11 +209,15 @@ def _clause(call: Call) -> str:
     """What a call does, in a clause for the screen."""
     given = call.arguments if isinstance(call.arguments, dict) else {}
     changes = given.get("changes")
-    shown = changes if isinstance(changes, dict) else {key: value for key, value in given.items() if key in ("finding", "what", "steps")}
+    shown = (
+        changes
+        if isinstance(changes, dict)
+        else {key: value for key, value in given.items() if key in ("finding", "what", "steps")}
+    )
     return name(" ".join([call.tool, *(f"{key}={value}" for key, value in shown.items())]), 60)
 
 
-# --- in the process of the client ----------------------------------------------------------------------------
+# --- in the process of the client -----------------------------------------------------------------
 
 
 class NoConsole(Exception):
@@ -222,7 +242,10 @@ def choose_console(pid: int) -> Path:
         raise NoConsole(str(error)) from None
     if pid:
         if pid not in consoles:
-            raise NoConsole(f"no console with the pid {pid} was started with --control; there are: {_pids(consoles)}")
+            raise NoConsole(
+                f"no console with the pid {pid} was started with --control; there are:"
+                f" {_pids(consoles)}"
+            )
         return consoles[pid]
     if len(consoles) != 1:
         text = (

@@ -1,5 +1,6 @@
-"""The messages between a console and a client of its tools: lines of JSON. A client sends a `Call`, or a `Cancel`; the answers are `Progressed`,
-`Answered` and `Refused`. The client imports nothing else of the console."""
+"""The messages between a console and a client of its tools: lines of JSON. A client sends a `Call`,
+or a `Cancel`; the answers are `Progressed`, `Answered` and `Refused`. The client imports nothing
+else of the console."""
 
 from __future__ import annotations
 
@@ -51,14 +52,16 @@ decode_message = msgspec.json.Decoder(Message).decode
 encode = msgspec.json.encode
 
 
-# --- of a process that has joined (gpuconsole/cli/joined.py, gpuconsole/notebook) ----------------------------
+# --- of a process that has joined (gpuconsole/cli/joined.py, gpuconsole/notebook) -----------------
 
 SNAPSHOT, LEAVE = "snapshot", "leave"
-"""Tools that only such a process has: the session so far as a `Snapshot`; and the end of the run, with a `Left` as the answer."""
+"""Tools that only such a process has: the session so far as a `Snapshot`; and the end of the run,
+with a `Left` as the answer."""
 
 
 class Joined(msgspec.Struct, tag="joined"):
-    """The answer to a process that joins: what its agent needs. A `Refused` names a wrong option."""
+    """The answer to a process that joins: what its agent needs. A `Refused` names a wrong
+    option."""
 
     folder: str
     token: str
@@ -72,7 +75,8 @@ class Leave(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Left(msgspec.Struct):
-    """The session after the end of the run. `patch`: the kept changes as a diff; `lines`: what else a person should read."""
+    """The session after the end of the run. `patch`: the kept changes as a diff; `lines`: what else
+    a person should read."""
 
     snapshot: Snapshot
     status: Status

@@ -1,4 +1,5 @@
-"""Answers that only read: made from a View, by the functions that the screen and the reports use."""
+"""Answers that only read: made from a View, by the functions that the screen and the reports
+use."""
 
 from __future__ import annotations
 
@@ -34,7 +35,17 @@ from gpuconsole.mcp.answers import (
     name,
     rounded,
 )
-from gpuconsole.model.device_columns import CORES, HBM, HBM_BANDWIDTH, HOST_MEMORY, POWER, RUN_QUEUE_DELAY, SM, TEMPERATURE, TENSOR
+from gpuconsole.model.device_columns import (
+    CORES,
+    HBM,
+    HBM_BANDWIDTH,
+    HOST_MEMORY,
+    POWER,
+    RUN_QUEUE_DELAY,
+    SM,
+    TEMPERATURE,
+    TENSOR,
+)
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.finding import Finding, Interval, Suggestion
 from gpuconsole.model.job import CHANGES_NUMERICS, EFFECTS
@@ -52,28 +63,43 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 ALLOWED, ASK, NO = "allowed", "ask", "no"
-"""A permission: in force; the agent may ask for it by `allow`; the person has not passed the flag."""
+"""A permission: in force; the agent may ask for it by `allow`; the person has not passed the
+flag."""
 GPU_COLUMNS = (SM, TENSOR, HBM, HBM_BANDWIDTH, POWER, TEMPERATURE)
 HOST_COLUMNS = (CORES, HOST_MEMORY, RUN_QUEUE_DELAY)
 
 
-# --- status and findings -------------------------------------------------------------------------------------
+# --- status and findings --------------------------------------------------------------------------
 
 
 def status(view: View, permissions: Permissions | None, output: tuple[str, str] | None) -> Status:
-    """The state of the session below the limit of an answer: what matters least is left out first. `output`: the file with the output of the
-    job, and its last lines."""
+    """The state of the session below the limit of an answer: what matters least is left out first.
+    `output`: the file with the output of the job, and its last lines."""
     levels = ((6, 4, 600), (4, 3, 400), (3, 2, 200), (2, 2, 100), (1, 1, 60), (0, 0, 0))
     return fitting(partial(_status, view, permissions, output), levels)
 
 
 def _status(
-    view: View, permissions: Permissions | None, output: tuple[str, str] | None, most: int, evidence: int, characters: int
+    view: View,
+    permissions: Permissions | None,
+    output: tuple[str, str] | None,
+    most: int,
+    evidence: int,
+    characters: int,
 ) -> Status:
     run = view.run
     headline = name("".join(text for text, _ in answer(view, "").head))
     if run is None:
-        return Status("", view.state or "idle", headline, "no run", False, DATA, permissions=permissions, notes=_notes(view, most))
+        return Status(
+            "",
+            view.state or "idle",
+            headline,
+            "no run",
+            False,
+            DATA,
+            permissions=permissions,
+            notes=_notes(view, most),
+        )
     firing = facts.firing(run)
     rate, unit = run.throughput
     times = run.summary.step_time_s
@@ -90,20 +116,36 @@ def _status(
         DATA,
         running_s=round(view.running_s, 1),
         device=run.device,
-        throughput=ThroughputAnswer(rounded(rate.mean) or 0.0, unit, rounded(rate.std) or 0.0, rate.n) if rate is not None else None,
-        step_time=StepTime(rounded(times.p50) or 0.0, rounded(times.p99)) if times is not None else None,
-        step_breakdown_ratio={part: round(ratio, 3) for part, ratio in run.summary.phases_ratio.items() if ratio >= 0.0005},
-        attainable_ratio=rounded(run.attainable.share_ratio) if run.attainable is not None else None,
+        throughput=ThroughputAnswer(
+            rounded(rate.mean) or 0.0, unit, rounded(rate.std) or 0.0, rate.n
+        )
+        if rate is not None
+        else None,
+        step_time=StepTime(rounded(times.p50) or 0.0, rounded(times.p99))
+        if times is not None
+        else None,
+        step_breakdown_ratio={
+            part: round(ratio, 3)
+            for part, ratio in run.summary.phases_ratio.items()
+            if ratio >= 0.0005
+        },
+        attainable_ratio=rounded(run.attainable.share_ratio)
+        if run.attainable is not None
+        else None,
         gain_since_start=gain.words if gain is not None else "",
         kept_changes=facts.kept_changes(facts.chain(view)),
-        findings=[conclusion(finding, run, evidence, 2, short=True) for finding in first(firing, most)],
+        findings=[
+            conclusion(finding, run, evidence, 2, short=True) for finding in first(firing, most)
+        ],
         undecided={finding.rule: needs(finding, run)[:2] for finding in first(undecided, 2 * most)},
         trial=trial_answer(trial) if trial is not None else None,
         measuring=view.probing,
         permissions=permissions,
         error=from_job(run.error, 300) if run.error else None,
         notes=_notes(view, most),
-        output=OutputAnswer(output[0], from_job(output[1], characters, last=True)) if output is not None else None,
+        output=OutputAnswer(output[0], from_job(output[1], characters, last=True))
+        if output is not None
+        else None,
         left_out=max(0, len(firing) - most) + max(0, len(undecided) - 2 * most),
     )
 
@@ -116,15 +158,29 @@ def diagnosis(view: View, run: Run) -> str:
         return name(view.stage or "starting")
     if run.steady_from_s is None:
         return name(state_words(run))
-    return f"a probe runs: {view.probing}" if view.probing else "some rules wait for data" if in_doubt(run) else "complete"
+    return (
+        f"a probe runs: {view.probing}"
+        if view.probing
+        else "some rules wait for data"
+        if in_doubt(run)
+        else "complete"
+    )
 
 
 def _notes(view: View, most: int) -> list[FromJob]:
     return [from_job(note, 200) for note in view.notes[-min(most, 3) :]] if most else []
 
 
-def conclusion(finding: Finding, run: Run, evidence: int | None = None, changes: int | None = None, *, short: bool = False) -> Conclusion:
-    """A finding with at most so many signals and suggestions. `short`: without summary, reasons and code."""
+def conclusion(
+    finding: Finding,
+    run: Run,
+    evidence: int | None = None,
+    changes: int | None = None,
+    *,
+    short: bool = False,
+) -> Conclusion:
+    """A finding with at most so many signals and suggestions. `short`: without summary, reasons and
+    code."""
     return Conclusion(
         finding.rule,
         name(finding.title),
@@ -135,16 +191,25 @@ def conclusion(finding: Finding, run: Run, evidence: int | None = None, changes:
         confidence=finding.confidence,
         summary="" if short else name(finding.summary),
         evidence=[
-            ShownSignal(shown.signal, rounded(shown.value) or 0.0, shown.unit, shown.threshold, "" if short else name(shown.source, 80))
+            ShownSignal(
+                shown.signal,
+                rounded(shown.value) or 0.0,
+                shown.unit,
+                shown.threshold,
+                "" if short else name(shown.source, 80),
+            )
             for shown in first(finding.evidence, evidence)
         ],
-        suggestions=[change(suggestion, run, short) for suggestion in first(finding.suggestions, changes)],
+        suggestions=[
+            change(suggestion, run, short) for suggestion in first(finding.suggestions, changes)
+        ],
         needs=needs(finding, run),
     )
 
 
 def explain(rule: str, run: Run, whole: bool) -> Conclusion | None:
-    """The finding of a rule in full, with the text of the rule; None where this run has no such finding."""
+    """The finding of a rule in full, with the text of the rule; None where this run has no such
+    finding."""
     finding = next((finding for finding in run.findings if finding.rule == rule), None)
     if finding is None:
         return None
@@ -161,7 +226,8 @@ def explain(rule: str, run: Run, whole: bool) -> Conclusion | None:
 
 
 def needs(finding: Finding, run: Run) -> list[str]:
-    """What a finding still needs: for each missing signal its probe and why that has not run, or the reason of the signal."""
+    """What a finding still needs: for each missing signal its probe and why that has not run, or
+    the reason of the signal."""
     wanted = []
     for signal in finding.missing:
         probe = PROBE_OF.get(signal)
@@ -178,7 +244,9 @@ def change(suggestion: Suggestion, run: Run, short: bool = False) -> SuggestedCh
     return SuggestedChange(
         suggestion.changes,
         predicted(suggestion.predicted_speedup),
-        Speedup(*(rounded(value) or 0.0 for value in (tried.estimate, tried.low, tried.high))) if tried is not None else None,
+        Speedup(*(rounded(value) or 0.0 for value in (tried.estimate, tried.low, tried.high)))
+        if tried is not None
+        else None,
         run.effect(suggestion.changes),
         why="" if short else name(suggestion.why),
         not_possible=name(run.why_not(suggestion.changes), 160),
@@ -187,23 +255,37 @@ def change(suggestion: Suggestion, run: Run, short: bool = False) -> SuggestedCh
 
 
 def predicted(interval: Interval | None) -> Interval | None:
-    return Interval(rounded(interval.low) or 0.0, rounded(interval.high) or 0.0) if interval is not None else None
+    return (
+        Interval(rounded(interval.low) or 0.0, rounded(interval.high) or 0.0)
+        if interval is not None
+        else None
+    )
 
 
 def prediction_of(view: View, changes: Knobs) -> Interval | None:
     """The predicted speedup of the suggestion with exactly these changes."""
-    matching = (suggestion for _, suggestion in facts.suggestions(view).values() if suggestion.changes == changes)
+    matching = (
+        suggestion
+        for _, suggestion in facts.suggestions(view).values()
+        if suggestion.changes == changes
+    )
     return next((suggestion.predicted_speedup for suggestion in matching), None)
 
 
-# --- trials --------------------------------------------------------------------------------------------------
+# --- trials ---------------------------------------------------------------------------------------
 
 
 def trial_answer(trial: Trial, next_step: str = "") -> TrialAnswer:
     speedup, expected = trial.speedup, trial.predicted
     against = ""
     if speedup is not None and expected is not None:
-        against = "below" if speedup.high < expected.low else "above" if speedup.low > expected.high else "inside"
+        against = (
+            "below"
+            if speedup.high < expected.low
+            else "above"
+            if speedup.low > expected.high
+            else "inside"
+        )
     loss = trial.perplexity or trial.held_out_loss
     return TrialAnswer(
         trial.id,
@@ -211,7 +293,11 @@ def trial_answer(trial: Trial, next_step: str = "") -> TrialAnswer:
         trial.state,
         trial.kept,
         trial.verdict,
-        speedup=Speedup(*(rounded(value) or 0.0 for value in (speedup.estimate, speedup.low, speedup.high))) if speedup else None,
+        speedup=Speedup(
+            *(rounded(value) or 0.0 for value in (speedup.estimate, speedup.low, speedup.high))
+        )
+        if speedup
+        else None,
         predicted_speedup=predicted(expected),
         measured_against_predicted=against,
         blocks=trial.blocks,
@@ -224,22 +310,36 @@ def trial_answer(trial: Trial, next_step: str = "") -> TrialAnswer:
     )
 
 
-# --- settings ------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def settings(run: Run, only: str, whole: bool) -> SettingsAnswer:
     """The settings of a run, those that can change first; `only`: one of them."""
-    names = [only] if only else sorted(run.settings, key=lambda setting: (_applies(setting, run) == "fixed", setting))
+    names = (
+        [only]
+        if only
+        else sorted(run.settings, key=lambda setting: (_applies(setting, run) == "fixed", setting))
+    )
     changeable = [setting for setting in names if _applies(setting, run) != "fixed"]
 
     def level(chosen: list[str], meaning: bool) -> SettingsAnswer:
         return SettingsAnswer(
-            [_setting(setting, run, meaning) for setting in chosen], EFFECTS if run.is_job else {}, len(names) - len(chosen)
+            [_setting(setting, run, meaning) for setting in chosen],
+            EFFECTS if run.is_job else {},
+            len(names) - len(chosen),
         )
 
     if whole or only:
         return level(names, True)
-    return fitting(level, ((names, True), (names, False), (changeable, False), *((changeable[:most], False) for most in (16, 8, 4))))
+    return fitting(
+        level,
+        (
+            (names, True),
+            (names, False),
+            (changeable, False),
+            *((changeable[:most], False) for most in (16, 8, 4)),
+        ),
+    )
 
 
 def _applies(setting: str, run: Run) -> str:
@@ -254,8 +354,16 @@ def _setting(setting: str, run: Run, meaning: bool) -> SettingAnswer:
     applies, value = _applies(setting, run), run.settings[setting]
     knob = CATALOGUE.get(setting)
     if knob is None or applies == "fixed":
-        return SettingAnswer(setting, value, applies, reason=name(run.why_not({setting: value}), 160))
-    effect = run.effects.get(setting, "") if run.is_job else CHANGES_NUMERICS if knob.changes_numerics else ""
+        return SettingAnswer(
+            setting, value, applies, reason=name(run.why_not({setting: value}), 160)
+        )
+    effect = (
+        run.effects.get(setting, "")
+        if run.is_job
+        else CHANGES_NUMERICS
+        if knob.changes_numerics
+        else ""
+    )
     if knob.changes_training:
         effect = f"{effect}; changes what the model learns per step".removeprefix("; ")
     limit = knob.live_limit(run.facts)
@@ -263,7 +371,7 @@ def _setting(setting: str, run: Run, meaning: bool) -> SettingAnswer:
     return SettingAnswer(setting, value, applies, allowed, effect, knob.meaning if meaning else "")
 
 
-# --- profile and devices -------------------------------------------------------------------------------------
+# --- profile and devices --------------------------------------------------------------------------
 
 
 def profile_answer(report: ProfileReport, view: View) -> ProfileAnswer:
@@ -274,7 +382,10 @@ def profile_answer(report: ProfileReport, view: View) -> ProfileAnswer:
             report.steps,
             rounded(report.wall_s) or 0.0,
             rounded(report.busy_ratio) or 0.0,
-            [Share(each.name, rounded(each.time_s) or 0.0, round(each.share_ratio, 3)) for each in report.classes],
+            [
+                Share(each.name, rounded(each.time_s) or 0.0, round(each.share_ratio, 3))
+                for each in report.classes
+            ],
             [_kernel(op, roof) for op in report.top[:most]],
             [name(implementation) for implementation in report.attention],
             clean(report.trace),
@@ -286,18 +397,23 @@ def profile_answer(report: ProfileReport, view: View) -> ProfileAnswer:
 
 def _kernel(op: TopOp, roof: Roof | None) -> Kernel:
     return Kernel(
-        name(op.name, 100), rounded(op.time_s) or 0.0, round(op.share_ratio, 3), op.calls, rounded(op.flops_per_s), rounded(op.bytes_per_s),
-        rounded(of_peak(op, roof)) if roof is not None else None, name(op.launched_by), rounded(op.blocks_per_sm),
+        name(op.name, 100), rounded(op.time_s) or 0.0, round(op.share_ratio, 3), op.calls,
+        rounded(op.flops_per_s), rounded(op.bytes_per_s),
+        rounded(of_peak(op, roof)) if roof is not None else None, name(op.launched_by),
+        rounded(op.blocks_per_sm),
     )  # fmt: skip
 
 
 def devices(view: View, whole: bool) -> DevicesAnswer:
-    """Every device with its present readings. Where there are many, only the devices in use and the first others."""
+    """Every device with its present readings. Where there are many, only the devices in use and the
+    first others."""
     order = sorted(view.devices, key=lambda device: device.id != view.device)
 
     def level(most: int, reasons: bool) -> DevicesAnswer:
         return DevicesAnswer(
-            [_device(view, device.id, reasons) for device in order[:most]], name(view.no_gpu_reason), max(0, len(order) - most)
+            [_device(view, device.id, reasons) for device in order[:most]],
+            name(view.no_gpu_reason),
+            max(0, len(order) - most),
         )
 
     if whole:
@@ -314,9 +430,15 @@ def _device(view: View, device_id: str, reasons: bool) -> DeviceAnswer:
         if (value := view.latest.get(key)) is not None:
             values[column.metric] = rounded(value) or 0.0
         elif reasons:
-            missing[column.metric] = name(_why_missing(view.unavailable, key, view.lost, device_id), 120)
-    return DeviceAnswer(device.id, name(device.name), device.id == view.device, device.memory_bytes, values, missing)
+            missing[column.metric] = name(
+                _why_missing(view.unavailable, key, view.lost, device_id), 120
+            )
+    return DeviceAnswer(
+        device.id, name(device.name), device.id == view.device, device.memory_bytes, values, missing
+    )
 
 
-def _why_missing(unavailable: Mapping[str, str], key: str, lost: Mapping[str, str], device_id: str) -> str:
+def _why_missing(
+    unavailable: Mapping[str, str], key: str, lost: Mapping[str, str], device_id: str
+) -> str:
     return unavailable.get(key) or lost.get(device_id) or facts.NO_SAMPLE

@@ -1,4 +1,5 @@
-"""The tools of an agent: a call of a tool makes one request to a SessionApi and returns one small answer. No other code decides what an agent may do."""
+"""The tools of an agent: a call of a tool makes one request to a SessionApi and returns one small
+answer. No other code decides what an agent may do."""
 
 from __future__ import annotations
 
@@ -94,53 +95,96 @@ class Tool(NamedTuple):
 TOOLS = (
     Tool(
         "status",
-        "What limits the run, where the time of a step goes, throughput, findings with evidence and with the signals that each still needs. wait_s: wait up to "
-        f"so many seconds (at most {MAX_WAIT_S:g}) until the diagnosis is complete.",
+        (
+            "What limits the run, where the time of a step goes, throughput, findings with evidence"
+            " and with the signals that each still needs. wait_s: wait up to so many seconds (at"
+            f" most {MAX_WAIT_S:g}) until the diagnosis is complete."
+        ),
         WaitFor,
         answers.Status,
     ),
     Tool(
         "explain",
-        "A finding in full: evidence, suggestions, code, the text of its rule. finding: the rule id.",
+        (
+            "A finding in full: evidence, suggestions, code, the text of its rule. finding: the"
+            " rule id."
+        ),
         OfFinding,
         answers.Conclusion,
     ),
     Tool(
         "settings",
-        "Which settings can change, whether live, with what effect on the numbers, and the allowed values. name: one setting.",
+        (
+            "Which settings can change, whether live, with what effect on the numbers, and the"
+            " allowed values. name: one setting."
+        ),
         OfSetting,
         answers.SettingsAnswer,
     ),
     Tool(
         "try_change",
-        'Measure a change in paired blocks on the running program, for example {"num_workers": 4}: verdict, interval, predicted against measured. '
-        "The change is then taken back, and `keep` keeps a win. keep=true keeps a win at once: pass it for a change that needs a restart.",
+        (
+            'Measure a change in paired blocks on the running program, for example {"num_workers":'
+            " 4}:"
+            " verdict, interval, predicted against measured. The change is then taken back, and"
+            " `keep` keeps a win. keep=true keeps a win at once: pass it for a change that needs a"
+            " restart."
+        ),
         Changes,
         answers.TrialAnswer,
         True,
     ),
-    Tool("keep", "Keep the change of the last trial. Only a proven win can be kept.", Nothing, answers.Kept, True),
+    Tool(
+        "keep",
+        "Keep the change of the last trial. Only a proven win can be kept.",
+        Nothing,
+        answers.Kept,
+        True,
+    ),
     Tool("revert", "Undo the last change that was kept.", Nothing, answers.Kept, True),
     Tool(
         "allow",
-        "Use a permission that the person has granted on the command line. what: probes (extra passes on copies of a batch), numerics (changes "
-        "that alter the numbers of the job) or loader (new workers, which load ahead, from copies of the dataset).",
+        (
+            "Use a permission that the person has granted on the command line. what: probes (extra"
+            " passes on copies of a batch), numerics (changes that alter the numbers of the job) or"
+            " loader (new workers, which load ahead, from copies of the dataset)."
+        ),
         Permission,
         answers.Done,
         True,
     ),
     Tool(
         "profile",
-        f"Profile some steps of the run (1 to {MAX_STEPS}, default {STEPS}): time by kind of kernel, the longest ones, a trace file. "
-        "In a job of the person's own it needs the permission for probes. Of several processes it profiles the first one, and the others wait for it once.",
+        (
+            f"Profile some steps of the run (1 to {MAX_STEPS}, default {STEPS}): time by kind of"
+            " kernel, the longest ones, a trace file. In a job of the person's own it needs the"
+            " permission for probes. Of several processes it profiles the first one, and the others"
+            " wait for it once."
+        ),
         StepsArguments,
         answers.ProfileAnswer,
         True,
     ),
-    Tool("patch", "The kept changes as a diff of the program, for `git apply`. Writes no file.", Whole, answers.Text),
+    Tool(
+        "patch",
+        "The kept changes as a diff of the program, for `git apply`. Writes no file.",
+        Whole,
+        answers.Text,
+    ),
     Tool("report", "The report of the session so far, as text.", Whole, answers.Text),
-    Tool("devices", "The GPUs, or the CPU, with their present readings.", Whole, answers.DevicesAnswer),
-    Tool("stop", "End the program: SIGINT; a further call SIGTERM, then SIGKILL. A scenario ends at once.", Nothing, answers.Done, True),
+    Tool(
+        "devices",
+        "The GPUs, or the CPU, with their present readings.",
+        Whole,
+        answers.DevicesAnswer,
+    ),
+    Tool(
+        "stop",
+        "End the program: SIGINT; a further call SIGTERM, then SIGKILL. A scenario ends at once.",
+        Nothing,
+        answers.Done,
+        True,
+    ),
 )
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
@@ -155,26 +199,30 @@ class Tools:
         may: frozenset[str] = frozenset(),
         output: Path | None = None,
     ) -> None:
-        """`patch_of`: the patch for the kept changes of a snapshot. `may`: what the person has granted, PROBES or NUMERICS. `output`: the file with
-        the output of the job."""
+        """`patch_of`: the patch for the kept changes of a snapshot. `may`: what the person has
+        granted, PROBES or NUMERICS. `output`: the file with the output of the job."""
         self._api, self._patch_of, self._may, self._output = api, patch_of, may, output
 
     async def call(self, tool_name: str, arguments: object, progress: Progress) -> msgspec.Struct:
         """The answer of a tool. Raises ToolError."""
         tool = BY_NAME.get(tool_name)
         if tool is None:
-            raise ToolError(f"there is no tool {answers.name(tool_name, 60)!r}; there are: {', '.join(BY_NAME)}")
+            raise ToolError(
+                f"there is no tool {answers.name(tool_name, 60)!r}; there are: {', '.join(BY_NAME)}"
+            )
         try:
             given = msgspec.convert(arguments, tool.takes)
             result: msgspec.Struct = await getattr(self, tool.name)(given, progress)
         except msgspec.ValidationError as error:
             fields = ", ".join(tool.takes.__struct_fields__) or "none"
-            raise ToolError(f"{tool.name}: {answers.name(str(error))}; arguments: {fields}") from None
+            raise ToolError(
+                f"{tool.name}: {answers.name(str(error))}; arguments: {fields}"
+            ) from None
         except (SessionError, KnobError) as error:
             raise ToolError(answers.name(str(error), 600)) from None
         return result
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     async def status(self, given: WaitFor, progress: Progress) -> answers.Status:
         if not 0 <= given.wait_s <= MAX_WAIT_S:
@@ -183,7 +231,10 @@ class Tools:
         standing = DiagnosisStatus(begun)
         while (waited := time.monotonic() - begun) < given.wait_s:
             view = self._api.view()
-            if not facts.active(view) or (view.run is not None and standing.evaluate(view.run, bool(view.probing), time.monotonic())):
+            if not facts.active(view) or (
+                view.run is not None
+                and standing.evaluate(view.run, bool(view.probing), time.monotonic())
+            ):
                 break
             if waited - said >= PROGRESS_S and view.run is not None:
                 said = waited
@@ -196,7 +247,9 @@ class Tools:
         answer = readings.explain(given.finding, run, given.all)
         if answer is None:
             firing = ", ".join(finding.rule for finding in facts.firing(run)) or "none fires"
-            raise ToolError(f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {firing}")
+            raise ToolError(
+                f"explain: no finding {answers.name(given.finding, 60)!r}; there are: {firing}"
+            )
         return answer
 
     async def settings(self, given: OfSetting, progress: Progress) -> answers.SettingsAnswer:
@@ -204,7 +257,10 @@ class Tools:
         if not run.settings:
             raise ToolError("settings: they are known after the first steps")
         if given.name and given.name not in run.settings:
-            raise ToolError(f"settings: no setting {answers.name(given.name, 60)!r}; there are: {', '.join(sorted(run.settings))}")
+            raise ToolError(
+                f"settings: no setting {answers.name(given.name, 60)!r}; there are:"
+                f" {', '.join(sorted(run.settings))}"
+            )
         return readings.settings(run, given.name, given.all)
 
     async def patch(self, given: Whole, progress: Progress) -> answers.Text:
@@ -225,39 +281,55 @@ class Tools:
     async def devices(self, given: Whole, progress: Progress) -> answers.DevicesAnswer:
         return readings.devices(self._api.view(), given.all)
 
-    # --- acting ---------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------
 
     async def try_change(self, given: Changes, progress: Progress) -> answers.TrialAnswer:
         if not given.changes:
-            raise ToolError('try_change: name a setting and its new value, such as {"changes": {"num_workers": 4}}')
+            raise ToolError(
+                'try_change: name a setting and its new value, such as {"changes": {"num_workers":'
+                " 4}}"
+            )
         run = self._run()
         if why := run.why_not(given.changes):
             raise ToolError(answers.name(why))
         changes: Knobs = run.effective(given.changes)
         self._check_permissions(run, changes)
         begun = time.monotonic()
-        trial = asyncio.create_task(self._api.try_change(changes, readings.prediction_of(self._api.view(), changes), keep=given.keep))
+        trial = asyncio.create_task(
+            self._api.try_change(
+                changes, readings.prediction_of(self._api.view(), changes), keep=given.keep
+            )
+        )
         try:
             while not trial.done():
                 await asyncio.wait([trial], timeout=PROGRESS_S)
                 running = facts.running_trial(self._api.view())
                 if running is not None and not trial.done():
                     speedup = (
-                        f", {running.speedup.estimate:.2f}x [{running.speedup.low:.2f}, {running.speedup.high:.2f}]"
+                        (
+                            f", {running.speedup.estimate:.2f}x [{running.speedup.low:.2f},"
+                            f" {running.speedup.high:.2f}]"
+                        )
                         if running.speedup
                         else ""
                     )
                     await progress(
-                        time.monotonic() - begun, None, f"trial of {describe_changes(changes)}: {running.blocks} blocks{speedup}"
+                        time.monotonic() - begun,
+                        None,
+                        f"trial of {describe_changes(changes)}: {running.blocks} blocks{speedup}",
                     )
-        except asyncio.CancelledError:  # the client has cancelled or vanished, or the person has taken the control
+        except asyncio.CancelledError:
+            # the client has cancelled or vanished, or the person has taken the control
             await self._take_back(trial, changes)
             raise
         done = trial.result()
-        return readings.trial_answer(done, "keep: it is a proven win" if done.worth_keeping and not done.kept else "")
+        return readings.trial_answer(
+            done, "keep: it is a proven win" if done.worth_keeping and not done.kept else ""
+        )
 
     async def _take_back(self, trial: asyncio.Task[Trial], changes: Knobs) -> None:
-        """End the trial of these changes as cancelled. Where it waits for a probe, or the program does not answer, nothing is waited for."""
+        """End the trial of these changes as cancelled. Where it waits for a probe, or the program
+        does not answer, nothing is waited for."""
         running = facts.running_trial(self._api.view())
         if running is not None and running.changes == changes and not trial.done():
             self._api.cancel_trial()
@@ -275,15 +347,23 @@ class Tools:
 
     async def allow(self, given: Permission, progress: Progress) -> answers.Done:
         if given.what not in FLAGS:
-            raise ToolError(f"allow: {answers.name(given.what, 60)!r} is no permission; there are: {', '.join(FLAGS)}")
+            raise ToolError(
+                f"allow: {answers.name(given.what, 60)!r} is no permission; there are:"
+                f" {', '.join(FLAGS)}"
+            )
         job = self._api.job
         if job is None:
-            raise ToolError("allow: only a job of the person's own needs permissions; a scenario needs none")
+            raise ToolError(
+                "allow: only a job of the person's own needs permissions; a scenario needs none"
+            )
         if given.what not in self._may and not getattr(job, f"allows_{given.what}"):
             raise ToolError(
-                f"allow: the person has not granted {given.what} ({FLAGS[given.what]} on the command line, or a key on the screen)"
+                f"allow: the person has not granted {given.what} ({FLAGS[given.what]} on the"
+                " command line, or a key on the screen)"
             )
-        {PROBES: job.allow_probes, NUMERICS: job.allow_numerics, LOADER: job.allow_loader}[given.what]()
+        {PROBES: job.allow_probes, NUMERICS: job.allow_numerics, LOADER: job.allow_loader}[
+            given.what
+        ]()
         return answers.Done(f"{given.what} allowed")
 
     async def profile(self, given: StepsArguments, progress: Progress) -> answers.ProfileAnswer:
@@ -301,7 +381,7 @@ class Tools:
             raise ToolError("stop: the job has ended already")
         return answers.Done(answers.name(job.interrupt().partition(";")[0]))
 
-    # --- what several tools use -----------------------------------------------------------------------------
+    # --- what several tools use -------------------------------------------------------------------
 
     def _run(self) -> Run:
         run = self._api.view().run
@@ -314,15 +394,23 @@ class Tools:
         needed = run.permissions(changes) if job is not None else []
         if missing := [what for what in needed if not getattr(job, f"allows_{what}")]:
             raise ToolError(
-                f"{describe_changes(changes)}: {run.effect(changes)}. It needs the permission for {' and '.join(missing)} (allow)"
+                f"{describe_changes(changes)}: {run.effect(changes)}. It needs the permission for"
+                f" {' and '.join(missing)} (allow)"
             )
 
     def _permissions(self) -> Permissions | None:
         job = self._api.job
         if job is None:
             return None
-        in_force = {PROBES: job.allows_probes, NUMERICS: job.allows_numerics, LOADER: job.allows_loader}
-        states = {what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO for what, on in in_force.items()}
+        in_force = {
+            PROBES: job.allows_probes,
+            NUMERICS: job.allows_numerics,
+            LOADER: job.allows_loader,
+        }
+        states = {
+            what: readings.ALLOWED if on else readings.ASK if what in self._may else readings.NO
+            for what, on in in_force.items()
+        }
         return Permissions(states[PROBES], states[NUMERICS], states[LOADER])
 
     def _last_output(self) -> tuple[str, str] | None:
@@ -336,7 +424,9 @@ class Tools:
     def _kept(self, done: str) -> answers.Kept:
         view: View = self._api.view()
         gain = facts.since_start(view)
-        return answers.Kept(done, facts.kept_changes(facts.chain(view)), gain.words if gain is not None else "")
+        return answers.Kept(
+            done, facts.kept_changes(facts.chain(view)), gain.words if gain is not None else ""
+        )
 
 
 def _how_to_apply(patch: Patch) -> str:
@@ -344,7 +434,10 @@ def _how_to_apply(patch: Patch) -> str:
     if not patch.parts:
         return "write these lines by hand"
     if patch.parts[1:]:
-        return "each part is a patch of its own: git apply, from the folder that the line before the part names"
+        return (
+            "each part is a patch of its own: git apply, from the folder that the line before the"
+            " part names"
+        )
     folder = patch.parts[0].folder
     return (
         f"git -C {answers.name(shlex.quote(folder), 200)} apply"
@@ -357,4 +450,6 @@ def _part(text: str, whole: bool) -> FromJob:
     """The begin of a text of several lines, or all of it."""
     if whole:
         return from_job(text, WHOLE)
-    return answers.fitting(lambda most: from_job(text, most), [(most,) for most in SHORT], TEXT_BYTES)
+    return answers.fitting(
+        lambda most: from_job(text, most), [(most,) for most in SHORT], TEXT_BYTES
+    )
