@@ -1,4 +1,5 @@
-"""The proven results of a tuning session, in a form that other people can check. The snapshot of `tune` has them as `tuning`."""
+"""The proven results of a tuning session, in a form that other people can check. The snapshot of
+`tune` has them as `tuning`."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from gpuconsole.model.knobs.catalogue import Knobs, show
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A trial of a change that `rule` suggested. `knobs`: the knobs before the trial. `at_s`: seconds from the start of the session to the end
-    of the trial."""
+    """A trial of a change that `rule` suggested. `knobs`: the knobs before the trial. `at_s`:
+    seconds from the start of the session to the end of the trial."""
 
     rule: str
     knobs: Knobs
@@ -21,7 +22,8 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A change that promised a gain and was not tried. `why` names the option that allows it, where there is one."""
+    """A change that promised a gain and was not tried. `why` names the option that allows it, where
+    there is one."""
 
     rule: str
     changes: Knobs
@@ -30,13 +32,14 @@ class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Certificate(msgspec.Struct, kw_only=True):
-    """`start` and `end`: all settings before and after the session. `given`: the knobs that the user set. `only`: the knobs that the session was
-    allowed to change; empty: all tunable knobs. `stopped`: why the session ended. `command_digest` is set for a job
-    of the user's own: `scenario` is the name of its script then. `left_alone`: promising changes of the last diagnosis that were not tried, the
-    best first.
+    """`start` and `end`: all settings before and after the session. `given`: the knobs that the
+    user set. `only`: the knobs that the session was allowed to change; empty: all tunable knobs.
+    `stopped`: why the session ended. `command_digest` is set for a job of the user's own:
+    `scenario` is the name of its script then. `left_alone`: promising changes of the last diagnosis
+    that were not tried, the best first.
 
-    `proof` is one trial of all kept changes together. Its change goes from `end` back to `start`, so the total gain is 1 / its speedup. None
-    where no change was kept, or where no time was left.
+    `proof` is one trial of all kept changes together. Its change goes from `end` back to `start`,
+    so the total gain is 1 / its speedup. None where no change was kept, or where no time was left.
     """
 
     scenario: str
@@ -63,7 +66,9 @@ class Certificate(msgspec.Struct, kw_only=True):
     @property
     def flags(self) -> str:
         """The options that start the scenario with the settings of the end."""
-        return " ".join(f"--set {name}={show(value)}" for name, value in {**self.given, **self.changed}.items())
+        return " ".join(
+            f"--set {name}={show(value)}" for name, value in {**self.given, **self.changed}.items()
+        )
 
     @property
     def changed(self) -> Knobs:

@@ -1,4 +1,5 @@
-"""JSON of any text. Names of files, commands and processes are bytes on Linux: Python holds bytes that are no UTF-8 as surrogates, which JSON does not have."""
+"""JSON of any text. Names of files, commands and processes are bytes on Linux: Python holds bytes
+that are no UTF-8 as surrogates, which JSON does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Model servers by engine: the names on their metrics pages under our names, and what turns on what is missing (data/engines.toml)."""
+"""Model servers by engine: the names on their metrics pages under our names, and what turns on what
+is missing (data/engines.toml)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class ServingEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def engines() -> tuple[ServingEngine, ...]:
-    """All engines, in the order of the file. Raises msgspec.ValidationError if a key is misspelt."""
+    """All engines, in the order of the file. Raises msgspec.ValidationError if a key is
+    misspelt."""
     text = files("gpuconsole").joinpath("data", "engines.toml").read_text(encoding="utf-8")
     return tuple(msgspec.convert(tomllib.loads(text)["engine"], list[ServingEngine]))
 

@@ -1,5 +1,5 @@
-"""Experiments as plain data: a trial (a change measured against the present settings, in paired blocks) and a sweep (throughput at several
-values of knobs)."""
+"""Experiments as plain data: a trial (a change measured against the present settings, in paired
+blocks) and a sweep (throughput at several values of knobs)."""
 
 from __future__ import annotations
 
@@ -12,39 +12,44 @@ import msgspec
 from gpuconsole.model.finding import Finding, Interval, Suggestion, Tried
 from gpuconsole.model.knobs.catalogue import Knobs
 
-# --- a trial -------------------------------------------------------------------------------------------------
+# --- a trial --------------------------------------------------------------------------------------
 
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
 MAX_PERPLEXITY_COST = 0.05
 """A change that raises perplexity by more than 5 % is not kept."""
 MAX_LOSS_NOISE = 0.10
-"""The noise of a loss excuses a rise of at most 10 %. A noisier loss cannot show the effect of a change."""
+"""The noise of a loss excuses a rise of at most 10 %. A noisier loss cannot show the effect of a
+change."""
 NOT_FINITE = "the loss is not finite"
 """The reason of a verdict, if the loss is NaN or infinite."""
 MAX_LOSS_COST = 0.02
-"""A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of fp32 raises the loss by some tenths of a
-percent; train-doctor allows 5 %."""
+"""A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of
+fp32 raises the loss by some tenths of a percent; train-doctor allows 5 %."""
 Clock = Literal["wall", "contention_free"]
 TrialState = Literal["running", "done", "failed", "cancelled"]
 Method = Literal["live ABBA", "live traffic", "two workers ABBA", "restarts ABBA"]
-"""Both sides in one process, or each side in a separate process. `live traffic`: in one server, under the load of its own clients. The names are those of files of earlier versions, whose blocks had the order ABBA: see
-`Trial.way`."""
+"""Both sides in one process, or each side in a separate process. `live traffic`: in one server,
+under the load of its own clients. The names are those of files of earlier versions, whose blocks
+had the order ABBA: see `Trial.way`."""
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What a trial will take and what it can show. `seconds`: from its start to its verdict. `resolution_ratio`: the smallest change of throughput
-    that it can tell from noise within its time limit; None while the noise of the run is unknown."""
+    """What a trial will take and what it can show. `seconds`: from its start to its verdict.
+    `resolution_ratio`: the smallest change of throughput that it can tell from noise within its
+    time limit; None while the noise of the run is unknown."""
 
     seconds: float
     resolution_ratio: float | None = None
 
     def resolves(self, gain_ratio: float) -> bool:
-        """Whether the trial can tell a gain of this size from noise; true where the noise is unknown."""
+        """Whether the trial can tell a gain of this size from noise; true where the noise is
+        unknown."""
         return self.resolution_ratio is None or gain_ratio >= self.resolution_ratio
 
 
 class Speedup(msgspec.Struct, frozen=True):
-    """Throughput with the change divided by throughput without the change, with its 95 % interval."""
+    """Throughput with the change divided by throughput without the change, with its 95 %
+    interval."""
 
     estimate: float
     low: float
@@ -73,8 +78,9 @@ class Perplexity(msgspec.Struct, frozen=True):
 
 
 class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Loss of the same held-out batches, without and with the change; the progress of the training between the two measurements is subtracted. `drift`: the
-    noise of the difference. `training`: the losses are instead those of a user's job on its own training batches."""
+    """Loss of the same held-out batches, without and with the change; the progress of the training
+    between the two measurements is subtracted. `drift`: the noise of the difference. `training`:
+    the losses are instead those of a user's job on its own training batches."""
 
     before: float
     after: float
@@ -83,18 +89,21 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cost_ratio(self) -> float | None:
-        """How much worse the change makes the model, as a share; below 0: better. A loss may be negative. None for a loss of 0."""
+        """How much worse the change makes the model, as a share; below 0: better. A loss may be
+        negative. None for a loss of 0."""
         return (self.after - self.before) / abs(self.before) if self.before else None
 
     @property
     def too_high(self) -> bool:
         noise = min(self.drift, MAX_LOSS_NOISE * abs(self.before))
-        return not self.after - self.before <= max(MAX_LOSS_COST * abs(self.before), noise)  # true for nan too
+        # true for nan too
+        return not self.after - self.before <= max(MAX_LOSS_COST * abs(self.before), noise)
 
 
 class Rhythm(msgspec.Struct, frozen=True):
-    """A disturbance that comes and goes with a period, on all sides of a trial or a sweep alike. `amplitude_ratio`: how far the rate rises above its mean and
-    falls below it, as a share, on `clock` (see `Trial.clock`)."""
+    """A disturbance that comes and goes with a period, on all sides of a trial or a sweep alike.
+    `amplitude_ratio`: how far the rate rises above its mean and falls below it, as a share, on
+    `clock` (see `Trial.clock`)."""
 
     period_s: float
     amplitude_ratio: float
@@ -106,8 +115,10 @@ Range = tuple[float, float | None]
 
 
 class BoundMeasured(msgspec.Struct, frozen=True):
-    """A bound of the user's objective (`ttft_p99`, at most `limit_s`) on both sides of a trial. `before_s`, `after_s`: the figure without and with the change, as
-    far as the server's histogram tells: the bounds of its bucket, of which the upper one may be open; None where nothing was counted. `unknown`: the interval, or the bucket, has the limit inside."""
+    """A bound of the user's objective (`ttft_p99`, at most `limit_s`) on both sides of a trial.
+    `before_s`, `after_s`: the figure without and with the change, as far as the server's histogram
+    tells: the bounds of its bucket, of which the upper one may be open; None where nothing was
+    counted. `unknown`: the interval, or the bucket, has the limit inside."""
 
     name: str
     limit_s: float
@@ -120,22 +131,31 @@ class BoundMeasured(msgspec.Struct, frozen=True):
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     """Paired blocks of baseline and changed steps.
 
-    `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate) as `statistics.Pairs` takes it, on `clock`: `contention_free` subtracts the run-queue delay
-    of the training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock. `null_log_ratios`: the log ratios of successive
-    blocks of the same side, which show the noise of this machine. `between`: the standard deviation of the log ratio between two sides with the
-    same settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number of pairs can distinguish from noise.
-    `perplexity` (model server) and `held_out_loss` (training) are measured where the change alters them; `checked` is false where the loss
-    could not be measured. `effect`: what the change does to the numbers of a user's own job (`model.job.EFFECTS`). `forecast`: known before
-    the start of a trial that starts a second model server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`,
-    `ended_s`: session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it follow the order of the two sides in
-    each pair and the lengths of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions. `rhythm`: the
-    periodic disturbance that the blocks show, on `clock`, or else on the wall clock; known when the trial is done. `spread_s`: seconds of evaluations and
-    checkpoints of a user's own program in the blocks. Each step of a block has their mean before the trial in their place. `reason`: the
-    reason of a verdict that does not follow from the pairs. `step_deviation`: the standard deviation of a pair according to the steps
-    within the blocks; the intervals use at least this deviation. `stalls_from`: the trial would have seen a stall in one of this number of
-    steps, or a more frequent stall, on both sides; 0: not known. `by_steps`: the rates are steps per second, because the number of samples
-    in a step is not known. Of a trial under the traffic of a server's own clients: `figure` is the name of what `speedup` is about, `effects` are those of
-    the other figures (more is better: latencies are inverted), and `load_ratio` is the load with the change over that without it. `objective`: the bounds that the user wants kept (`--slo`).
+    `log_ratios`: one value per pair of blocks, log(changed rate / baseline rate) as
+    `statistics.Pairs` takes it, on `clock`: `contention_free` subtracts the run-queue delay of the
+    training thread, `wall` does not. `wall_speedup`: the same trial on the wall clock.
+    `null_log_ratios`: the log ratios of successive blocks of the same side, which show the noise of
+    this machine. `between`: the standard deviation of the log ratio between two sides with the same
+    settings; it is part of the intervals. `resolution_ratio`: the smallest effect that this number
+    of pairs can distinguish from noise. `perplexity` (model server) and `held_out_loss` (training)
+    are measured where the change alters them; `checked` is false where the loss could not be
+    measured. `effect`: what the change does to the numbers of a user's own job
+    (`model.job.EFFECTS`). `forecast`: known before the start of a trial that starts a second model
+    server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`, `ended_s`:
+    session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it
+    follow the order of the two sides in each pair and the lengths of the blocks
+    (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions.
+    `rhythm`: the periodic disturbance that the blocks show, on `clock`, or else on the wall clock;
+    known when the trial is done. `spread_s`: seconds of evaluations and checkpoints of a user's own
+    program in the blocks. Each step of a block has their mean before the trial in their place.
+    `reason`: the reason of a verdict that does not follow from the pairs. `step_deviation`: the
+    standard deviation of a pair according to the steps within the blocks; the intervals use at
+    least this deviation. `stalls_from`: the trial would have seen a stall in one of this number of
+    steps, or a more frequent stall, on both sides; 0: not known. `by_steps`: the rates are steps
+    per second, because the number of samples in a step is not known. Of a trial under the traffic
+    of a server's own clients: `figure` is the name of what `speedup` is about, `effects` are those
+    of the other figures (more is better: latencies are inverted), and `load_ratio` is the load with
+    the change over that without it. `objective`: the bounds that the user wants kept (`--slo`).
     """
 
     id: str
@@ -185,7 +205,10 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def way(self) -> str:
         """How the sides were measured, for reports."""
-        return f"{self.method.removesuffix(' ABBA')}, {'fixed' if self.order_seed is None else 'random'} order"
+        return (
+            f"{self.method.removesuffix(' ABBA')},"
+            f" {'fixed' if self.order_seed is None else 'random'} order"
+        )
 
     @property
     def worth_keeping(self) -> bool:
@@ -193,17 +216,24 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
         return (
             self.verdict == "win"
             and self.checked
-            and not any(cost is not None and cost.too_high for cost in (self.perplexity, self.held_out_loss))
+            and not any(
+                cost is not None and cost.too_high for cost in (self.perplexity, self.held_out_loss)
+            )
         )
 
 
-# --- what was measured in a run --------------------------------------------------------------------------------
+# --- what was measured in a run -------------------------------------------------------------------
 
 
 def last_trial(trials: Iterable[Trial], run: str, changes: Knobs) -> Trial | None:
-    """The last ended trial of exactly these changes on this run. No other function decides what was tried there."""
+    """The last ended trial of exactly these changes on this run. No other function decides what was
+    tried there."""
     return next(
-        (trial for trial in reversed(list(trials)) if (trial.baseline_run, trial.changes) == (run, changes) and trial.state != "running"),
+        (
+            trial
+            for trial in reversed(list(trials))
+            if (trial.baseline_run, trial.changes) == (run, changes) and trial.state != "running"
+        ),
         None,
     )
 
@@ -212,18 +242,26 @@ LOST = 2
 """Trials without a gain after which the confidence of a finding is low."""
 
 
-def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str, alike: Collection[str] = ()) -> list[Finding]:
-    """The findings of a run with what its trials measured: a suggestion that was measured has that in place of its prediction, and stands behind the others of
-    its finding unless it gains. The findings that recover something change places by their weight.
+def with_trials(
+    findings: Sequence[Finding], trials: Iterable[Trial], run: str, alike: Collection[str] = ()
+) -> list[Finding]:
+    """The findings of a run with what its trials measured: a suggestion that was measured has that
+    in place of its prediction, and stands behind the others of its finding unless it gains. The
+    findings that recover something change places by their weight.
 
-    The confidence becomes low in two cases: all suggestions were measured and none gains; or at least LOST trials of the same knobs were measured, on this
-    run and on the runs of `alike`, and none gained. `alike`: the ids of runs of the same job.
+    The confidence becomes low in two cases: all suggestions were measured and none gains; or at
+    least LOST trials of the same knobs were measured, on this run and on the runs of `alike`, and
+    none gained. `alike`: the ids of runs of the same job.
     """
     trials = [trial for trial in trials if trial.baseline_run == run or trial.baseline_run in alike]
     if not trials:
         return list(findings)
     measured = [_with_trials(finding, trials, run) for finding in findings]
-    places = [at for at, finding in enumerate(measured) if finding.state == "fires" and not finding.note and finding.recoverable_ratio > 0]
+    places = [
+        at
+        for at, finding in enumerate(measured)
+        if finding.state == "fires" and not finding.note and finding.recoverable_ratio > 0
+    ]
     ranked = sorted((measured[at] for at in places), key=lambda finding: -finding.weight)
     for at, finding in zip(places, ranked, strict=True):
         measured[at] = finding
@@ -232,37 +270,59 @@ def with_trials(findings: Sequence[Finding], trials: Iterable[Trial], run: str, 
 
 
 def _beside(finding: Finding, failed: Collection[str]) -> Finding:
-    """Return the finding as an alternative only to findings that still claim time: those of `failed` rules gain nothing, so they claim none."""
-    others = () if finding.failed else tuple(rule for rule in finding.alternative_to if rule not in failed)
-    return finding if others == finding.alternative_to else msgspec.structs.replace(finding, alternative_to=others)
+    """Return the finding as an alternative only to findings that still claim time: those of
+    `failed` rules gain nothing, so they claim none."""
+    others = (
+        ()
+        if finding.failed
+        else tuple(rule for rule in finding.alternative_to if rule not in failed)
+    )
+    return (
+        finding
+        if others == finding.alternative_to
+        else msgspec.structs.replace(finding, alternative_to=others)
+    )
 
 
 def _with_trials(finding: Finding, trials: Sequence[Trial], run: str) -> Finding:
-    suggestions = sorted((_tried(suggestion, trials, run) for suggestion in finding.suggestions), key=_place)
+    suggestions = sorted(
+        (_tried(suggestion, trials, run) for suggestion in finding.suggestions), key=_place
+    )
     if not suggestions:
         return finding
-    finding = msgspec.structs.replace(finding, suggestions=tuple(suggestions), lost_trials=_lost(finding, trials))
+    finding = msgspec.structs.replace(
+        finding, suggestions=tuple(suggestions), lost_trials=_lost(finding, trials)
+    )
     doubtful = finding.failed or finding.lost_trials > 0
     return msgspec.structs.replace(finding, confidence="low") if doubtful else finding
 
 
 def _lost(finding: Finding, trials: Sequence[Trial]) -> int:
-    """Count the measured trials of the knobs that the finding suggests. Return 0 for fewer than LOST trials, or if one of the trials gained."""
+    """Count the measured trials of the knobs that the finding suggests. Return 0 for fewer than
+    LOST trials, or if one of the trials gained."""
     if finding.resource != "time":
         return 0
     knobs = [suggestion.changes.keys() for suggestion in finding.suggestions]
     of_knobs = [
-        trial.speedup for trial in trials if trial.speedup is not None and trial.state != "running" and trial.changes.keys() in knobs
+        trial.speedup
+        for trial in trials
+        if trial.speedup is not None and trial.state != "running" and trial.changes.keys() in knobs
     ]
-    return 0 if len(of_knobs) < LOST or any(speedup.low > 1 for speedup in of_knobs) else len(of_knobs)
+    return (
+        0 if len(of_knobs) < LOST or any(speedup.low > 1 for speedup in of_knobs) else len(of_knobs)
+    )
 
 
 def _tried(suggestion: Suggestion, trials: Sequence[Trial], run: str) -> Suggestion:
-    trial = last_trial((trial for trial in trials if trial.speedup is not None), run, suggestion.changes)
+    trial = last_trial(
+        (trial for trial in trials if trial.speedup is not None), run, suggestion.changes
+    )
     if trial is None or trial.speedup is None:
         return suggestion
     speedup = trial.speedup
-    tried = Tried(speedup.estimate, speedup.low, speedup.high, trial.verdict or "undecided", trial.id)
+    tried = Tried(
+        speedup.estimate, speedup.low, speedup.high, trial.verdict or "undecided", trial.id
+    )
     return msgspec.structs.replace(suggestion, predicted_speedup=None, tried=tried)
 
 
@@ -273,14 +333,15 @@ def _place(suggestion: Suggestion) -> int:
     return 0 if suggestion.tried.gains else 2
 
 
-# --- a sweep -------------------------------------------------------------------------------------------------
+# --- a sweep --------------------------------------------------------------------------------------
 
 
 class SweepPoint(msgspec.Struct, omit_defaults=True):
-    """One setting. `rates`: work per second of each repeat. `settled`: this point is proven not to be the best.
+    """One setting. `rates`: work per second of each repeat. `settled`: this point is proven not to
+    be the best.
 
-    `low` and `high`: the bounds of the mean. With 95 % probability the bounds of all points of a sweep are right together, after every round.
-    None for fewer than two repeats.
+    `low` and `high`: the bounds of the mean. With 95 % probability the bounds of all points of a
+    sweep are right together, after every round. None for fewer than two repeats.
     """
 
     knobs: Knobs
@@ -302,8 +363,9 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
 class Sweep(msgspec.Struct, omit_defaults=True):
     """`base` holds the knobs that were not varied too. `points` have the order of the command line.
 
-    Repeats are interleaved: each round measures all points in random order, so that drift affects all points alike. From `order_seed` follow the
-    order and the lengths of the blocks (`sweep.rounds`). `rhythm`: of the machine, as the blocks show it.
+    Repeats are interleaved: each round measures all points in random order, so that drift affects
+    all points alike. From `order_seed` follow the order and the lengths of the blocks
+    (`sweep.rounds`). `rhythm`: of the machine, as the blocks show it.
     """
 
     scenario: str
@@ -325,14 +387,22 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     @property
     def best(self) -> SweepPoint | None:
         """The point with the highest mean; see `rivals` for whether it is proven."""
-        return max((point for point in self.points if point.rates), key=lambda point: point.mean or 0.0, default=None)
+        return max(
+            (point for point in self.points if point.rates),
+            key=lambda point: point.mean or 0.0,
+            default=None,
+        )
 
     @property
     def rivals(self) -> list[SweepPoint]:
-        """The other points that may be the best: their interval overlaps the interval of `best`, or one of the two intervals is missing."""
+        """The other points that may be the best: their interval overlaps the interval of `best`, or
+        one of the two intervals is missing."""
         best = self.best
         return [
             point
             for point in self.points
-            if best is not None and point is not best and point.rates and (point.high is None or best.low is None or point.high >= best.low)
+            if best is not None
+            and point is not best
+            and point.rates
+            and (point.high is None or best.low is None or point.high >= best.low)
         ]

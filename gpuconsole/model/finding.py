@@ -16,7 +16,8 @@ Resource = Literal["time", "memory"]
 STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
 """The words after the share of a finding."""
 ALTERNATIVE = "instead"
-"""The word after the share of a finding that claims the same time as others: one of these cures frees it, not both."""
+"""The word after the share of a finding that claims the same time as others: one of these cures
+frees it, not both."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
@@ -40,8 +41,8 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What a trial of a suggestion measured in the same run: throughput with the change over throughput without it, with its 95 % interval, and the verdict of the
-    trial with this id."""
+    """What a trial of a suggestion measured in the same run: throughput with the change over
+    throughput without it, with its 95 % interval, and the verdict of the trial with this id."""
 
     estimate: float
     low: float
@@ -55,8 +56,9 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One change of knobs. `predicted_speedup` is the throughput after the change over the throughput before; `code` is the code that a
-    user would write. A change that was measured in this run has `tried` in place of a prediction (experiments.with_trials)."""
+    """One change of knobs. `predicted_speedup` is the throughput after the change over the
+    throughput before; `code` is the code that a user would write. A change that was measured in
+    this run has `tried` in place of a prediction (experiments.with_trials)."""
 
     changes: Knobs
     predicted_speedup: Interval | None
@@ -66,20 +68,24 @@ class Suggestion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def stake_of(resource: Resource, alternative_to: Sequence[str]) -> str:
-    """Return the words after the share of a finding with this `resource`, which claims the same time as the findings of the rules `alternative_to`."""
+    """Return the words after the share of a finding with this `resource`, which claims the same
+    time as the findings of the rules `alternative_to`."""
     return ALTERNATIVE if alternative_to else STAKE[resource]
 
 
 class Finding(msgspec.Struct, frozen=True):
     """The conclusion of a rule about one run.
 
-    `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is the share of step time that a perfect cure
-    would free; on a CPU, of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the share of the memory
-    limit, or of the used memory where that is more, that the best suggestion would free, which may cost time.
-    `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of these trials gained (experiments.with_trials).
-    `alternative_to`: the rules whose findings claim the same time, so that the shares do not add up (diagnosis.claims). Empty where the share counts.
-    `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`: signals that the rule needs for a conclusion or
-    for a prediction. `level`: the leading signal over its threshold; diagnosis.engine.Hysteresis closes a finding by it.
+    `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is
+    the share of step time that a perfect cure would free; on a CPU, of step time without the wait
+    for a core (run-queue delay). With `resource` "memory" it is the share of the memory limit, or
+    of the used memory where that is more, that the best suggestion would free, which may cost time.
+    `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of
+    these trials gained (experiments.with_trials). `alternative_to`: the rules whose findings claim
+    the same time, so that the shares do not add up (diagnosis.claims). Empty where the share
+    counts. `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`:
+    signals that the rule needs for a conclusion or for a prediction. `level`: the leading signal
+    over its threshold; diagnosis.engine.Hysteresis closes a finding by it.
     Lists of findings are ranked by diagnosis.precedence.rank.
     """
 
@@ -105,14 +111,28 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether all suggestions were measured, and none of them gains. The cause may still be right, but it is not known how much time a cure would save."""
-        tried = [suggestion.tried for suggestion in self.suggestions if suggestion.tried is not None and self.resource == "time"]
-        return bool(tried) and len(tried) == len(self.suggestions) and not any(measured.gains for measured in tried)
+        """Whether all suggestions were measured, and none of them gains. The cause may still be
+        right, but it is not known how much time a cure would save."""
+        tried = [
+            suggestion.tried
+            for suggestion in self.suggestions
+            if suggestion.tried is not None and self.resource == "time"
+        ]
+        return (
+            bool(tried)
+            and len(tried) == len(self.suggestions)
+            and not any(measured.gains for measured in tried)
+        )
 
     @property
     def weight(self) -> float:
-        """The weight for the ranking of findings. A measured gain takes the place of the estimate."""
-        tried = [suggestion.tried for suggestion in self.suggestions if suggestion.tried is not None and self.resource == "time"]
+        """The weight for the ranking of findings. A measured gain takes the place of the
+        estimate."""
+        tried = [
+            suggestion.tried
+            for suggestion in self.suggestions
+            if suggestion.tried is not None and self.resource == "time"
+        ]
         if gains := [measured.estimate for measured in tried if measured.gains]:
             return 1 - 1 / max(gains)
         return float(self.recoverable_ratio * CONFIDENCE_WEIGHT[self.confidence])

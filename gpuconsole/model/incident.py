@@ -8,8 +8,8 @@ import msgspec
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """A time in which a latency was far above what it was before. Times in Unix seconds; `before` and `value` in seconds: the median of the time before, and the
-    highest mean of a window."""
+    """A time in which a latency was far above what it was before. Times in Unix seconds; `before`
+    and `value` in seconds: the median of the time before, and the highest mean of a window."""
 
     latency: str
     begun: float
@@ -23,7 +23,8 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class IncidentChange(msgspec.Struct, frozen=True):
-    """What changed around a peak. `kind`: a cause, or what follows from any cause (a queue). `t`: when it began, in Unix seconds. `evidence`: the figures."""
+    """What changed around a peak. `kind`: a cause, or what follows from any cause (a queue). `t`:
+    when it began, in Unix seconds. `evidence`: the figures."""
 
     name: str
     words: str
@@ -33,9 +34,11 @@ class IncidentChange(msgspec.Struct, frozen=True):
 
 
 class Incident(msgspec.Struct, omit_defaults=True):
-    """The answer of `gpuconsole explain`. `asked`: the time that was asked about, in Unix seconds; None: the highest peak. `peak` None: there is none.
+    """The answer of `gpuconsole explain`. `asked`: the time that was asked about, in Unix seconds;
+    None: the highest peak. `peak` None: there is none.
 
-    `unchanged`: what the recording has and what did not change. `cannot_tell`: what it does not have. `begun`, `ended`: the recorded time.
+    `unchanged`: what the recording has and what did not change. `cannot_tell`: what it does not
+    have. `begun`, `ended`: the recorded time.
     """
 
     begun: float

@@ -1,18 +1,22 @@
-"""A machine as plain data: its devices with their links, the processes on the devices, and its measured peak rates."""
+"""A machine as plain data: its devices with their links, the processes on the devices, and its
+measured peak rates."""
 
 from __future__ import annotations
 
 import msgspec
 
-# --- devices -------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Dense datasheet peaks in FLOP/s by precision, and in bytes/s. None: not known. Nothing is guessed.
+    """Dense datasheet peaks in FLOP/s by precision, and in bytes/s. None: not known. Nothing is
+    guessed.
 
-    Where a device has two rates for 16 and 8 bits, the figures are those with accumulation in fp32. `memory_bytes` is the rounded
-    size of the datasheet. NVLink bandwidth is the sum of both directions, as in datasheets. `tdp_w`: the highest board power, in W.
-    `boost_clock_hz`: the SM clock of the datasheet for typical work, for cards whose highest clock in NVML is above it (GeForce, workstation).
+    Where a device has two rates for 16 and 8 bits, the figures are those with accumulation in fp32.
+    `memory_bytes` is the rounded size of the datasheet. NVLink bandwidth is the sum of both
+    directions, as in datasheets. `tdp_w`: the highest board power, in W. `boost_clock_hz`: the SM
+    clock of the datasheet for typical work, for cards whose highest clock in NVML is above it
+    (GeForce, workstation).
     """
 
     fp32_flops_per_s: float | None = None
@@ -32,15 +36,17 @@ class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def precedes_ampere(self) -> bool:
-        """Whether this is Volta or Turing: a 16-bit peak is known and none of bf16, so the tensor cores compute neither bf16 nor TF32."""
+        """Whether this is Volta or Turing: a 16-bit peak is known and none of bf16, so the tensor
+        cores compute neither bf16 nor TF32."""
         return bool(self.fp16_flops_per_s) and not self.bf16_flops_per_s
 
 
 class Published(msgspec.Struct, frozen=True, omit_defaults=True):
     """A published training throughput: tokens/s per device, with the trained model.
 
-    `parameters`: as the publisher states. `n_layer` and `d_model`: 0 where the publisher does not state them. `mfu_ratio`: the
-    publisher's own MFU, None where there is none. `devices`: number of devices, 0 where the publisher does not state it.
+    `parameters`: as the publisher states. `n_layer` and `d_model`: 0 where the publisher does not
+    state them. `mfu_ratio`: the publisher's own MFU, None where there is none. `devices`: number of
+    devices, 0 where the publisher does not state it.
     """
 
     device: str
@@ -66,10 +72,11 @@ UNIFIED = "unified"
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`id` is `gpu:0`, `gpu:1`, ... or `cpu`; a MIG slice is `gpu:0/mig:1`. A field is empty where the driver does not report the value.
+    """`id` is `gpu:0`, `gpu:1`, ... or `cpu`; a MIG slice is `gpu:0/mig:1`. A field is empty where
+    the driver does not report the value.
 
-    `facts` are further fixed properties by name: architecture, compute capability, PCI address, NUMA node,
-    CPU affinity, persistence mode, ...
+    `facts` are further fixed properties by name: architecture, compute capability, PCI address,
+    NUMA node, CPU affinity, persistence mode, ...
     """
 
     id: str
@@ -88,7 +95,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_unified(self) -> bool:
-        """Whether the GPU has the memory of the host. Then `memory_bytes` is that of the host: never add both."""
+        """Whether the GPU has the memory of the host. Then `memory_bytes` is that of the host:
+        never add both."""
         return self.facts.get("memory_kind") == UNIFIED
 
     @property
@@ -97,22 +105,26 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The best path between devices `a` and `b`, in nvidia-smi's words: `NV#` (that many NVLinks), `PIX` (one PCIe
-    switch), `PXB` (several), `PHB` (a host bridge), `NODE` (within a NUMA node), `SYS` (between NUMA nodes)."""
+    """The best path between devices `a` and `b`, in nvidia-smi's words: `NV#` (that many NVLinks),
+    `PIX` (one PCIe switch), `PXB` (several), `PHB` (a host bridge), `NODE` (within a NUMA node),
+    `SYS` (between NUMA nodes)."""
 
     a: str
     b: str
     path: str
 
 
-# --- a process that uses a device, with the details that the driver and the operating system report ----------
+# --- a process that uses a device, with the details that the driver and the operating system report
+# ---
 
 
 class Process(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`started` (Unix seconds, 0: unknown) distinguishes a process from a later process with the same `pid`.
+    """`started` (Unix seconds, 0: unknown) distinguishes a process from a later process with the
+    same `pid`.
 
-    `kind` is `compute` or `graphics`. `memory_time_ratio`: share of the last seconds in which the process read or wrote device memory (not bandwidth).
-    `host_memory_bytes`: its resident memory. None and an empty text mean that this process has no permission to read the value. `name` and
+    `kind` is `compute` or `graphics`. `memory_time_ratio`: share of the last seconds in which the
+    process read or wrote device memory (not bandwidth). `host_memory_bytes`: its resident memory.
+    None and an empty text mean that this process has no permission to read the value. `name` and
     `command` come from the process: treat them as untrusted text. `container` is a short id.
     """
 
@@ -133,7 +145,7 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     host_memory_bytes: int | None = None
 
 
-# --- measured peak rates of a machine ------------------------------------------------------------------------
+# --- measured peak rates of a machine -------------------------------------------------------------
 
 UNITS = {"_flops_per_s": "FLOP/s", "_bytes_per_s": "bytes/s", "_latency_s": "s"}
 
@@ -150,11 +162,13 @@ def sustained_name(name: str) -> str:
 
 
 class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One figure: the best of `n` repeats, which is the rate of an undisturbed machine; or the reason why there is no figure.
+    """One figure: the best of `n` repeats, which is the rate of an undisturbed machine; or the
+    reason why there is no figure.
 
-    `sustained` is the rate that a quarter of the repeats exceed: on a machine with other tenants a job can keep it up, and not the best rate.
-    `spread_ratio` is the interquartile range over the median, None for fewer than two repeats. `detail` describes the measurement
-    (size, threads). `reason` is set where `value` is None.
+    `sustained` is the rate that a quarter of the repeats exceed: on a machine with other tenants a
+    job can keep it up, and not the best rate. `spread_ratio` is the interquartile range over the
+    median, None for fewer than two repeats. `detail` describes the measurement (size, threads).
+    `reason` is set where `value` is None.
     """
 
     name: str
@@ -169,7 +183,8 @@ class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The machine and software that a calibration is valid for. `devices`: name and UUID of each device."""
+    """The machine and software that a calibration is valid for. `devices`: name and UUID of each
+    device."""
 
     host: str
     cpu: str
@@ -182,8 +197,8 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
 class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """All figures of one device, with the time and the load of the machine.
 
-    `created`: UTC, ISO 8601. `load_1min`: the system's load average at the start. `others_cores`: number of the cores allowed to this
-    process that other processes used during the calibration.
+    `created`: UTC, ISO 8601. `load_1min`: the system's load average at the start. `others_cores`:
+    number of the cores allowed to this process that other processes used during the calibration.
     """
 
     machine: Machine
@@ -195,9 +210,14 @@ class CalibrationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The measured values by name, without missing values; sustained rates under `sustained_name`."""
+        """The measured values by name, without missing values; sustained rates under
+        `sustained_name`."""
         best = {figure.name: figure.value for figure in self.reached if figure.value is not None}
-        return best | {sustained_name(figure.name): figure.sustained for figure in self.reached if figure.sustained is not None}
+        return best | {
+            sustained_name(figure.name): figure.sustained
+            for figure in self.reached
+            if figure.sustained is not None
+        }
 
 
 def named_cores(text: str) -> frozenset[int]:

@@ -1,4 +1,5 @@
-"""GPU memory of a user's job: its owners over the run, and what was known when an allocation failed."""
+"""GPU memory of a user's job: its owners over the run, and what was known when an allocation
+failed."""
 
 from __future__ import annotations
 
@@ -19,37 +20,59 @@ class Owner(NamedTuple):
 OWNERS = {
     owner.name: owner
     for owner in (
-        Owner("parameters", "parameters", "workload.memory_parameters_bytes", "Parameters of the job on its GPU"),
+        Owner(
+            "parameters",
+            "parameters",
+            "workload.memory_parameters_bytes",
+            "Parameters of the job on its GPU",
+        ),
         Owner(
             "gradients",
             "gradients",
             "workload.memory_gradients_bytes",
             "Gradients of the job, as after a backward pass: bytes of the trained parameters",
         ),
-        Owner("optimizer", "optimizer states", "workload.memory_optimizer_bytes", "Optimizer states of the job on its GPU"),
+        Owner(
+            "optimizer",
+            "optimizer states",
+            "workload.memory_optimizer_bytes",
+            "Optimizer states of the job on its GPU",
+        ),
         Owner(
             "activations",
             "activations and other tensors",
             "workload.memory_activations_bytes",
-            "Peak of the job's allocated memory over the run (since the program reset it, if it does), less parameters, gradients and optimizer states",
+            (
+                "Peak of the job's allocated memory over the run (since the program reset it, if it"
+                " does), less parameters, gradients and optimizer states"
+            ),
         ),
         Owner(
             "cache",
             "cache",
             "workload.memory_cache_bytes",
-            "Memory that torch's allocator has reserved beyond the peak of the allocated memory over the run",
+            (
+                "Memory that torch's allocator has reserved beyond the peak of the allocated memory"
+                " over the run"
+            ),
         ),
         Owner(
             "unknown",
             "activations and cache",
             "workload.memory_unknown_bytes",
-            "Activations and cache together, after an allocation failed: the peak is that of the failed attempt",
+            (
+                "Activations and cache together, after an allocation failed: the peak is that of"
+                " the failed attempt"
+            ),
         ),
         Owner(
             "others",
             "context and other processes",
             "workload.memory_others_bytes",
-            "Used memory of the card that torch's allocator in the job has not reserved: the CUDA context, libraries, other processes",
+            (
+                "Used memory of the card that torch's allocator in the job has not reserved: the"
+                " CUDA context, libraries, other processes"
+            ),
         ),
     )
 }
@@ -58,18 +81,27 @@ KEPT = Owner(
     "kept",
     "kept between two steps",
     "workload.memory_kept_bytes",
-    "Allocated memory at the end of a step beyond parameters, gradients and optimizer states; it grows where a program keeps graphs or batches",
+    (
+        "Allocated memory at the end of a step beyond parameters, gradients and optimizer states;"
+        " it grows where a program keeps graphs or batches"
+    ),
 )
-CARD = Owner("total", "the card", "workload.memory_card_bytes", "Memory of the card that the job trains on, as CUDA reports it")
+CARD = Owner(
+    "total",
+    "the card",
+    "workload.memory_card_bytes",
+    "Memory of the card that the job trains on, as CUDA reports it",
+)
 
 
 MAX_FAILURES = 8
-"""Failed allocations that are kept of a run: a search for the largest batch makes one for each batch that does not fit."""
+"""Failed allocations that are kept of a run: a search for the largest batch makes one for each
+batch that does not fit."""
 
 
 class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A change that would make room. `frees_bytes`: what it frees at the peak of a step; None: not known. `enough`: whether it alone suffices by the
-    memory model; None: not known."""
+    """A change that would make room. `frees_bytes`: what it frees at the peak of a step; None: not
+    known. `enough`: whether it alone suffices by the memory model; None: not known."""
 
     change: str
     reason: str
@@ -78,7 +110,8 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MemoryLine(msgspec.Struct, frozen=True):
-    """Bytes in so many `blocks` that one line of the program holds. Without a `file`, `function` says what the blocks have in common."""
+    """Bytes in so many `blocks` that one line of the program holds. Without a `file`, `function`
+    says what the blocks have in common."""
 
     file: str
     line: int
@@ -89,12 +122,17 @@ class MemoryLine(msgspec.Struct, frozen=True):
     @property
     def place(self) -> str:
         """`train.py:41 train_step`."""
-        return f"{self.file.rpartition('/')[2]}:{self.line} {self.function}" if self.file else self.function
+        return (
+            f"{self.file.rpartition('/')[2]}:{self.line} {self.function}"
+            if self.file
+            else self.function
+        )
 
 
 class MemoryByLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The lines of the program that hold most GPU memory, the largest first, and `total_bytes`, what all lines hold: at the largest allocation of the
-    run's end, or with `failed` when an allocation failed. `reason`: why it is not known."""
+    """The lines of the program that hold most GPU memory, the largest first, and `total_bytes`,
+    what all lines hold: at the largest allocation of the run's end, or with `failed` when an
+    allocation failed. `reason`: why it is not known."""
 
     device: str
     lines: list[MemoryLine] = []
@@ -105,20 +143,26 @@ class MemoryByLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MemoryFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An allocation on a GPU that failed in a user's job. Bytes are those of one process and one card; None: not known.
+    """An allocation on a GPU that failed in a user's job. Bytes are those of one process and one
+    card; None: not known.
 
-    `message`: the text of the error. `file`, `line`, `function`: the innermost line of the program; `within`: the line of a library that ran for
-    it. `phase`: forward, backward, optimizer, eval, move (a module goes to the GPU), or another phase of a step. `steps`: finished steps.
-    `batch_size`: samples of the pass under way, 0: not known. `step_peak_bytes`, `step_batch`: peak of the finished steps and their largest
-    batch; 0: no step was finished, or an earlier attempt has hidden the peak. `allocated_bytes` ... `total_bytes`: figures of the allocator and
-    of the driver when the error was seen. `trained`: elements of the trained parameters; `trained_bytes`: their bytes. `moments`: values that the
-    optimizer keeps for each of them, -1: not known. `foreach`: its update works on lists of tensors, and so has temporary tensors. `pass_peak_bytes`:
-    the peak before the first update, where this is it. `blocks`: the length of the longest list of equal layers. `evaluates`: the model is in
-    evaluation mode. `settings`: those of torch's allocator. `change`: a change of the console's whose first steps these were, such as
-    `precision=bf16`; empty: there was none.
+    `message`: the text of the error. `file`, `line`, `function`: the innermost line of the program;
+    `within`: the line of a library that ran for it. `phase`: forward, backward, optimizer, eval,
+    move (a module goes to the GPU), or another phase of a step. `steps`: finished steps.
+    `batch_size`: samples of the pass under way, 0: not known. `step_peak_bytes`, `step_batch`: peak
+    of the finished steps and their largest batch; 0: no step was finished, or an earlier attempt
+    has hidden the peak. `allocated_bytes` ... `total_bytes`: figures of the allocator and of the
+    driver when the error was seen. `trained`: elements of the trained parameters; `trained_bytes`:
+    their bytes. `moments`: values that the optimizer keeps for each of them, -1: not known.
+    `foreach`: its update works on lists of tensors, and so has temporary tensors.
+    `pass_peak_bytes`: the peak before the first update, where this is it. `blocks`: the length of
+    the longest list of equal layers. `evaluates`: the model is in evaluation mode. `settings`:
+    those of torch's allocator. `change`: a change of the console's whose first steps these were,
+    such as `precision=bf16`; empty: there was none.
 
-    From the message, by the console: `asked_bytes`; `limit_bytes`, what torch may reserve at most; `context_bytes`; `processes`, the memory of
-    other processes by process id. `fits`: what would make room. `caught`: the program caught the error and made further steps, or ended well.
+    From the message, by the console: `asked_bytes`; `limit_bytes`, what torch may reserve at most;
+    `context_bytes`; `processes`, the memory of other processes by process id. `fits`: what would
+    make room. `caught`: the program caught the error and made further steps, or ended well.
     """
 
     message: str
@@ -163,7 +207,8 @@ class MemoryFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """`train.py:41 train_step`: the file without its folder; empty where no line of the program is known."""
+        """`train.py:41 train_step`: the file without its folder; empty where no line of the program
+        is known."""
         return f"{self.file.rpartition('/')[2]}:{self.line} {self.function}" if self.file else ""
 
     @property
@@ -171,7 +216,13 @@ class MemoryFailure(msgspec.Struct, frozen=True, omit_defaults=True):
         """What is allocated beyond parameters, gradients and optimizer states at this moment."""
         if self.allocated_bytes is None:
             return None
-        return max(0.0, self.allocated_bytes - self.parameters_bytes - self.gradients_bytes - self.optimizer_bytes)
+        return max(
+            0.0,
+            self.allocated_bytes
+            - self.parameters_bytes
+            - self.gradients_bytes
+            - self.optimizer_bytes,
+        )
 
     @property
     def unallocated_bytes(self) -> float | None:

@@ -1,5 +1,5 @@
-"""Figures of devices by name: peaks of the datasheet (data/devices.toml) and published training throughput (data/published.toml). Nothing
-is guessed."""
+"""Figures of devices by name: peaks of the datasheet (data/devices.toml) and published training
+throughput (data/published.toml). Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import msgspec
 
 from gpuconsole.model.machine import Peaks, Published
 
-# --- datasheet peaks by device name, from data/devices.toml --------------------------------------------------
+# --- datasheet peaks by device name, from data/devices.toml ---------------------------------------
 
 T = TypeVar("T")
 
 OTHER_PRODUCT = r"(?!\s+(?:Ti|SUPER|D|Laptop|Max-Q|Mobile|NVL|PCIe)\b)"
-"""Words that make another device if they follow a name: an "RTX 4090 Laptop GPU" is not an RTX 4090, and an "H200 NVL" is not an H200."""
+"""Words that make another device if they follow a name: an "RTX 4090 Laptop GPU" is not an RTX
+4090, and an "H200 NVL" is not an H200."""
 PARTS = re.compile(r"-\d+[ABCQ]$|\bMIG\b", re.IGNORECASE)
-"""Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice. A part does not reach the peaks of the whole GPU."""
+"""Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice. A part does not reach the
+peaks of the whole GPU."""
 
 
 class _DevicePeaks(Peaks, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +35,8 @@ class _PublishedRun(Published, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def _entries(file: str, table: str, kind: type[T]) -> list[T]:
-    """The entries of `table` in data/`file`, in the order of the file. Raises msgspec.ValidationError at the first use if a key is misspelt."""
+    """The entries of `table` in data/`file`, in the order of the file. Raises
+    msgspec.ValidationError at the first use if a key is misspelt."""
     text = files("gpuconsole").joinpath("data", file).read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)[table], list[kind])  # type: ignore[valid-type]
 
@@ -43,7 +46,8 @@ def _device_peaks() -> list[_DevicePeaks]:
 
 
 def is_device(match: str, name: str) -> bool:
-    """Whether NVML's `name` is the device `match`. Only whole words match: "H200" does not match "GH200", "L4" does not match "L40"."""
+    """Whether NVML's `name` is the device `match`. Only whole words match: "H200" does not match
+    "GH200", "L4" does not match "L40"."""
     pattern = rf"(?<![A-Za-z0-9]){re.escape(match)}(?![A-Za-z0-9]){OTHER_PRODUCT}"
     return re.search(pattern, name, re.IGNORECASE) is not None and PARTS.search(name) is None
 
@@ -61,10 +65,18 @@ def known_devices() -> list[str]:
     return [match for entry in _device_peaks() for match in entry.match]
 
 
-# --- published training throughput of devices, from data/published.toml --------------------------------------
+# --- published training throughput of devices, from data/published.toml ---------------------------
 
 
 def published_of(name: str) -> tuple[Published, ...]:
-    """The published entries of the device with NVML's name `name`; empty if there are no entries."""
-    runs = [run for run in _entries("published.toml", "run", _PublishedRun) if any(is_device(match, name) for match in run.match)]
-    return tuple(Published(**{field: getattr(run, field) for field in Published.__struct_fields__}) for run in runs)
+    """The published entries of the device with NVML's name `name`; empty if there are no
+    entries."""
+    runs = [
+        run
+        for run in _entries("published.toml", "run", _PublishedRun)
+        if any(is_device(match, name) for match in run.match)
+    ]
+    return tuple(
+        Published(**{field: getattr(run, field) for field in Published.__struct_fields__})
+        for run in runs
+    )

@@ -23,14 +23,18 @@ OpClassName = Literal[
     "other",
 ]
 OP_CLASSES: tuple[OpClassName, ...] = get_args(OpClassName)
-"""`fused`: code that torch.compile generated for a CPU; the profiler reports it as one operator. `other`: dispatch, views, allocation and
-unknown kernels."""
+"""`fused`: code that torch.compile generated for a CPU; the profiler reports it as one operator.
+`other`: dispatch, views, allocation and unknown kernels."""
 
 STEPS = 3
-"""Enough steps to record every kernel several times. A trace of ten times as many steps opens slowly in a browser."""
+"""Enough steps to record every kernel several times. A trace of ten times as many steps opens
+slowly in a browser."""
 MAX_STEPS = 50
 
-FLOPS_NOTE = "FLOPs from shapes: 2mnk for matrix products, the same way for convolutions and attention (a causal mask counts half), one per element otherwise"
+FLOPS_NOTE = (
+    "FLOPs from shapes: 2mnk for matrix products, the same way for convolutions and attention (a"
+    " causal mask counts half), one per element otherwise"
+)
 BYTES_NOTE = "bytes from shapes: each input is read once and each output is written once"
 
 
@@ -42,8 +46,9 @@ def _rate(amount: float | None, seconds: float) -> float | None:
 class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
     """One class of kernels over the window.
 
-    `share_ratio` is the share of the time of all kernels; the shares of all classes sum to 1. `flops` and `bytes` (see FLOPS_NOTE and
-    BYTES_NOTE) count only calls with known shapes, which took `counted_s` seconds; None where no call has known shapes.
+    `share_ratio` is the share of the time of all kernels; the shares of all classes sum to 1.
+    `flops` and `bytes` (see FLOPS_NOTE and BYTES_NOTE) count only calls with known shapes, which
+    took `counted_s` seconds; None where no call has known shapes.
     """
 
     name: OpClassName
@@ -71,9 +76,10 @@ class OpClass(msgspec.Struct, frozen=True, omit_defaults=True):
 class TopOp(msgspec.Struct, frozen=True, omit_defaults=True):
     """One kernel (on a CPU: one operator) with its own time in the window.
 
-    `flops`, `bytes` and `counted_s`: as in OpClass. `launched_by`: the operator that launches it most often. `blocks_per_sm`: blocks of its grid over
-    the multiprocessors of the GPU, and `occupancy_ratio`: warps that can be resident over those that a multiprocessor holds, both means over its calls as CUPTI
-    reports them; None on a CPU.
+    `flops`, `bytes` and `counted_s`: as in OpClass. `launched_by`: the operator that launches it
+    most often. `blocks_per_sm`: blocks of its grid over the multiprocessors of the GPU, and
+    `occupancy_ratio`: warps that can be resident over those that a multiprocessor holds, both means
+    over its calls as CUPTI reports them; None on a CPU.
     """
 
     name: str
@@ -98,7 +104,8 @@ class TopOp(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CopyKind(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory copies of one kind: H2D, D2H or D2D. `memory` is pinned or pageable for copies from or to the host."""
+    """Memory copies of one kind: H2D, D2H or D2D. `memory` is pinned or pageable for copies from or
+    to the host."""
 
     kind: str
     memory: str = ""
@@ -108,7 +115,8 @@ class CopyKind(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """The device was idle for `duration_s` seconds between two kernels, starting `at_s` seconds after the start of the window."""
+    """The device was idle for `duration_s` seconds between two kernels, starting `at_s` seconds
+    after the start of the window."""
 
     at_s: float
     duration_s: float
@@ -117,9 +125,10 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Stalls(msgspec.Struct, frozen=True):
-    """The work of a GPU from its first kernel or copy in the window to its last. `gaps_s`: neither runs. `after_sync_s`: the part of the gaps that begins
-    when a synchronisation returns. `syncs` is a count. `where`: the operator with most of that time, and the line of the program where it is known;
-    empty where both are unknown.
+    """The work of a GPU from its first kernel or copy in the window to its last. `gaps_s`: neither
+    runs. `after_sync_s`: the part of the gaps that begins when a synchronisation returns. `syncs`
+    is a count. `where`: the operator with most of that time, and the line of the program where it
+    is known; empty where both are unknown.
     """
 
     busy_s: float
@@ -132,10 +141,12 @@ class Stalls(msgspec.Struct, frozen=True):
 class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A profiler window over `steps` ordinary steps, which took `wall_s` under the profiler.
 
-    `kernels` counts kernels and copies on a GPU, and operators that compute or copy on a CPU. Each missing figure has its reason in the note field.
-    `pass_classes`: the classes of forward and backward passes, with shares of their time: without the optimizer, without copies between host and
-    device, and without what a DataLoader computes in the training thread. `stalls`: on a GPU only. `attention`: the implementations of
-    torch's scaled_dot_product_attention that ran, the most frequent first. `rank`: the process that was profiled, of a job of several.
+    `kernels` counts kernels and copies on a GPU, and operators that compute or copy on a CPU. Each
+    missing figure has its reason in the note field. `pass_classes`: the classes of forward and
+    backward passes, with shares of their time: without the optimizer, without copies between host
+    and device, and without what a DataLoader computes in the training thread. `stalls`: on a GPU
+    only. `attention`: the implementations of torch's scaled_dot_product_attention that ran, the
+    most frequent first. `rank`: the process that was profiled, of a job of several.
     """
 
     steps: int
@@ -160,7 +171,7 @@ class ProfileReport(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
 
 
-# --- the signals that rules read ----------------------------------------------------------------------------
+# --- the signals that rules read ------------------------------------------------------------------
 
 OP_MIX, SYNC_GAPS = "op_mix", "sync_gaps"
 """The probes that a window on ordinary steps answers; the second one on a GPU."""
@@ -169,47 +180,69 @@ CONVERSIONS = ("nchwtonhwc", "nhwctonchw")
 
 
 def window_signals(report: ProfileReport) -> dict[str, Signal]:
-    """The signals of a profiler window on ordinary steps: those of the probes op_mix and, on a GPU, sync_gaps."""
+    """The signals of a profiler window on ordinary steps: those of the probes op_mix and, on a GPU,
+    sync_gaps."""
     source = f"profile window of {report.steps} step{'' if report.steps == 1 else 's'}"
     signals = pass_signals(report, source, "step")
     return (
-        signals if report.stalls is None else signals | layout_signals(report, source) | stall_signals(report.stalls, report.steps, source)
+        signals
+        if report.stalls is None
+        else signals
+        | layout_signals(report, source)
+        | stall_signals(report.stalls, report.steps, source)
     )
 
 
 def layout_signals(report: ProfileReport, source: str) -> dict[str, Signal]:
-    """`profile.layout_ratio`: the share of the passes in kernels of cuDNN that only convert a tensor between NCHW and NHWC. The report names the longest
-    kernels, so a conversion that it does not name takes less than the last of them."""
+    """`profile.layout_ratio`: the share of the passes in kernels of cuDNN that only convert a
+    tensor between NCHW and NHWC. The report names the longest kernels, so a conversion that it does
+    not name takes less than the last of them."""
     passes_s = sum(op_class.time_s for op_class in report.pass_classes)
     if not passes_s:
         return {}
-    converting_s = sum(op.time_s for op in report.top if any(part in op.name.lower() for part in CONVERSIONS))
+    converting_s = sum(
+        op.time_s for op in report.top if any(part in op.name.lower() for part in CONVERSIONS)
+    )
     return {
-        "profile.layout_ratio": Signal(converting_s / passes_s, "ratio", f"{source}: kernels that convert the layout, share of the passes")
+        "profile.layout_ratio": Signal(
+            converting_s / passes_s,
+            "ratio",
+            f"{source}: kernels that convert the layout, share of the passes",
+        )
     }
 
 
 def pass_signals(report: ProfileReport, source: str, each: str) -> dict[str, Signal]:
-    """`profile.*`: the shares of the classes in forward and backward passes, and figures of the whole window. `source`: what was profiled. `each`: what
-    `report.steps` counts, a step or a pass. Empty where the report has no classes of the passes, as in older recordings."""
+    """`profile.*`: the shares of the classes in forward and backward passes, and figures of the
+    whole window. `source`: what was profiled. `each`: what `report.steps` counts, a step or a pass.
+    Empty where the report has no classes of the passes, as in older recordings."""
     if not report.pass_classes:
         return {}
     source = f"{source}: {report.clock}"
     classes = {op_class.name: op_class for op_class in report.pass_classes}
     signals = {
-        f"profile.{name}_ratio": Signal(classes[name].share_ratio if name in classes else 0.0, "ratio", source) for name in OP_CLASSES
+        f"profile.{name}_ratio": Signal(
+            classes[name].share_ratio if name in classes else 0.0, "ratio", source
+        )
+        for name in OP_CLASSES
     }
     elementwise = classes.get("elementwise")
     moved = (elementwise.bytes or 0.0) if elementwise else 0.0
-    signals["profile.elementwise_bytes"] = Signal(moved / max(1, report.steps), "B", f"{source}; per {each}, {BYTES_NOTE}")
+    signals["profile.elementwise_bytes"] = Signal(
+        moved / max(1, report.steps), "B", f"{source}; per {each}, {BYTES_NOTE}"
+    )
     if elementwise is not None and elementwise.bytes_per_s:
-        signals["profile.elementwise_bytes_per_s"] = Signal(elementwise.bytes_per_s, "B/s", f"{source}; {BYTES_NOTE}")
+        signals["profile.elementwise_bytes_per_s"] = Signal(
+            elementwise.bytes_per_s, "B/s", f"{source}; {BYTES_NOTE}"
+        )
     signals["profile.busy_ratio"] = Signal(report.busy_ratio, "ratio", source)
     signals["profile.launches_per_s"] = Signal(report.kernels_per_s, "1/s", source)
     if report.mean_kernel_s is not None:
         signals["profile.mean_kernel_s"] = Signal(report.mean_kernel_s, "s", source)
     if report.tensor_core_ratio is not None:
-        signals["profile.tensor_core_ratio"] = Signal(report.tensor_core_ratio, "ratio", f"{source}; {report.tensor_core_note}")
+        signals["profile.tensor_core_ratio"] = Signal(
+            report.tensor_core_ratio, "ratio", f"{source}; {report.tensor_core_note}"
+        )
     return signals
 
 
@@ -218,7 +251,11 @@ def stall_signals(stalls: Stalls, steps: int, source: str) -> dict[str, Signal]:
     source, steps = f"{source}, per step", max(1, steps)
     where = f", mostly in {stalls.where}" if stalls.where else ""
     return {
-        "probe.sync_gaps_s": Signal(stalls.after_sync_s / steps, "s", f"{source}: gaps that begin with a synchronisation's return{where}"),
+        "probe.sync_gaps_s": Signal(
+            stalls.after_sync_s / steps,
+            "s",
+            f"{source}: gaps that begin with a synchronisation's return{where}",
+        ),
         "probe.gaps_s": Signal(stalls.gaps_s / steps, "s", f"{source}: no kernel and no copy runs"),
         "probe.busy_s": Signal(stalls.busy_s / steps, "s", f"{source}: a kernel or a copy runs"),
         "probe.syncs_per_step": Signal(stalls.syncs / steps, "", source),

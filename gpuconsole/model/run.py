@@ -20,7 +20,14 @@ from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.figures import Attainable, Figure
 from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.job import EFFECTS, JOB, PERMISSIONS, JobFacts
-from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, KnobError, Knobs, check_knobs, describe_changes
+from gpuconsole.model.knobs.catalogue import (
+    CATALOGUE,
+    GROUPS,
+    KnobError,
+    Knobs,
+    check_knobs,
+    describe_changes,
+)
 from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import LIVE_FLAG, LIVE_KNOBS
 from gpuconsole.model.memory import MemoryByLine, MemoryFailure
@@ -29,15 +36,18 @@ from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.model.stacks import Place
 
 IN_A_STEP = (
-    "data_wait", "h2d", "generation", "forward", "loss", "backward", "optimizer", "comm", "logging", "checkpoint", "eval", "other",
+    "data_wait", "h2d", "generation", "forward", "loss", "backward", "optimizer", "comm",
+    "logging", "checkpoint", "eval", "other",
 )  # fmt: skip
 """The phases in the order of a step. Everything that people read uses this order."""
 
 CLIENT_WORKLOAD = "inference.client"
-"""The workload of a run that another client has measured: its figures come from the result file of the client."""
+"""The workload of a run that another client has measured: its figures come from the result file of
+the client."""
 
 MATRIX_PRECISIONS = ("tf32", "fp32")
-"""The values of the knob `precision` that are a flag of torch: a job can change between these while it runs."""
+"""The values of the knob `precision` that are a flag of torch: a job can change between these while
+it runs."""
 
 LOAD_KNOBS = {knob.name for knob in GROUPS["load"]}
 
@@ -47,8 +57,9 @@ RunState = Literal["starting", "running", "finished", "stopped", "failed"]
 class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the figures of a serving run can be trusted.
 
-    `valid`: yes. `degraded`: with care, for example because the client lacked CPU time, the server restarted, or a part of the requests failed.
-    `invalid`: no, because most requests failed or no request was answered. `reasons`: one line each, the most important first.
+    `valid`: yes. `degraded`: with care, for example because the client lacked CPU time, the server
+    restarted, or a part of the requests failed. `invalid`: no, because most requests failed or no
+    request was answered. `reasons`: one line each, the most important first.
     """
 
     verdict: Literal["valid", "degraded", "invalid"]
@@ -58,11 +69,13 @@ class Validity(msgspec.Struct, frozen=True, omit_defaults=True):
 class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One training step, measured by the worker. All times in seconds.
 
-    `phases` has the order of PHASES; an older recording does not have the newest parts, and counts their time in other parts. `runq` is the
-    run-queue delay of the training thread per phase, on sampled steps only (agent.account).
+    `phases` has the order of PHASES; an older recording does not have the newest parts, and counts
+    their time in other parts. `runq` is the run-queue delay of the training thread per phase, on
+    sampled steps only (agent.account).
     `kind`: COUNTS, SETTLING or PROBE.
 
-    In a serving run: one tick of the load generator's clock with `samples` answered requests and `tokens` generated tokens, without phases.
+    In a serving run: one tick of the load generator's clock with `samples` answered requests and
+    `tokens` generated tokens, without phases.
     """
 
     index: int
@@ -80,12 +93,14 @@ class Step(msgspec.Struct, array_like=True, frozen=True, gc=False):
         if 0 < len(self.phases) < len(PHASES):
             more = (0.0,) * (len(PHASES) - len(self.phases))
             msgspec.structs.force_setattr(self, "phases", self.phases + more)
-            msgspec.structs.force_setattr(self, "runq", None if self.runq is None else self.runq + more)
+            msgspec.structs.force_setattr(
+                self, "runq", None if self.runq is None else self.runq + more
+            )
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`within`: for percentiles from a server's histogram, the bounds of the bucket that each one is in. The upper bound of the last bucket is not
-    known."""
+    """`within`: for percentiles from a server's histogram, the bounds of the bucket that each one
+    is in. The upper bound of the last bucket is not known."""
 
     mean: float
     std: float
@@ -98,15 +113,20 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Summary(msgspec.Struct, omit_defaults=True):
-    """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the reason. `model.summary_figures` has a row for each.
+    """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the
+    reason. `model.summary_figures` has a row for each.
 
-    In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts
-    ticks of the load generator. `goodput_per_s` counts requests within the objective (`--slo`). `failures` counts failed requests by cause.
-    `client_runq_ratio`: the share of the time in which the load generator was ready to run and waited for a CPU. `mfu_causal_ratio`: MFU without
-    the masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores. `mfu_at_least`: the FLOPs of some operators are not known.
-    `mfu_above_peak`: the FLOP/s are above the peak, so there is no MFU.
-    `hfu_ratio`: MFU with what the backward pass computes a second time (checkpoints, scores of fused attention). `runq_ratio`: the share of the step time in
-    which the training thread waited for a CPU, from the steps on which this was read. `overhead_s_per_step`: without probes, which took `probes_s` in the whole run.
+    In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts ticks
+    of the load generator. `goodput_per_s` counts requests within the objective (`--slo`).
+    `failures` counts failed requests by cause. `client_runq_ratio`: the share of the time in which
+    the load generator was ready to run and waited for a CPU. `mfu_causal_ratio`: MFU without the
+    masked half of the attention scores, where attention is causal; `mfu_ratio` counts all scores.
+    `mfu_at_least`: the FLOPs of some operators are not known. `mfu_above_peak`: the FLOP/s are
+    above the peak, so there is no MFU.
+    `hfu_ratio`: MFU with what the backward pass computes a second time (checkpoints, scores of
+    fused attention). `runq_ratio`: the share of the step time in which the training thread waited
+    for a CPU, from the steps on which this was read. `overhead_s_per_step`: without probes, which
+    took `probes_s` in the whole run.
     """
 
     tokens_per_s: Distribution | None = None
@@ -151,8 +171,9 @@ class Summary(msgspec.Struct, omit_defaults=True):
 class SeriesData(msgspec.Struct, omit_defaults=True):
     """A series in a snapshot: times in seconds since the start of the session, and values.
 
-    `w`: the weight of each value: the number of samples of which the value is the mean, or for a rate the seconds over which it was
-    measured. Empty if all weights are equal, and in files of earlier versions.
+    `w`: the weight of each value: the number of samples of which the value is the mean, or for a
+    rate the seconds over which it was measured. Empty if all weights are equal, and in files of
+    earlier versions.
     """
 
     t: list[float]
@@ -173,7 +194,8 @@ class SeriesData(msgspec.Struct, omit_defaults=True):
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
-    """One process of a run with several processes, over its steady steps. `leads`: the steps of this process represent the run."""
+    """One process of a run with several processes, over its steady steps. `leads`: the steps of
+    this process represent the run."""
 
     rank: int
     host: str
@@ -186,27 +208,41 @@ class Rank(msgspec.Struct, omit_defaults=True):
 
     @property
     def busy_s(self) -> float | None:
-        """Mean time of a step in seconds without communication. Communication includes the wait for other processes."""
-        return self.step_time_s.mean * (1 - self.phases_ratio.get("comm", 0.0)) if self.step_time_s else None
+        """Mean time of a step in seconds without communication. Communication includes the wait for
+        other processes."""
+        return (
+            self.step_time_s.mean * (1 - self.phases_ratio.get("comm", 0.0))
+            if self.step_time_s
+            else None
+        )
 
 
 class Run(msgspec.Struct, omit_defaults=True):
-    """One scenario with one set of knob values. `signals` are the inputs of the rules, so that the rules can run again.
+    """One scenario with one set of knob values. `signals` are the inputs of the rules, so that the
+    rules can run again.
 
-    `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use these facts. `figures`: predictions of the
-    analytical models next to measurements. `attainable`: the rate that the hardware could reach for this work. `ranks`: the processes of a
-    run with several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last profiler window. `server`: what
-    the model server reports about itself. `elsewhere`: the console did not start the model server, so the knobs of the server in `knobs`
-    have no effect (see `settings`). `server_devices`: the GPUs of a watched server on this machine, as far as the driver lists its processes.
-    `validity`: whether the figures of a serving run can be trusted; None for a training run.
-    `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all its processes; 0: not known. `job`: what
-    is known about the user's own program; `command_digest` identifies its command, and `command` is the command, where the user wants it
-    stored. `effects`: for each knob that can change while the job runs, what a change does to its numbers (one of `model.job.EFFECTS`).
-    `varies`: the knobs that the job changes by itself: they are no kept changes.
-    `traceback`: the last lines of the traceback of what ended the workload; of a job, of what switched the agent off. `memory_failures`: the
-    last allocations of a job for which its GPU had no memory, the oldest first. `memory_lines`: with --memory, the lines that held its memory.
-    `places`: the functions of a job with the largest shares of the time of a step, the largest first.
-    `client`: the program that measured the run, with its version, where that was another client than ours; then `knobs` are the load alone.
+    `facts`: the facts that the workload reported (parameters, FLOPs of a sample); the models use
+    these facts. `figures`: predictions of the analytical models next to measurements. `attainable`:
+    the rate that the hardware could reach for this work. `ranks`: the processes of a run with
+    several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last
+    profiler window. `server`: what the model server reports about itself. `elsewhere`: the console
+    did not start the model server, so the knobs of the server in `knobs` have no effect (see
+    `settings`). `server_devices`: the GPUs of a watched server on this machine, as far as the
+    driver lists its processes. `validity`: whether the figures of a serving run can be trusted;
+    None for a training run.
+    `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all
+    its processes; 0: not known. `job`: what is known about the user's own program; `command_digest`
+    identifies its command, and `command` is the command, where the user wants it stored. `effects`:
+    for each knob that can change while the job runs, what a change does to its numbers (one of
+    `model.job.EFFECTS`). `varies`: the knobs that the job changes by itself: they are no kept
+    changes.
+    `traceback`: the last lines of the traceback of what ended the workload; of a job, of what
+    switched the agent off. `memory_failures`: the last allocations of a job for which its GPU had
+    no memory, the oldest first. `memory_lines`: with --memory, the lines that held its memory.
+    `places`: the functions of a job with the largest shares of the time of a step, the largest
+    first.
+    `client`: the program that measured the run, with its version, where that was another client
+    than ours; then `knobs` are the load alone.
     """
 
     id: str
@@ -264,17 +300,25 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """`on gpu:0`; of a server that is only watched the device is known only where its processes are on this machine."""
+        """`on gpu:0`; of a server that is only watched the device is known only where its processes
+        are on this machine."""
         if self.watched:
-            return f"watched, on {', '.join(self.server_devices)}" if self.server_devices else "watched"
+            return (
+                f"watched, on {', '.join(self.server_devices)}"
+                if self.server_devices
+                else "watched"
+            )
         return f"on {self.device}"
 
     @property
     def settings(self) -> Knobs:
-        """The knobs in force. A server that was not started here has the settings that it reports; its other settings are unknown, and left out.
-        So are limits that a server of ours has chosen itself, where it does not report them."""
+        """The knobs in force. A server that was not started here has the settings that it reports;
+        its other settings are unknown, and left out. So are limits that a server of ours has chosen
+        itself, where it does not report them."""
         if not self.elsewhere:
-            return {name: value for name, value in self.knobs.items() if value or name not in LIVE_KNOBS}
+            return {
+                name: value for name, value in self.knobs.items() if value or name not in LIVE_KNOBS
+            }
         load = {name: value for name, value in self.knobs.items() if not _of_server(name)}
         return {**load, **(self.server.settings() if self.server is not None else {})}
 
@@ -284,13 +328,15 @@ class Run(msgspec.Struct, omit_defaults=True):
         return {**(self.server.numbers() if self.server is not None else {}), **self.facts}
 
     def why_not(self, changes: Knobs) -> str:
-        """Why the console cannot try `changes` on this run, in one line; empty where it can. Only a restart changes a server's settings."""
+        """Why the console cannot try `changes` on this run, in one line; empty where it can. Only a
+        restart changes a server's settings."""
         for name, value in changes.items():
             limit = self.facts.get(live_limit_fact(name)) if self.watched else None
             if limit is not None:
                 if not CATALOGUE[name].applies_live(value, self.facts):
                     return (
-                        f"{name}: a running server takes at most the value of its start, {limit:g}; restart the server with the new value"
+                        f"{name}: a running server takes at most the value of its start, {limit:g};"
+                        " restart the server with the new value"
                     )
                 if not value:
                     return f"{name}: name a limit of 1 or more"
@@ -300,56 +346,84 @@ class Run(msgspec.Struct, omit_defaults=True):
                     if not self.watched or name not in LIVE_KNOBS
                     else f", or start vLLM once with {LIVE_FLAG} to try lower values while it runs"
                 )
-                return f"{name}: gpuconsole did not start this server; restart the server with the new value{started}"
+                return (
+                    f"{name}: gpuconsole did not start this server; restart the server with the new"
+                    f" value{started}"
+                )
             if (self.serves or self.is_job) and (reason := self.unavailable.get(f"knob.{name}")):
                 return f"{name}: {reason}"
             if self.is_job and name == "precision" and value not in MATRIX_PRECISIONS:
                 return (
-                    f"{name}: a program that runs can change between {' and '.join(MATRIX_PRECISIONS)} only: it sets {value} when it starts"
+                    f"{name}: a program that runs can change between"
+                    f" {' and '.join(MATRIX_PRECISIONS)} only: it sets {value} when it starts"
                 )
             if self.is_job and name not in self.knobs:
                 return f"{name}: the console cannot change it from outside; change your code"
         return ""
 
     def effect(self, changes: Knobs) -> str:
-        """What `changes` do to the numbers of the user's own job: the strongest of their effects; empty where it is not known."""
+        """What `changes` do to the numbers of the user's own job: the strongest of their effects;
+        empty where it is not known."""
         order, effects = list(EFFECTS), [self.effects.get(name, "") for name in changes]
-        return max(effects, key=order.index) if effects and all(effect in order for effect in effects) else ""
+        return (
+            max(effects, key=order.index)
+            if effects and all(effect in order for effect in effects)
+            else ""
+        )
 
     def permissions(self, changes: Knobs) -> list[str]:
-        """The permissions of the user that `changes` need in a job of the user's own: NUMERICS, LOADER."""
+        """The permissions of the user that `changes` need in a job of the user's own: NUMERICS,
+        LOADER."""
         effects = {self.effects.get(name, "") for name in changes}
         return [permission for effect, permission in PERMISSIONS.items() if effect in effects]
 
     def effective(self, changes: Knobs) -> Knobs:
-        """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that is not allowed, and if no knob is altered."""
+        """The entries of `changes` that alter a knob of this run. Raises KnobError for a value that
+        is not allowed, and if no knob is altered."""
         allowed = check_knobs(dict(changes), tuple(self.knobs), self.scenario)
-        changed = {name: value for name, value in allowed.items() if self.settings.get(name) != value}
+        changed = {
+            name: value for name, value in allowed.items() if self.settings.get(name) != value
+        }
         if not changed:
             raise KnobError(f"{describe_changes(allowed)}: already in force")
         return changed
 
     def applies_live(self, changes: Knobs) -> bool:
-        """Whether all `changes` take effect in the worker of this run, without another process (see `Knob.applies_live`)."""
+        """Whether all `changes` take effect in the worker of this run, without another process (see
+        `Knob.applies_live`)."""
         if self.is_job:
             return not self.why_not(changes)
-        return all(CATALOGUE[name].applies_live(value, self.facts) for name, value in changes.items())
+        return all(
+            CATALOGUE[name].applies_live(value, self.facts) for name, value in changes.items()
+        )
 
     @property
     def slowest(self) -> tuple[int, float] | None:
         """The slowest process and its time over the time of the others; None before a measurement.
 
-        The time of a pass alone (probe P8), or the time of a step without communication (step breakdown); the larger ratio counts.
+        The time of a pass alone (probe P8), or the time of a step without communication (step
+        breakdown); the larger ratio counts.
         """
-        ways = (("comm.straggler_ratio", "comm.slowest_rank"), ("ranks.busy_ratio", "ranks.busiest"))
-        gaps = [(self.signals[ratio].value, int(self.signals[rank].value)) for ratio, rank in ways if {ratio, rank} <= self.signals.keys()]
+        ways = (
+            ("comm.straggler_ratio", "comm.slowest_rank"),
+            ("ranks.busy_ratio", "ranks.busiest"),
+        )
+        gaps = [
+            (self.signals[ratio].value, int(self.signals[rank].value))
+            for ratio, rank in ways
+            if {ratio, rank} <= self.signals.keys()
+        ]
         ratio, rank = max(gaps, default=(0.0, -1))
         return (rank, ratio) if gaps else None
 
     @property
     def begun_s(self) -> float | None:
         """The session time of the first step; None where the run has no series of its work."""
-        ends = [data.t[-1] for key, data in self.series.items() if key.startswith("workload.") and data.t]
+        ends = [
+            data.t[-1]
+            for key, data in self.series.items()
+            if key.startswith("workload.") and data.t
+        ]
         return max(ends) - self.duration_s if ends else None
 
     @property
@@ -361,14 +435,17 @@ class Run(msgspec.Struct, omit_defaults=True):
 
 
 def of_same_job(run: Run, runs: Iterable[Run]) -> set[str]:
-    """The ids of these runs of the same job as `run`: the same scenario or program, with the same command."""
+    """The ids of these runs of the same job as `run`: the same scenario or program, with the same
+    command."""
     return {
         other.id
         for other in runs
-        if (other.scenario, other.workload, other.command_digest) == (run.scenario, run.workload, run.command_digest)
+        if (other.scenario, other.workload, other.command_digest)
+        == (run.scenario, run.workload, run.command_digest)
     }
 
 
 def _of_server(name: str) -> bool:
-    """Whether the knob `name` is a setting of a model server, not of the load. The shape of the embedded model is such a setting."""
+    """Whether the knob `name` is a setting of a model server, not of the load. The shape of the
+    embedded model is such a setting."""
     return name not in LOAD_KNOBS

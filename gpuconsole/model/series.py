@@ -1,11 +1,12 @@
 """Bounded time series: recent samples in full, older samples as means over growing time spans.
 
-Each sample has a weight: 1, or for a rate the seconds over which it was measured. The weight of a mean is the sum of the weights of its
-samples.
+Each sample has a weight: 1, or for a rate the seconds over which it was measured. The weight of a
+mean is the sum of the weights of its samples.
 
-A series holds `RAW` recent samples and `BUCKETS` means, about 10 KB. When the raw part is full, the series folds the older half
-into buckets. When the buckets are full, the series merges neighbouring buckets in pairs, so that each bucket covers twice the time.
-A week at 1 Hz therefore needs the same memory as a day.
+A series holds `RAW` recent samples and `BUCKETS` means, about 10 KB. When the raw part is full, the
+series folds the older half into buckets. When the buckets are full, the series merges neighbouring
+buckets in pairs, so that each bucket covers twice the time. A week at 1 Hz therefore needs the same
+memory as a day.
 """
 
 from __future__ import annotations
@@ -30,9 +31,20 @@ class Weighed(NamedTuple):
 
 
 class Series:
-    """One metric of one device over time. Times are seconds on the session's clock; they must not decrease."""
+    """One metric of one device over time. Times are seconds on the session's clock; they must not
+    decrease."""
 
-    __slots__ = ("_bucket_t", "_bucket_v", "_bucket_w", "_fold", "_older", "_t", "_v", "_w", "source")
+    __slots__ = (
+        "_bucket_t",
+        "_bucket_v",
+        "_bucket_w",
+        "_fold",
+        "_older",
+        "_t",
+        "_v",
+        "_w",
+        "source",
+    )
 
     def __init__(self, source: str = "") -> None:
         self._t = array("d")
@@ -61,7 +73,8 @@ class Series:
         return self._v[-1] if self._v else None
 
     def since(self, t: float) -> tuple[list[float], list[float]]:
-        """Times and values at or after `t`. Old samples are represented by the means of their buckets."""
+        """Times and values at or after `t`. Old samples are represented by the means of their
+        buckets."""
         times, values = self._tail(self._t, self._v, t)
         if self._bucket_t and self._bucket_t[-1] >= t:
             older_t, older_v = self._tail(self._bucket_t, self._bucket_v, t)
@@ -74,13 +87,18 @@ class Series:
 
     def weighed(self, since: float = float("-inf")) -> Iterator[Weighed]:
         """Yield the samples at or after `since`, each with its weight for a weighted mean."""
-        for times, values, weights in ((self._bucket_t, self._bucket_v, self._bucket_w), (self._t, self._v, self._w)):
+        for times, values, weights in (
+            (self._bucket_t, self._bucket_v, self._bucket_w),
+            (self._t, self._v, self._w),
+        ):
             if times and times[-1] >= since:
                 start = bisect_left(times, since)
                 yield from map(Weighed, times[start:], values[start:], weights[start:])
 
     @staticmethod
-    def _tail(times: array[float], values: array[float], t: float) -> tuple[list[float], list[float]]:
+    def _tail(
+        times: array[float], values: array[float], t: float
+    ) -> tuple[list[float], list[float]]:
         start = len(times)
         while start and times[start - 1] >= t:
             start -= 1
@@ -89,7 +107,9 @@ class Series:
     def _fold_older_half(self) -> None:
         cut = (RAW // 2) // self._fold * self._fold or self._fold
         for start in range(0, cut, self._fold):
-            value, weight = _mean(self._v[start : start + self._fold], self._w[start : start + self._fold])
+            value, weight = _mean(
+                self._v[start : start + self._fold], self._w[start : start + self._fold]
+            )
             self._bucket_t.append(self._t[start])
             self._bucket_v.append(value)
             self._bucket_w.append(weight)

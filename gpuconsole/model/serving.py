@@ -1,4 +1,5 @@
-"""Requests to a model server, measured by the client; what the server reports about its state and about itself, each fact with its source; and recorded prompts."""
+"""Requests to a model server, measured by the client; what the server reports about its state and
+about itself, each fact with its source; and recorded prompts."""
 
 from __future__ import annotations
 
@@ -11,16 +12,18 @@ import msgspec
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 from gpuconsole.model.knobs.knob import Knobs, Value
 
-# --- requests to a model server, measured by the client, and the state that the server reports ---------------
+# --- requests to a model server, measured by the client, and the state that the server reports ----
 
 SERVING_PHASES = ("client_queue", "queue", "prefill", "decode", "transport")
 """The exclusive parts of a request's time from the client's view; their shares sum to 1.
 
-`client_queue`: in the client before sending. `queue`, `prefill`, `decode`: as the server reports. `transport`: the rest of E2E.
+`client_queue`: in the client before sending. `queue`, `prefill`, `decode`: as the server reports.
+`transport`: the rest of E2E.
 """
 
 SETTLE_S = (0.5, 4.0)
-"""After a change the server's batch must fill or drain. The load generator waits for the duration of a request, within these bounds (seconds)."""
+"""After a change the server's batch must fill or drain. The load generator waits for the duration
+of a request, within these bounds (seconds)."""
 
 
 def settle_s(e2e_s: float | None) -> float:
@@ -32,15 +35,17 @@ PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def served_precision(knobs: Mapping[str, object]) -> str:
-    """The precision in which a server with these knobs computes, in the names of `Peaks`. Without `dtype`: bf16, the usual precision of models."""
+    """The precision in which a server with these knobs computes, in the names of `Peaks`. Without
+    `dtype`: bf16, the usual precision of models."""
     return PRECISIONS.get(str(knobs.get("dtype")), "bf16")
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request. Times in seconds; `t` is the end of the request on CLOCK_MONOTONIC.
 
-    `gaps` are the times between chunks; `counts` are the tokens in each chunk after the first. The first chunk has no gap and is in neither
-    tuple. `error`: the cause of a failure; `ttft_s` and `e2e_s` may then be missing. `kind`: 0 counts, 1 settling, 2 belongs to a probe.
+    `gaps` are the times between chunks; `counts` are the tokens in each chunk after the first. The
+    first chunk has no gap and is in neither tuple. `error`: the cause of a failure; `ttft_s` and
+    `e2e_s` may then be missing. `kind`: 0 counts, 1 settling, 2 belongs to a probe.
     """
 
     t: float
@@ -57,8 +62,14 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def tpot_s(self) -> float | None:
-        """(E2E - TTFT) / (output tokens - 1); None with less than two tokens, and where all tokens arrived together."""
-        if self.ttft_s is None or self.e2e_s is None or self.output_tokens < 2 or self.e2e_s <= self.ttft_s:
+        """(E2E - TTFT) / (output tokens - 1); None with less than two tokens, and where all tokens
+        arrived together."""
+        if (
+            self.ttft_s is None
+            or self.e2e_s is None
+            or self.output_tokens < 2
+            or self.e2e_s <= self.ttft_s
+        ):
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
@@ -71,12 +82,19 @@ class Objective(msgspec.Struct, frozen=True):
     e2e_s: float | None = None
 
     def met(self, request: Request) -> bool:
-        pairs = ((self.ttft_s, request.ttft_s), (self.tpot_s, request.tpot_s or 0.0), (self.e2e_s, request.e2e_s))
-        return not request.error and all(bound is None or (value is not None and value <= bound) for bound, value in pairs)
+        pairs = (
+            (self.ttft_s, request.ttft_s),
+            (self.tpot_s, request.tpot_s or 0.0),
+            (self.e2e_s, request.e2e_s),
+        )
+        return not request.error and all(
+            bound is None or (value is not None and value <= bound) for bound, value in pairs
+        )
 
 
 def parse_objective(text: str) -> Objective:
-    """Parse an objective such as `ttft=0.5,tpot=0.05`, in seconds. Raises ValueError with one line for the user."""
+    """Parse an objective such as `ttft=0.5,tpot=0.05`, in seconds. Raises ValueError with one line
+    for the user."""
     bounds: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -92,7 +110,8 @@ def parse_objective(text: str) -> Objective:
 
 
 class LatencyBound(msgspec.Struct, frozen=True):
-    """One bound on a latency of all requests, as a server's histograms know it: `figure` is a field of `Summary`, `statistic` a field of `Distribution`."""
+    """One bound on a latency of all requests, as a server's histograms know it: `figure` is a field
+    of `Summary`, `statistic` a field of `Distribution`."""
 
     figure: str
     statistic: str
@@ -104,13 +123,22 @@ class LatencyBound(msgspec.Struct, frozen=True):
 
 
 def parse_latency_bounds(text: str) -> tuple[LatencyBound, ...]:
-    """Parse bounds such as `ttft_p99=0.5,itl_mean=0.05`, in seconds. Raises ValueError with one line for the user."""
+    """Parse bounds such as `ttft_p99=0.5,itl_mean=0.05`, in seconds. Raises ValueError with one
+    line for the user."""
     bounds = []
     for part in text.split(","):
         name, _, value = part.partition("=")
         figure, _, statistic = name.strip().partition("_")
-        if figure not in ("ttft", "itl", "e2e") or statistic not in ("mean", "p50", "p90", "p95", "p99"):
-            raise ValueError(f"{part!r}: expected ttft_p99=S (ttft, itl or e2e; mean, p50, p90, p95 or p99)")
+        if figure not in ("ttft", "itl", "e2e") or statistic not in (
+            "mean",
+            "p50",
+            "p90",
+            "p95",
+            "p99",
+        ):
+            raise ValueError(
+                f"{part!r}: expected ttft_p99=S (ttft, itl or e2e; mean, p50, p90, p95 or p99)"
+            )
         try:
             limit_s = float(value)
         except ValueError:
@@ -121,7 +149,7 @@ def parse_latency_bounds(text: str) -> tuple[LatencyBound, ...]:
     return tuple(bounds)
 
 
-# --- what a model server reports about itself, each fact with its source -------------------------------------
+# --- what a model server reports about itself, each fact with its source --------------------------
 
 WATCHED = "inference.watched"
 """The workload of a run that watches a server under the load of other clients."""
@@ -130,7 +158,8 @@ CLIENT_WAIT = "client_wait"
 PROBE_REQUESTS = 5
 PROBE_CHARACTERS = 256
 PROBE_TOKENS = 32
-"""What it sends: requests one after another, each with a text of so many characters, for so many tokens."""
+"""What it sends: requests one after another, each with a text of so many characters, for so many
+tokens."""
 PROBE_PAUSE_S = 0.2
 """After each request: some engines count it only after its end."""
 PROBE_S = 60.0
@@ -143,7 +172,8 @@ EMBEDDED = "gpuconsole"
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """One fact. `source`: where the value was read, for example `/v1/models` or `the server's log`."""
+    """One fact. `source`: where the value was read, for example `/v1/models` or
+    `the server's log`."""
 
     value: float | str
     source: str
@@ -152,11 +182,14 @@ class Fact(msgspec.Struct, frozen=True):
 class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts of one model server. None: no source reports the fact.
 
-    `engine`: a name of data/engines.toml, or gpuconsole (the embedded server). `dtype` is in the server's own words. `max_model_len`: tokens of
-    one sequence, prompt and answer together. `block_size`: tokens in one block of the KV cache. `num_blocks`: blocks of the KV cache.
-    `num_blocks_override`: the number of blocks that a start argument set; 0: the free memory sets the number. Switches are 1 (on) or 0 (off).
-    `kv_cache_tokens`: tokens that fit in the KV cache. `max_num_seqs`: sequences in one iteration. `max_num_batched_tokens`: tokens in one
-    iteration. `weight_bytes`: bytes of the weights on the device. `kv_bytes_per_token`: bytes of the keys and values of one token.
+    `engine`: a name of data/engines.toml, or gpuconsole (the embedded server). `dtype` is in the
+    server's own words. `max_model_len`: tokens of one sequence, prompt and answer together.
+    `block_size`: tokens in one block of the KV cache. `num_blocks`: blocks of the KV cache.
+    `num_blocks_override`: the number of blocks that a start argument set; 0: the free memory sets
+    the number. Switches are 1 (on) or 0 (off). `kv_cache_tokens`: tokens that fit in the KV cache.
+    `max_num_seqs`: sequences in one iteration. `max_num_batched_tokens`: tokens in one iteration.
+    `weight_bytes`: bytes of the weights on the device. `kv_bytes_per_token`: bytes of the keys and
+    values of one token.
     """
 
     engine: Fact | None = None
@@ -180,7 +213,8 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_bytes_per_token: Fact | None = None
 
     def number(self, name: str) -> float | None:
-        """The value of the fact `name` as a number; None where no source reports the fact, or the fact is a text."""
+        """The value of the fact `name` as a number; None where no source reports the fact, or the
+        fact is a text."""
         fact = getattr(self, name)
         return fact.value if fact is not None and isinstance(fact.value, float | int) else None
 
@@ -190,7 +224,8 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: value for name, value in numbers.items() if value is not None}
 
     def settings(self) -> Knobs:
-        """The facts that are settings, under the names of the knobs. `server`: the engine; the embedded server is `embedded`."""
+        """The facts that are settings, under the names of the knobs. `server`: the engine; the
+        embedded server is `embedded`."""
         knobs: Knobs = {}
         for fact_name in self.__struct_fields__:
             name, fact = KNOB_OF.get(fact_name, fact_name), getattr(self, fact_name)
@@ -200,19 +235,21 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _as_knob(name: str, value: float | str) -> Value:
-    """`value` converted to the type of the knob. A text that the knob does not allow, for example another engine's quantization, stays unchanged."""
+    """`value` converted to the type of the knob. A text that the knob does not allow, for example
+    another engine's quantization, stays unchanged."""
     if isinstance(value, str):
         return "embedded" if (name, value) == ("server", EMBEDDED) else value
     kind = CATALOGUE[name].kind
     return bool(value) if kind == "bool" else int(value) if kind == "int" else value
 
 
-# --- recorded prompts: a file with one JSON object per line, in the format of `vllm bench serve --dataset-name custom`
+# --- recorded prompts: a file with one JSON object per line, in the format of
+# `vllm bench serve --dataset-name custom`
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True):
-    """`output_tokens`: number of output tokens to request; None: the knob decides. `shared`: number of leading characters that another
-    prompt has too."""
+    """`output_tokens`: number of output tokens to request; None: the knob decides. `shared`: number
+    of leading characters that another prompt has too."""
 
     text: str
     output_tokens: int | None = None
@@ -232,9 +269,11 @@ class _RecordedLine(msgspec.Struct):
 
 
 def parse_recorded(text: str) -> list[RecordedPrompt]:
-    """Parse lines of `{"prompt": ...}` or `{"messages": [...]}`, each with an optional `output_tokens` (or `max_tokens`).
+    """Parse lines of `{"prompt": ...}` or `{"messages": [...]}`, each with an optional
+    `output_tokens` (or `max_tokens`).
 
-    Messages are joined to one text. Raises ValueError with a one-line message that names the line of the file.
+    Messages are joined to one text. Raises ValueError with a one-line message that names the line
+    of the file.
     """
     requests: list[tuple[str, int | None]] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -244,7 +283,9 @@ def parse_recorded(text: str) -> list[RecordedPrompt]:
             read = msgspec.json.decode(line, type=_RecordedLine)
         except (msgspec.DecodeError, RecursionError) as problem:
             raise ValueError(f"line {number}: {problem}") from None
-        prompt = read.prompt or "\n".join(f"{message.role}: {message.content}" for message in read.messages)
+        prompt = read.prompt or "\n".join(
+            f"{message.role}: {message.content}" for message in read.messages
+        )
         tokens = read.output_tokens if read.output_tokens is not None else read.max_tokens
         if not prompt:
             raise ValueError(f'line {number}: neither "prompt" nor "messages" has a text')
@@ -264,11 +305,14 @@ def shared_ratio(texts: Sequence[str]) -> float:
 
 
 def shared_beginnings(texts: Sequence[str]) -> dict[str, int]:
-    """For each text, the length in characters of the longest prefix that another text shares. After sorting, that other text is adjacent."""
+    """For each text, the length in characters of the longest prefix that another text shares. After
+    sorting, that other text is adjacent."""
     ordered = sorted(texts)
     shared = dict.fromkeys(ordered, 0)
     for before, other in itertools.pairwise(ordered):
-        common = bisect.bisect_left(range(1, min(len(before), len(other)) + 1), True, key=lambda n: before[:n] != other[:n])
+        common = bisect.bisect_left(
+            range(1, min(len(before), len(other)) + 1), True, key=lambda n: before[:n] != other[:n]
+        )
         for text in (before, other):
             shared[text] = max(shared[text], common)
     return shared

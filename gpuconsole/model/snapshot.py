@@ -22,8 +22,8 @@ class SnapshotError(ValueError):
 
 
 class Environment(msgspec.Struct, omit_defaults=True):
-    """The machine and software of a session, without environment variables and command lines. `price_per_hour` comes from the user, in any
-    currency."""
+    """The machine and software of a session, without environment variables and command lines.
+    `price_per_hour` comes from the user, in any currency."""
 
     host: str = ""
     os: str = ""
@@ -40,8 +40,9 @@ class Environment(msgspec.Struct, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """A session: runs and trials in order, with their environment. `recording`: the session is a replay of a recorded session. `tuning`: what
-    `gpuconsole tune` has proven; None in the snapshots of other commands."""
+    """A session: runs and trials in order, with their environment. `recording`: the session is a
+    replay of a recorded session. `tuning`: what `gpuconsole tune` has proven; None in the snapshots
+    of other commands."""
 
     schema: str = SCHEMA
     created: str
@@ -74,7 +75,8 @@ def is_snapshot(data: bytes) -> bool:
 
 
 def decode(data: bytes) -> Snapshot:
-    """The snapshot in `data`; raises SnapshotError. Unknown fields are skipped, and take no memory: a file from elsewhere may have millions."""
+    """The snapshot in `data`; raises SnapshotError. Unknown fields are skipped, and take no memory:
+    a file from elsewhere may have millions."""
     try:
         schema = msgspec.json.decode(data, type=_Head).schema
     except msgspec.ValidationError:  # JSON, but no object
@@ -84,7 +86,9 @@ def decode(data: bytes) -> Snapshot:
     if not isinstance(schema, str) or not schema.startswith("gpuconsole.snapshot/"):
         raise SnapshotError('not a gpuconsole snapshot (no "schema": "gpuconsole.snapshot/1")')
     if schema != SCHEMA:
-        raise SnapshotError(f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole")
+        raise SnapshotError(
+            f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole"
+        )
     try:
         return msgspec.json.decode(data, type=Snapshot)
     except encoding.UNREADABLE as error:

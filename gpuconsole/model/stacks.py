@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 PYTHON, NATIVE, WAITS = "python", "native", "waits"
-"""What the thread does in a sample: it runs Python, or operators too short to tell; it runs code without the interpreter's lock, such as an operator of
-torch; it waits for a lock, for input or output, or sleeps."""
+"""What the thread does in a sample: it runs Python, or operators too short to tell; it runs code
+without the interpreter's lock, such as an operator of torch; it waits for a lock, for input or
+output, or sleeps."""
 ANOMALY = "torch.anomaly_mode"
 """The callee of a sample in which anomaly mode keeps the stack of an operator."""
 THREAD = "thread"
@@ -40,9 +41,10 @@ WITHIN = {
 
 
 class StackSample(msgspec.Struct, frozen=True, array_like=True):
-    """Samples with the same stack. `weight`: their number; a sample that came late, because code in C held the interpreter's lock, counts for those that it
-    has hidden. `callee`: the library function that the innermost line of the program calls; empty where the line is all. `lines`: the lines of the program
-    as `file:line function`, the innermost first."""
+    """Samples with the same stack. `weight`: their number; a sample that came late, because code in
+    C held the interpreter's lock, counts for those that it has hidden. `callee`: the library
+    function that the innermost line of the program calls; empty where the line is all. `lines`: the
+    lines of the program as `file:line function`, the innermost first."""
 
     part: str
     kind: str
@@ -52,8 +54,10 @@ class StackSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function of the program, and its share of the time in one part of a step. `line`: the line with most of it, as `file:line`. `callee`: the library
-    function that this line calls most often. `caller`: the line of the program that calls the function, where one line makes nearly all of the calls."""
+    """A function of the program, and its share of the time in one part of a step. `line`: the line
+    with most of it, as `file:line`. `callee`: the library function that this line calls most often.
+    `caller`: the line of the program that calls the function, where one line makes nearly all of
+    the calls."""
 
     part: str
     function: str

@@ -1,7 +1,9 @@
-"""All number formats: three significant digits, a unit, and a constant width. No other module formats numbers.
+"""All number formats: three significant digits, a unit, and a constant width. No other module
+formats numbers.
 
-Rates and work have decimal prefixes (GB/s, TFLOP/s), memory and data sizes have binary prefixes (GiB), shares are whole percents.
-Most functions return a fixed number of cells, so that figures stay in their columns while they change; `strip` the text for a sentence.
+Rates and work have decimal prefixes (GB/s, TFLOP/s), memory and data sizes have binary prefixes
+(GiB), shares are whole percents. Most functions return a fixed number of cells, so that figures
+stay in their columns while they change; `strip` the text for a sentence.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _PREFIXED = ("bytes/s", "B/s", "Hz", "FLOP", "FLOP/s", "FLOP/s/W", "J", "W")
 
 
 def digits(value: float) -> str:
-    """Three significant digits in at most four cells, for |value| < 999.5: `2.00`, `12.1`, `440`."""
+    """Three significant digits in at most four cells, for |value| < 999.5: `2.00`, `12.1`,
+    `440`."""
     return f"{value:.{_places(value)}f}" if value else "0"
 
 
@@ -29,9 +32,12 @@ def _places(*values: float) -> int:
 
 
 def plain(value: float) -> str:
-    """Three significant digits for any size, without a prefix: `0.0123`, `0.500`, `12.1`, `18 240`."""
+    """Three significant digits for any size, without a prefix: `0.0123`, `0.500`, `12.1`,
+    `18 240`."""
     size = abs(value)
-    return f"{value:#.3g}" if 0 < size < 0.995 else digits(value) if size < 999.5 else grouped(value)
+    return (
+        f"{value:#.3g}" if 0 < size < 0.995 else digits(value) if size < 999.5 else grouped(value)
+    )
 
 
 def grouped(value: float) -> str:
@@ -40,7 +46,8 @@ def grouped(value: float) -> str:
 
 
 def _scale(value: float, base: float, steps: int) -> int:
-    """The number of divisions of `value` by `base` until it has at most three digits; negative: multiplications of a small value."""
+    """The number of divisions of `value` by `base` until it has at most three digits; negative:
+    multiplications of a small value."""
     size, power = abs(value), 0
     while size >= 999.5 and power < steps - 1:
         size /= base
@@ -65,7 +72,8 @@ def size_bytes(value: float | None) -> str:
 
 
 def used_of(used: float | None, total: float | None, places: int | None = None) -> str:
-    """`61.2/140 GiB`: both in the unit of the total. `places`: digits after the point of the first, instead of three significant digits."""
+    """`61.2/140 GiB`: both in the unit of the total. `places`: digits after the point of the first,
+    instead of three significant digits."""
     if used is None:
         return NA
     if not total:
@@ -121,12 +129,16 @@ def durations(first: float | None, second: float | None) -> tuple[str, str, str]
     """Two durations in the unit of the larger, and that unit: `440`, `530`, `ms`."""
     sizes = [abs(value) for value in (first, second) if value is not None]
     power = _small(max(sizes, default=0.0))
-    texts = [digits(value * 1e3**power).rjust(4) if value is not None else NA.rjust(4) for value in (first, second)]
+    texts = [
+        digits(value * 1e3**power).rjust(4) if value is not None else NA.rjust(4)
+        for value in (first, second)
+    ]
     return texts[0], texts[1], _SMALL[power] + "s"
 
 
 def p50_p99(p50: float | None, p99: float | None) -> tuple[str, str]:
-    """A median and a tail. If both have the same unit, it is shown once: `440`, `530 ms`; otherwise `20.0 ms`, `1.24 s`. No digit is lost."""
+    """A median and a tail. If both have the same unit, it is shown once: `440`, `530 ms`; otherwise
+    `20.0 ms`, `1.24 s`. No digit is lost."""
     first, second = duration(p50).strip(), duration(p99).strip()
     same = first.rpartition(" ")[2] == second.rpartition(" ")[2]
     return (first.rpartition(" ")[0] if same and " " in first else first), second
@@ -136,7 +148,10 @@ def rates(first: float | None, second: float | None, unit: str) -> tuple[str, st
     """Two rates in the prefix of the larger: `12.1`, `0.30`, `GB/s`."""
     sizes = [abs(value) for value in (first, second) if value is not None]
     power = _scale(max(sizes, default=0.0), 1e3, len(_LARGE))
-    texts = [digits(value / 1e3**power).rjust(4) if value is not None else NA.rjust(4) for value in (first, second)]
+    texts = [
+        digits(value / 1e3**power).rjust(4) if value is not None else NA.rjust(4)
+        for value in (first, second)
+    ]
     return texts[0], texts[1], _LARGE[power] + unit
 
 
@@ -156,18 +171,25 @@ def rate(value: float | None, width: int = 9) -> str:
 
 
 def axis(value: float, step: float, top: float) -> str:
-    """A figure of an axis with even steps up to `top`: `0`, `50`, `100`; `0.5`, `1.0`; `1.0M`. At most seven cells, and all figures of an axis have the same
-    prefix and the same digits after the point."""
-    prefix, size = next(((prefix, size) for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if top >= size), ("", 1.0))
+    """A figure of an axis with even steps up to `top`: `0`, `50`, `100`; `0.5`, `1.0`; `1.0M`. At
+    most seven cells, and all figures of an axis have the same prefix and the same digits after the
+    point."""
+    prefix, size = next(
+        ((prefix, size) for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if top >= size),
+        ("", 1.0),
+    )
     places = max(0, -math.floor(math.log10(step / size) + 1e-9))
-    return (f"{value / size:.{places}f}" if places else grouped(value / size)) + prefix * bool(value)
+    return (f"{value / size:.{places}f}" if places else grouped(value / size)) + prefix * bool(
+        value
+    )
 
 
 def spread(mean: float | None, std: float | None, width: int = 16) -> str:
     """`18 240 ± 210`."""
     if mean is None:
         return NA.rjust(width)
-    whole = std is not None and (abs(mean) >= 999.5 or std >= 99.5)  # `.2g` would write 143 as 1.4e+02
+    # `.2g` would write 143 as 1.4e+02
+    whole = std is not None and (abs(mean) >= 999.5 or std >= 99.5)
     error = "" if std is None else f" ± {grouped(std) if whole else f'{std:.2g}'}"
     return (rate(mean, 0) + error).rjust(width)
 
@@ -185,18 +207,31 @@ def age(seconds: float) -> str:
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
         return f"{days}d{hours % 24:02}h" if days < 100 else f"{days}d"
-    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+    return (
+        f"{hours}h{minutes % 60:02}m"
+        if hours
+        else f"{minutes}m{whole % 60:02}s"
+        if minutes
+        else f"{whole}s"
+    )
 
 
 def about(seconds: float) -> str:
     """`about 45 s`, `about 2 min 10 s`: rounded to 5 s above 20 s."""
     whole = round(seconds) if seconds < 20 else 5 * round(seconds / 5)
     minutes, rest = divmod(whole, 60)
-    return "about " + (f"{minutes} min {rest} s" if minutes and rest else f"{minutes} min" if minutes else f"{rest} s")
+    return "about " + (
+        f"{minutes} min {rest} s"
+        if minutes and rest
+        else f"{minutes} min"
+        if minutes
+        else f"{rest} s"
+    )
 
 
 def about_period(seconds: float) -> str:
-    """`about 0.85 s`, `about 4.2 s`, `about 45 s`: a measured period, with two digits below 10 s."""
+    """`about 0.85 s`, `about 4.2 s`, `about 45 s`: a measured period, with two digits below 10
+    s."""
     return f"about {seconds:.2g} s" if seconds < 9.95 else about(seconds)
 
 
@@ -212,7 +247,8 @@ def interval(low: float, high: float) -> str:
 
 
 def bounds(low: float, high: float) -> str:
-    """`[1.45, 1.61]`: the interval of a measured speedup. Both ends have the digits of the larger."""
+    """`[1.45, 1.61]`: the interval of a measured speedup. Both ends have the digits of the
+    larger."""
     places = _places(low, high)
     return f"[{low:.{places}f}, {high:.{places}f}]"
 
@@ -228,7 +264,8 @@ def change(ratio: float) -> str:
 
 
 def changes(*ratios: float) -> list[str]:
-    """Relative differences that belong together, all in the unit of the largest: `+0.4 %`, `-1.2 %`; or `4.39x`, `13.2x`; `>999x`."""
+    """Relative differences that belong together, all in the unit of the largest: `+0.4 %`,
+    `-1.2 %`; or `4.39x`, `13.2x`; `>999x`."""
     if max(map(abs, ratios)) < _FACTORS_FROM:
         return [f"{ratio * 100:+.1f} %" for ratio in ratios]
     return [f"{digits(ratio + 1)}x" if ratio + 1 < 999.5 else ">999x" for ratio in ratios]

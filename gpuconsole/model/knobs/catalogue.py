@@ -1,7 +1,7 @@
 """The knob catalogue, and the checks of knob values that a user types.
 
-A workload's TOML file lists the knobs of that workload. `apply` says when a change takes effect: *hot* between two
-steps, *cold* after a restart of the worker.
+A workload's TOML file lists the knobs of that workload. `apply` says when a change takes effect:
+*hot* between two steps, *cold* after a restart of the worker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ GROUPS = TRAINING_GROUPS | SERVING_GROUPS
 
 
 def check_knobs(values: dict[str, object], allowed: tuple[str, ...], owner: str) -> Knobs:
-    """`values` checked against the knobs that `owner` has; raises KnobError naming the first bad one."""
+    """`values` checked against the knobs that `owner` has; raises KnobError naming the first bad
+    one."""
     return {name: find(name, allowed, owner).check(value) for name, value in values.items()}
 
 
@@ -49,7 +50,9 @@ def parse_assignment(text: str, allowed: tuple[str, ...], owner: str) -> tuple[s
 def find(name: str, allowed: tuple[str, ...], owner: str) -> Knob:
     """The knob `name` of `owner`; raises KnobError with the nearest match."""
     if name not in allowed:
-        raise KnobError(f"{owner} has no setting {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}")
+        raise KnobError(
+            f"{owner} has no setting {name!r}{nearest(name, allowed)}; it has: {', '.join(allowed)}"
+        )
     return CATALOGUE[name]
 
 
@@ -63,13 +66,15 @@ def describe_changes(changes: Knobs, before: Knobs | None = None) -> str:
 
 
 def in_words(changes: Knobs) -> str:
-    """`use 4 DataLoader workers and load batches into page-locked memory`. A knob without an instruction: `set NAME to VALUE`."""
+    """`use 4 DataLoader workers and load batches into page-locked memory`. A knob without an
+    instruction: `set NAME to VALUE`."""
     parts = [_instruction(name, show(value)) for name, value in changes.items()]
     return " and ".join((", ".join(parts[:-1]), parts[-1])) if len(parts) > 1 else "".join(parts)
 
 
 def place(changes: Knobs) -> str:
-    """Where a user makes such changes without the console: `in your own code`, `server flags`, or `in your client` for the load of a server."""
+    """Where a user makes such changes without the console: `in your own code`, `server flags`, or
+    `in your client` for the load of a server."""
     knobs = [CATALOGUE[name] for name in changes if name in CATALOGUE]
     if not any(knob.serving for knob in knobs):
         return "in your own code"
@@ -77,7 +82,8 @@ def place(changes: Knobs) -> str:
 
 
 def side_effects(changes: Knobs) -> list[str]:
-    """What such changes alter beside the speed: `changes numerics`, `changes training`, `changes answers`."""
+    """What such changes alter beside the speed: `changes numerics`, `changes training`,
+    `changes answers`."""
     knobs = [CATALOGUE[name] for name in changes if name in CATALOGUE]
     altered = {
         "changes numerics": any(knob.changes_numerics for knob in knobs),

@@ -25,17 +25,23 @@ APPLY = {"hot": "live", "cold": "restart"}
 class Knob(msgspec.Struct, frozen=True):
     """One setting. `low`/`high` bound numbers (inclusive), `choices` lists words.
 
-    `loader`: the change acts through the DataLoader. A trial must measure wall-clock time, not the training thread's own
-    time, and must first let the queue of the new loader reach its steady state.
-    `serving`: a setting of a model server or of its load. The change acts through requests, so a trial measures wall-clock time.
-    `changes_output`: the change alters the answers of a model server, so a trial compares perplexity too.
-    `changes_numerics`: the change alters the numbers that a step computes, so a trial compares the loss of held-out batches too.
-    `default`: the value where a scenario sets none. A scenario must set a knob without a default.
-    `changes_training`: the change alters what the model learns per step (batch size), not only the speed.
-    `work`: the knob gives a sample or a request other work (its model, its data, the load), or a step more samples.
-    `words`: the change as an instruction (`use {} DataLoader workers`), one for all values or one for each; `` is the instruction for all
-    other values.
-    `lowered_live`: a cold knob whose value a model server can lower, and raise again, while it runs (see `live_limit`).
+    `loader`: the change acts through the DataLoader. A trial must measure wall-clock time, not the
+    training thread's own time, and must first let the queue of the new loader reach its steady
+    state.
+    `serving`: a setting of a model server or of its load. The change acts through requests, so a
+    trial measures wall-clock time. `changes_output`: the change alters the answers of a model
+    server, so a trial compares perplexity too.
+    `changes_numerics`: the change alters the numbers that a step computes, so a trial compares the
+    loss of held-out batches too. `default`: the value where a scenario sets none. A scenario must
+    set a knob without a default.
+    `changes_training`: the change alters what the model learns per step (batch size), not only the
+    speed.
+    `work`: the knob gives a sample or a request other work (its model, its data, the load), or a
+    step more samples.
+    `words`: the change as an instruction (`use {} DataLoader workers`), one for all values or one
+    for each; `` is the instruction for all other values.
+    `lowered_live`: a cold knob whose value a model server can lower, and raise again, while it runs
+    (see `live_limit`).
     """
 
     name: str
@@ -58,16 +64,20 @@ class Knob(msgspec.Struct, frozen=True):
     words: str | Mapping[str, str] = ""
 
     def live_limit(self, facts: Mapping[str, float]) -> float | None:
-        """The largest value that the running worker accepts without a restart; None where its `facts` report no limit."""
+        """The largest value that the running worker accepts without a restart; None where its
+        `facts` report no limit."""
         return facts.get(live_limit_fact(self.name))
 
     def applies_live(self, value: Value, facts: Mapping[str, float]) -> bool:
         """Whether `value` takes effect in the running worker, without another process.
 
-        True for hot knobs, and for a cold knob up to the limit that the worker, or its model server, reports in its `facts`.
+        True for hot knobs, and for a cold knob up to the limit that the worker, or its model
+        server, reports in its `facts`.
         """
         limit = self.live_limit(facts)
-        return self.apply == "hot" or (limit is not None and isinstance(value, int | float) and value <= limit)
+        return self.apply == "hot" or (
+            limit is not None and isinstance(value, int | float) and value <= limit
+        )
 
     def allowed(self) -> str:
         """The allowed values in words."""
@@ -84,7 +94,11 @@ class Knob(msgspec.Struct, frozen=True):
             return value
         if self.kind == "choice" and isinstance(value, str) and value in self.choices:
             return value
-        if isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high:
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and self.low <= value <= self.high
+        ):
             if self.kind == "float":
                 return float(value)
             if self.kind == "int" and int(value) == value:
@@ -97,14 +111,25 @@ class Knob(msgspec.Struct, frozen=True):
         if self.kind == "choice":
             return self.check(text)
         if self.kind == "bool":
-            spellings = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+            spellings = {
+                "true": True,
+                "1": True,
+                "yes": True,
+                "on": True,
+                "false": False,
+                "0": False,
+                "no": False,
+                "off": False,
+            }
             return self.check(spellings.get(text.lower(), text))
         try:
             return self.check(float(text) if self.kind == "float" else int(text))
         except ValueError as error:
             if isinstance(error, KnobError):
                 raise
-            raise KnobError(f"{self.name}: {text!r} is not allowed; allowed: {self.allowed()}") from None
+            raise KnobError(
+                f"{self.name}: {text!r} is not allowed; allowed: {self.allowed()}"
+            ) from None
 
 
 def live_limit_fact(name: str) -> str:
@@ -125,4 +150,10 @@ def _plain(bound: float) -> str:
 
 def show(value: Value) -> str:
     """A knob value as a user would type it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
