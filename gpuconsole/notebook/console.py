@@ -1,5 +1,5 @@
-"""The console of this process: a process of its own (`gpuconsole/cli/joined.py`), which is no child of this one, and the socket to it. No thread is started
-here."""
+"""The console of this process: a process of its own (`gpuconsole/cli/joined.py`), which is no child
+of this one, and the socket to it. No thread is started here."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Console:
     """The console's process from its start to `close`. Several threads may call it."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        """Raises ConsoleLost where the console does not start, ValueError for an option that it refuses."""
+        """Raises ConsoleLost where the console does not start, ValueError for an option that it
+        refuses."""
         ours, theirs = socket.socketpair()
         self._socket, self._errors = ours, tempfile.TemporaryFile()  # noqa: SIM115  # closed with the console
         self._pid = os.getpid()
@@ -110,13 +111,15 @@ class Console:
             stdout=self._errors,
             stderr=self._errors,
             pass_fds=[fd],
-            start_new_session=True,  # Ctrl-C, and the interrupt of a notebook's kernel, go to a whole process group
+            # Ctrl-C, and the interrupt of a notebook's kernel, go to a whole process group
+            start_new_session=True,
             env=_environment(),
             check=False,
         )
 
     def call(self, tool: str, arguments: object = None, limit_s: float = 10.0) -> Any:
-        """The answer of a tool as plain data. Raises WatchError with the reason of a refusal, and ConsoleLost."""
+        """The answer of a tool as plain data. Raises WatchError with the reason of a refusal, and
+        ConsoleLost."""
         number = next(self._numbers)
         until = time.monotonic() + limit_s
         with self._state:
@@ -161,7 +164,8 @@ class Console:
             self._is_gone()
 
     def _read(self, until: float) -> None:
-        """Read one message, for whichever thread waits for it. The other threads may send meanwhile."""
+        """Read one message, for whichever thread waits for it. The other threads may send
+        meanwhile."""
         self._reading = True
         self._state.release()
         try:
@@ -204,8 +208,11 @@ class Console:
 
 
 def _environment() -> dict[str, str]:
-    """The variables of the console. A notebook may have put the folder of gpuconsole on its path by a line of code."""
-    env = {name: value for name, value in os.environ.items() if name not in OF_RUN} | own_environment()
+    """The variables of the console. A notebook may have put the folder of gpuconsole on its path by
+    a line of code."""
+    env = {
+        name: value for name, value in os.environ.items() if name not in OF_RUN
+    } | own_environment()
     folder = Path(gpuconsole.__file__).parent.parent
     if folder.name not in ("site-packages", "dist-packages"):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), env["PYTHONPATH"])))

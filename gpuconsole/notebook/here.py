@@ -1,5 +1,6 @@
-"""The agent in this process. It is the agent of `gpuconsole run -- COMMAND`, loaded by its own name: gpuconsole is installed here. Its state belongs to
-one training, so each block gets a fresh copy of its modules."""
+"""The agent in this process. It is the agent of `gpuconsole run -- COMMAND`, loaded by its own
+name: gpuconsole is installed here. Its state belongs to one training, so each block gets a fresh
+copy of its modules."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from gpuconsole.mcp.messages import Joined
 
 AGENT = "gpuconsole.agent"
 STAY = (f"{AGENT}.forks", f"{AGENT}.protocol")
-"""The modules that stay: Python never forgets what was registered for forks, and the console's own modules use the types of the protocol."""
+"""The modules that stay: Python never forgets what was registered for forks, and the console's own
+modules use the types of the protocol."""
 OF_RUN = "_gpuconsole_agent"
-"""The agent's name where `gpuconsole run` has started this process (agent/inject/sitecustomize.py)."""
+"""The agent's name where `gpuconsole run` has started this process
+(agent/inject/sitecustomize.py)."""
 
 
 def is_watched() -> bool:

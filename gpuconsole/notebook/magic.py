@@ -1,4 +1,5 @@
-"""`%load_ext gpuconsole`: the cell magic `%%gpuconsole`, which runs a cell in the block of `watch()`."""
+"""`%load_ext gpuconsole`: the cell magic `%%gpuconsole`, which runs a cell in the block of
+`watch()`."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from gpuconsole.notebook.console import WatchError
 from gpuconsole.notebook.session import watch
 
 VARIABLE = "gpuconsole_session"
-USAGE = """%%gpuconsole [--apply-top] [--try NAME=VALUE]... [--probe] [--allow-numerics] [--allow-loader] [--memory] [--log-to TRACKER]... [--record FILE] [--device ID]
-[--interval S] [--name NAME] [--quiet]: watch the training in this cell; the session is the variable gpuconsole_session"""
+USAGE = """%%gpuconsole [--apply-top] [--try NAME=VALUE]... [--probe] [--allow-numerics]
+[--allow-loader] [--memory] [--log-to TRACKER]... [--record FILE] [--device ID] [--interval S]
+[--name NAME] [--quiet]: watch the training in this cell; the session is the variable
+gpuconsole_session"""
 
 
 class MagicParser(argparse.ArgumentParser):
@@ -27,9 +30,18 @@ class MagicParser(argparse.ArgumentParser):
 def parser() -> MagicParser:
     """The options of `watch`, as `gpuconsole run` spells them."""
     made = MagicParser(prog="%%gpuconsole", add_help=False, allow_abbrev=False)
-    for flag in ("--apply-top", "--probe", "--allow-numerics", "--allow-loader", "--memory", "--quiet"):
+    for flag in (
+        "--apply-top",
+        "--probe",
+        "--allow-numerics",
+        "--allow-loader",
+        "--memory",
+        "--quiet",
+    ):
         made.add_argument(flag, action="store_true")
-    made.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=VALUE", type=_change)
+    made.add_argument(
+        "--try", dest="tries", action="append", default=[], metavar="NAME=VALUE", type=_change
+    )
     made.add_argument("--log-to", action="append", default=[], metavar="TRACKER")
     for option in ("--record", "--device", "--interval", "--name"):
         made.add_argument(option)
@@ -61,11 +73,13 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def run_cell(shell: Any, cell: str) -> None:
-    """Run a cell as ever, and show what it returns. An error of the cell is raised from here, and IPython shows it once."""
+    """Run a cell as ever, and show what it returns. An error of the cell is raised from here, and
+    IPython shows it once."""
     __tracebackhide__ = True
     show, show_syntax, count = shell.showtraceback, shell.showsyntaxerror, shell.execution_count
     shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
-    shell.execution_count = _number_of_cell(shell) or count  # IPython 9 has counted on by now, and would call these lines the next cell
+    # IPython 9 has counted on by now, and would call these lines the next cell
+    shell.execution_count = _number_of_cell(shell) or count
     try:
         result = shell.run_cell(cell, store_history=False)
     finally:

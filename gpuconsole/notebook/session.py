@@ -33,12 +33,16 @@ from typing import Any
 
 LEAVE_S = 15.0
 OTHER_THREAD_S = 3.0
-"""Seconds until another thread that trains has made a step, between whose end and the next one the agent leaves."""
+"""Seconds until another thread that trains has made a step, between whose end and the next one the
+agent leaves."""
 TRIAL_S = 3600.0
 """The console limits a trial itself."""
 UNWATCHED = "not watched"
 RUN_WATCHES = "gpuconsole run watches this process already: watch() does nothing in it"
-NESTED = "this process is watched already: leave the block of the first watch() before the next one begins"
+NESTED = (
+    "this process is watched already: leave the block of the first watch() before the next one"
+    " begins"
+)
 
 _watching: list[Session] = []
 """The session whose block is under way in this process, if there is one."""
@@ -62,10 +66,12 @@ def watch(
 ) -> Session:
     """Watch the training in a `with` block: `with gpuconsole.watch() as session: ...`.
 
-    `apply_top`: try the top suggestion as soon as the diagnosis is complete, and keep it in the block if it is faster. `tries`: try this change instead,
-    such as `{"num_workers": 4}`. Without these two, nothing is changed. `probe`, `allow_numerics`, `allow_loader`, `memory`, `log_to`, `record`, `device`, `interval`: as the
-    options of `gpuconsole run`. `name`: what the run is called. `live`: show a table that is updated; None: in a notebook. `quiet`: neither a table nor a
-    report at the end.
+    `apply_top`: try the top suggestion as soon as the diagnosis is complete, and keep it in the
+    block if it is faster. `tries`: try this change instead, such as `{"num_workers": 4}`. Without
+    these two, nothing is changed. `probe`, `allow_numerics`, `allow_loader`, `memory`, `log_to`,
+    `record`, `device`, `interval`: as the options of `gpuconsole run`. `name`: what the run is
+    called. `live`: show a table that is updated; None: in a notebook. `quiet`: neither a table nor
+    a report at the end.
     """
     options = [f"--name={name or _name()}"]  # with =, a value that begins with a dash is no option
     for flag, given in (
@@ -81,18 +87,28 @@ def watch(
     for tracker in log_to:
         options.append(f"--log-to={tracker}")
     for option, text in (("record", record), ("device", device), ("interval", interval)):
-        options += [f"--{option}={os.fspath(text) if isinstance(text, os.PathLike) else text}"] if text is not None else []
+        options += (
+            [f"--{option}={os.fspath(text) if isinstance(text, os.PathLike) else text}"]
+            if text is not None
+            else []
+        )
     return Session(options, LiveTable.wanted(live) and not quiet, quiet)
 
 
 def _name() -> str:
     """The notebook or the script of this process."""
     notebook = os.environ.get("JPY_SESSION_NAME", "")  # set by Jupyter servers since 2.0
-    return os.path.basename(notebook or (sys.argv[0] if sys.argv and "ipykernel" not in sys.modules else "")) or "notebook"
+    return (
+        os.path.basename(
+            notebook or (sys.argv[0] if sys.argv and "ipykernel" not in sys.modules else "")
+        )
+        or "notebook"
+    )
 
 
 class Session:
-    """What is known of the training in the block of `watch()`. It stays readable after the block."""
+    """What is known of the training in the block of `watch()`. It stays readable after the
+    block."""
 
     def __init__(self, options: list[str], live: bool, quiet: bool) -> None:
         self._options, self._quiet = options, quiet
@@ -103,11 +119,13 @@ class Session:
         self._status: Status | None = None
         self._patch, self._has_left = "", False
         self.lines: tuple[str, ...] = ()
-        """What to read beside the report, once the block is over: problems, the patch, what could be tried."""
+        """What to read beside the report, once the block is over: problems, the patch, what could
+        be tried."""
         self.problem = ""
-        """Why the training is not watched, in one line; empty where it is, or was until the end of the block."""
+        """Why the training is not watched, in one line; empty where it is, or was until the end of
+        the block."""
 
-    # --- the block ------------------------------------------------------------------------------------------
+    # --- the block --------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
         if _watching:
@@ -136,7 +154,12 @@ class Session:
         if self._live is not None:
             self._live.begin()
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self in _watching:
             self._end(problem)
             self._show_end()
@@ -148,7 +171,8 @@ class Session:
             print(f"gpuconsole: the training is not watched: {problem}", file=sys.stderr)
 
     def _end(self, problem: BaseException | None) -> None:
-        """The block is over: the agent leaves, and the console ends. An interrupt ends this early, and leaves no hook."""
+        """The block is over: the agent leaves, and the console ends. An interrupt ends this early,
+        and leaves no hook."""
         agent, self._agent = self._agent, None
         try:
             if self._live is not None:
@@ -179,14 +203,23 @@ class Session:
         if self._console is None or self._has_left:
             return
         self._has_left = True
-        error = f"{type(problem).__name__}: {problem}".splitlines()[0] if isinstance(problem, Exception) else None
+        error = (
+            f"{type(problem).__name__}: {problem}".splitlines()[0]
+            if isinstance(problem, Exception)
+            else None
+        )
         leave = Leave("finished" if problem is None else "failed" if error else "stopped", error)
         try:
             left = msgspec.convert(self._console.call(LEAVE, leave, LEAVE_S), Left)
         except WatchError as lost:
             self._continue_without(str(lost))
             return
-        self._snapshot, self._status, self._patch, self.lines = left.snapshot, left.status, left.patch, tuple(left.lines)
+        self._snapshot, self._status, self._patch, self.lines = (
+            left.snapshot,
+            left.status,
+            left.patch,
+            tuple(left.lines),
+        )
 
     def _show_end(self) -> None:
         if self._live is not None:
@@ -194,17 +227,20 @@ class Session:
         elif not self._quiet and self._snapshot is not None:
             print("\n".join([self.report(), *self.lines]), file=sys.stderr)
 
-    # --- what is known --------------------------------------------------------------------------------------
+    # --- what is known ----------------------------------------------------------------------------
 
     @property
     def status(self) -> Status:
-        """The state now, or at the end of the block: what limits the training, step breakdown, throughput, findings in short, the trial under way."""
+        """The state now, or at the end of the block: what limits the training, step breakdown,
+        throughput, findings in short, the trial under way."""
         if self._running:
             with contextlib.suppress(WatchError):
                 self._status = msgspec.convert(self._call("status"), Status)
         if self._status is None or self.problem:
             last = self._status or Status("", UNWATCHED, "", "", False, "")
-            return msgspec.structs.replace(last, state=UNWATCHED, answer=self.problem or "the block has not begun")
+            return msgspec.structs.replace(
+                last, state=UNWATCHED, answer=self.problem or "the block has not begun"
+            )
         return self._status
 
     @property
@@ -220,7 +256,11 @@ class Session:
         """The findings that fire in the newest run, the largest gain first."""
         snapshot = self.snapshot
         runs = snapshot.runs if snapshot is not None else []
-        return [finding for finding in (runs[-1].findings if runs else ()) if finding.state == "fires" and not finding.note]
+        return [
+            finding
+            for finding in (runs[-1].findings if runs else ())
+            if finding.state == "fires" and not finding.note
+        ]
 
     def report(self) -> str:
         """The report of the session as text: that of `gpuconsole run --headless`."""
@@ -228,19 +268,23 @@ class Session:
 
         snapshot = self.snapshot
         text = session_text(snapshot) if snapshot is not None else ""
-        return "\n".join(filter(None, (text, f"gpuconsole: {self.problem}" if self.problem else "")))
+        return "\n".join(
+            filter(None, (text, f"gpuconsole: {self.problem}" if self.problem else ""))
+        )
 
     def patch(self) -> str:
-        """Return the kept changes as a diff for `git apply`; empty without kept changes, and where no file holds the code, as in a notebook: see `lines`. If the
-        files are in several folders, a line before each part names the folder of the part."""
+        """Return the kept changes as a diff for `git apply`; empty without kept changes, and where
+        no file holds the code, as in a notebook: see `lines`. If the files are in several folders,
+        a line before each part names the folder of the part."""
         if self._running:
             with contextlib.suppress(WatchError):
                 return msgspec.convert(self._call("patch", {"all": True}), Text).text.from_job
         return self._patch
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the session: `.json` is a snapshot for `gpuconsole report`, `compare` and `diagnose`; `.html` and `.md` are reports. Raises ValueError for
-        another suffix, OSError, and WatchError where nothing is known."""
+        """Write the session: `.json` is a snapshot for `gpuconsole report`, `compare` and
+        `diagnose`; `.html` and `.md` are reports. Raises ValueError for another suffix, OSError,
+        and WatchError where nothing is known."""
         from gpuconsole.report.share.html import html_page
         from gpuconsole.report.share.markdown import markdown_page
         from gpuconsole.report.share.session import session_document
@@ -252,7 +296,12 @@ class Session:
         snapshot = self.snapshot
         if snapshot is None:
             raise WatchError(self.problem or "the block has not begun: nothing is known")
-        write_whole(Path(path), encode(snapshot) if suffix == ".json" else pages[suffix](session_document(snapshot)).encode())
+        write_whole(
+            Path(path),
+            encode(snapshot)
+            if suffix == ".json"
+            else pages[suffix](session_document(snapshot)).encode(),
+        )
 
     def shown(self) -> SessionPage:
         """The present state, for the output of a cell."""
@@ -266,16 +315,22 @@ class Session:
     def _repr_html_(self) -> str:
         return self.shown()._repr_html_()
 
-    # --- changes --------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def try_change(self, keep: bool = True, **changes: Value) -> TrialAnswer:
-        """Try a change in paired blocks, such as `try_change(num_workers=4)`, and keep it until the end of the block if it is faster. Returns when the
-        trial is over: call it while the training runs in another thread. Raises WatchError."""
+        """Try a change in paired blocks, such as `try_change(num_workers=4)`, and keep it until the
+        end of the block if it is faster. Returns when the trial is over: call it while the training
+        runs in another thread. Raises WatchError."""
         if self._agent is not None and self._agent.trains_here:
-            raise WatchError("this thread trains, and a trial needs its steps: train in another thread, or use watch(tries={...})")
+            raise WatchError(
+                "this thread trains, and a trial needs its steps: train in another thread, or use"
+                " watch(tries={...})"
+            )
         if not changes:
             raise WatchError("name a setting and its new value, such as try_change(num_workers=4)")
-        return msgspec.convert(self._call("try_change", {"changes": changes, "keep": keep}, TRIAL_S), TrialAnswer)
+        return msgspec.convert(
+            self._call("try_change", {"changes": changes, "keep": keep}, TRIAL_S), TrialAnswer
+        )
 
     def revert(self) -> Kept:
         """Take the last kept change back. Raises WatchError."""
@@ -308,7 +363,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# --- the table that a notebook shows while the training runs -------------------------------------------------
+# --- the table that a notebook shows while the training runs --------------------------------------
 # A thread updates it about once a second.
 
 EVERY_S = 1.0
@@ -338,7 +393,12 @@ class LiveTable:
 
         self._handle = display(self._shown(), display_id=True)  # type: ignore[no-untyped-call]
         # what a thread shows belongs to a cell by the context of the thread
-        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._update,), name="gpuconsole-table", daemon=True)
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._update,),
+            name="gpuconsole-table",
+            daemon=True,
+        )
         self._thread.start()
 
     def stop(self) -> None:
