@@ -1,7 +1,8 @@
-"""Rows of cells, the one shape that every report has on the screen; sparklines; and the colours of a row in a terminal.
+"""Rows of cells, the one shape that every report has on the screen; sparklines; and the colours of
+a row in a terminal.
 
-A row is a list of (text, style name). `line` makes every row: it makes control characters visible, cuts and pads the text,
-so that a row has exactly the requested width for any text."""
+A row is a list of (text, style name). `line` makes every row: it makes control characters visible,
+cuts and pads the text, so that a row has exactly the requested width for any text."""
 
 from __future__ import annotations
 
@@ -11,20 +12,71 @@ from functools import lru_cache
 
 from gpuconsole.model.text import cell_width, char_width, clean, cut
 
-# --- rows of cells -------------------------------------------------------------------------------------------
+# --- rows of cells --------------------------------------------------------------------------------
 
 Segment = tuple[str, str]
 Row = list[Segment]
 
 _ASCII = str.maketrans(
     {
-        "▁": ".", "▂": ".", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "█": "#", "▓": "%", "▒": "+", "░": ":",
-        "▀": "#", "▌": "#", "▐": "#", "▖": ".", "▗": ".", "▘": "'", "▝": "'", "▚": "#", "▞": "#", "▙": "#", "▛": "#", "▜": "#", "▟": "#", "━": "=", "╎": ":",
-        "─": "-", "│": "|", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "├": "|", "┤": "|", "┼": "+", "┌": "+", "┐": "+", "└": "+", "┘": "+",
-        "┬": "+", "┴": "+", "…": "~", "±": "~", "–": "-", "→": ">", "µ": "u", "°": " ", "·": ".", "●": "*", "▸": ">", "›": ">", "×": "x",
-        "✓": "+", "▔": "-", "▼": "v", "↓": "v",
+        "▁": ".",
+        "▂": ".",
+        "▃": "-",
+        "▄": "-",
+        "▅": "=",
+        "▆": "=",
+        "▇": "#",
+        "█": "#",
+        "▓": "%",
+        "▒": "+",
+        "░": ":",
+        "▀": "#",
+        "▌": "#",
+        "▐": "#",
+        "▖": ".",
+        "▗": ".",
+        "▘": "'",
+        "▝": "'",
+        "▚": "#",
+        "▞": "#",
+        "▙": "#",
+        "▛": "#",
+        "▜": "#",
+        "▟": "#",
+        "━": "=",
+        "╎": ":",
+        "─": "-",
+        "│": "|",
+        "╭": "+",
+        "╮": "+",
+        "╰": "+",
+        "╯": "+",
+        "├": "|",
+        "┤": "|",
+        "┼": "+",
+        "┌": "+",
+        "┐": "+",
+        "└": "+",
+        "┘": "+",
+        "┬": "+",
+        "┴": "+",
+        "…": "~",
+        "±": "~",
+        "–": "-",
+        "→": ">",
+        "µ": "u",
+        "°": " ",
+        "·": ".",
+        "●": "*",
+        "▸": ">",
+        "›": ">",
+        "×": "x",
+        "✓": "+",
+        "▔": "-",
+        "▼": "v",
+        "↓": "v",
     }
-)  # fmt: skip
+)
 
 
 def fit(text: str, width: int, align: str = "<") -> str:
@@ -52,7 +104,8 @@ def line(width: int, *segments: Segment | str) -> Row:
 
 
 def spread(width: int, left: Iterable[Segment], right: Iterable[Segment]) -> Row:
-    """`left` at the left edge and `right` at the right edge. Where both do not fit, `left` is cut."""
+    """`left` at the left edge and `right` at the right edge. Where both do not fit, `left` is
+    cut."""
     end = line_of(right)
     room = width - row_width(end)
     if room <= 0:
@@ -79,9 +132,12 @@ def fill(rows: list[Row], width: int, height: int) -> list[Row]:
 
 
 def wrap(text: str, width: int, limit: int = 1000) -> list[str]:
-    """`text` in at most `limit` lines of at most `width` cells. If text is cut off, the last line ends in an ellipsis."""
+    """`text` in at most `limit` lines of at most `width` cells. If text is cut off, the last line
+    ends in an ellipsis."""
     lines: list[str] = []
-    words = [part for word in clean(" ".join(text.split())).split(" ") for part in pieces(word, width)]
+    words = [
+        part for word in clean(" ".join(text.split())).split(" ") for part in pieces(word, width)
+    ]
     current = ""
     for word in words:
         joined = f"{current} {word}" if current else word
@@ -117,10 +173,13 @@ def beside(*panels: list[Row]) -> list[Row]:
     return [[segment for row in rows for segment in row] for rows in zip(*panels, strict=True)]
 
 
-def panel(title: str, right: list[Segment], rows: list[Row], width: int, height: int, boxed: bool) -> list[Row]:
+def panel(
+    title: str, right: list[Segment], rows: list[Row], width: int, height: int, boxed: bool
+) -> list[Row]:
     """`rows` under a titled rule, or in a box. `rows` must be `inner_width` wide.
 
-    The text at the right of the rule is the figure of the panel. Where both do not fit, the title is cut.
+    The text at the right of the rule is the figure of the panel. Where both do not fit, the title
+    is cut.
     """
     if height <= 0:
         return []
@@ -131,10 +190,13 @@ def panel(title: str, right: list[Segment], rows: list[Row], width: int, height:
     if row_width(figure) > room:
         figure = []
     room -= row_width(figure)
-    if figure and cell_width(clean(title)) == room - 2:  # one cell too narrow: the title gets the cell, not the rule
+    # one cell too narrow: the title gets the cell, not the rule
+    if figure and cell_width(clean(title)) == room - 2:
         figure, room = figure[:-1], room + 1
     name = cut(clean(title), max(0, room - 3))
-    head: Row = [(f"{left_end}─ ", "dim"), (name, "title"), (" ", "")] if room >= 4 else [(left_end, "dim")]
+    head: Row = (
+        [(f"{left_end}─ ", "dim"), (name, "title"), (" ", "")] if room >= 4 else [(left_end, "dim")]
+    )
     head = [part for part in head if part[0]]
     rule = width - row_width(head) - row_width(figure) - len(right_end)
     top = [*head, ("─" * rule, "dim"), *figure, (right_end, "dim")]
@@ -162,16 +224,24 @@ def _ascii(text: str) -> str:
     return "".join(char if char.isascii() else "?" * char_width(char) for char in text)
 
 
-# --- sparklines of block characters --------------------------------------------------------------------------
+# --- sparklines of block characters ---------------------------------------------------------------
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def spark(values: Sequence[float | None], height: int = 1, high: float | None = None, *, apart: bool = False) -> list[str]:
-    """`height` texts, top first, one column for each value, from 0 to `high` (None: the largest value).
+def spark(
+    values: Sequence[float | None],
+    height: int = 1,
+    high: float | None = None,
+    *,
+    apart: bool = False,
+) -> list[str]:
+    """`height` texts, top first, one column for each value, from 0 to `high` (None: the largest
+    value).
 
-    A column without a sample is empty. A sample of zero shows the lowest block, so that it differs from a missing sample. `apart`: the top eighth of
-    the first text stays blank, so that histories in neighbouring rows do not merge.
+    A column without a sample is empty. A sample of zero shows the lowest block, so that it differs
+    from a missing sample. `apart`: the top eighth of the first text stays blank, so that histories
+    in neighbouring rows do not merge.
     """
     present = [value for value in values if value is not None]
     top = high if high is not None else max(present, default=0.0)
@@ -184,7 +254,8 @@ def spark(values: Sequence[float | None], height: int = 1, high: float | None = 
 SHADES = ("low", "middle", "high")
 MIDDLE = 0.5
 HIGH = 0.85
-"""The styles of a history, from its foot to the top of its scale, and the shares of the scale from which on the second and the third hold."""
+"""The styles of a history, from its foot to the top of its scale, and the shares of the scale from
+which on the second and the third hold."""
 
 
 def shade(share: float) -> str:
@@ -193,10 +264,12 @@ def shade(share: float) -> str:
 
 
 def shaded(texts: Sequence[str]) -> list[Row]:
-    """The texts of `spark`, brighter where the value is higher. A row has one style, so that it costs few bytes; where there is one row, its letters
-    have one of two."""
+    """The texts of `spark`, brighter where the value is higher. A row has one style, so that it
+    costs few bytes; where there is one row, its letters have one of two."""
     if len(texts) > 1:
-        return [[(text, shade((len(texts) - n - 0.5) / len(texts)))] for n, text in enumerate(texts)]
+        return [
+            [(text, shade((len(texts) - n - 0.5) / len(texts)))] for n, text in enumerate(texts)
+        ]
     return [list(_by_letter(text)) for text in texts]
 
 
@@ -228,7 +301,7 @@ def _steps(value: float | None, top: float, most: int) -> int:
     return max(1, min(most, round(value / top * most)))
 
 
-# --- colours of text in a terminal ---------------------------------------------------------------------------
+# --- colours of text in a terminal ----------------------------------------------------------------
 
 Paint = Callable[[str, str], str]
 """Text and the name of its style, to the text as it is printed."""
@@ -265,7 +338,8 @@ def ansi(text: str, style: str) -> str:
 
 
 def shorter(change: str, width: int) -> str:
-    """The description of a change in `width` cells, without the old values if there is no room for them."""
+    """The description of a change in `width` cells, without the old values if there is no room for
+    them."""
     return change if len(change) <= width else re.sub(r"\S+ -> ", "", change)
 
 
@@ -275,7 +349,11 @@ def spans(devices: Iterable[str]) -> str:
     before = ""
     for head, low, high in _runs(sorted(_parts(device) for device in devices)):
         number = f"{low}-{high}" if high > low else str(low) if low >= 0 else ""
-        texts.append(f"{',' if texts else ''}{number}" if head == before and number else f"{' ' if texts else ''}{head}{number}")
+        texts.append(
+            f"{',' if texts else ''}{number}"
+            if head == before and number
+            else f"{' ' if texts else ''}{head}{number}"
+        )
         before = head
     return "".join(texts)
 

@@ -1,4 +1,5 @@
-"""Charts of the history screen. plotext draws them without colour; the styles use the colours of the terminal."""
+"""Charts of the history screen. plotext draws them without colour; the styles use the colours of
+the terminal."""
 
 from __future__ import annotations
 
@@ -18,9 +19,15 @@ _DOTS = "▀▄█▌▐▖▗▘▝▚▞▙▛▜▟"
 
 
 def throughput(
-    times: list[float], values: list[float], marks: Sequence[tuple[float, str]], unit: str, width: int, height: int
+    times: list[float],
+    values: list[float],
+    marks: Sequence[tuple[float, str]],
+    unit: str,
+    width: int,
+    height: int,
 ) -> list[Row]:
-    """Throughput over time, with a vertical line at each change of knobs, which the title names. A pause stays open, as on the main screen."""
+    """Throughput over time, with a vertical line at each change of knobs, which the title names. A
+    pause stays open, as on the main screen."""
     figure = empty_figure(width, height)
     top = max(values) * 1.1 or 1.0
     for part in _without_pauses(times):
@@ -29,12 +36,22 @@ def throughput(
         figure.line(t, "v", style="dotted")
     figure.ruler("x").lim(times[0], times[-1])
     figure.ruler("y").lim(0, top)
-    _ticks(figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: units.rate(value, 0))
+    _ticks(
+        figure, "y", round_ticks(0, top, max(3, height // 4)), lambda value: units.rate(value, 0)
+    )
     _ticks(figure, "x", round_ticks(times[0], times[-1], 6, (1, 2, 5, 10, 15, 30, 60)), units.clock)
     title = f"throughput, {unit}"
-    named = [f"{title}; dotted: {', '.join(f'{units.clock(t)} {text}' for t, text in marks[first:])}" for first in range(len(marks))]
+    named = [
+        f"{title}; dotted: {', '.join(f'{units.clock(t)} {text}' for t, text in marks[first:])}"
+        for first in range(len(marks))
+    ]
     return _rows(
-        figure, next((text for text in named if cell_width(text) <= width), f"{title}; dotted: settings changed" if marks else title), width
+        figure,
+        next(
+            (text for text in named if cell_width(text) <= width),
+            f"{title}; dotted: settings changed" if marks else title,
+        ),
+        width,
     )
 
 
@@ -51,8 +68,14 @@ PAUSE = 4.0
 """A pause is longer than this, and than so many usual distances of two points."""
 
 
-def step_times(seconds: Sequence[float], width: int, height: int, heading: str = "step times of {} recent steps") -> list[Row]:
-    """A histogram of step times (or of what `heading` names) up to the 99.5th percentile: one long step does not flatten the others."""
+def step_times(
+    seconds: Sequence[float],
+    width: int,
+    height: int,
+    heading: str = "step times of {} recent steps",
+) -> list[Row]:
+    """A histogram of step times (or of what `heading` names) up to the 99.5th percentile: one long
+    step does not flatten the others."""
     ordered = sorted(seconds)
     inside = ordered[: max(1, int(len(ordered) * 0.995))]
     low, high = inside[0], inside[-1]
@@ -64,15 +87,22 @@ def step_times(seconds: Sequence[float], width: int, height: int, heading: str =
     figure = empty_figure(width, height)
     figure.draw(figure.bar([low + (n + 0.5) * span for n in range(bins)], counts, width=1.0))
     _ticks(figure, "x", round_ticks(low, high, 6), lambda value: units.duration(value).strip())
-    _ticks(figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}")
-    points = ", ".join(f"p{q} {units.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99))
+    _ticks(
+        figure, "y", round_ticks(0, max(counts), max(2, height // 4)), lambda value: f"{value:g}"
+    )
+    points = ", ".join(
+        f"p{q} {units.duration(_percentile(ordered, q / 100)).strip()}" for q in (50, 90, 95, 99)
+    )
     left_out = len(ordered) - len(inside)
-    title = f"{heading.format(len(ordered))}, counted: {points}" + (f"; {left_out} longer steps not drawn" if left_out else "")
+    title = f"{heading.format(len(ordered))}, counted: {points}" + (
+        f"; {left_out} longer steps not drawn" if left_out else ""
+    )
     return _rows(figure, title, width)
 
 
 def round_ticks(low: float, high: float, count: int, steps: Sequence[float] = ()) -> list[float]:
-    """About `count` round numbers between `low` and `high`. `steps` are tried first: for seconds, 15 and 30 are round."""
+    """About `count` round numbers between `low` and `high`. `steps` are tried first: for seconds,
+    15 and 30 are round."""
     least = max(high - low, 1e-12) / max(1, count)
     step = next((factor for factor in steps if factor >= least), 0.0)
     if not step:
@@ -87,7 +117,8 @@ def _percentile(ordered: list[float], q: float) -> float:
 
 
 def empty_figure(width: int, height: int) -> Any:
-    """Plotext's global figure, cleared. The import is here because it is slow and charts are rarely opened."""
+    """Plotext's global figure, cleared. The import is here because it is slow and charts are rarely
+    opened."""
     import plotext
 
     plotext.terminal.limit(False, False)
@@ -106,12 +137,16 @@ def _rows(figure: Any, title: str, width: int) -> list[Row]:
 
 
 def chart_rows(figure: Any, width: int, letters: str = "") -> list[Row]:
-    """The chart as rows: data in the trace colour, the frame and its figures dim. `letters` are points."""
+    """The chart as rows: data in the trace colour, the frame and its figures dim. `letters` are
+    points."""
     data = re.compile(f"([{_DOTS}]+" + (f"|[{letters}])" if letters else ")"))
     rows = []
     for text in figure.build().string(colorless=True).rstrip("\n").split("\n"):
         edge = next((n for n, char in enumerate(text) if char in "│┤"), len(text))
         parts = data.split(text[edge:])
-        inside = ((part, ("title" if part in letters else "high") if n % 2 else "dim") for n, part in enumerate(parts))
+        inside = (
+            (part, ("title" if part in letters else "high") if n % 2 else "dim")
+            for n, part in enumerate(parts)
+        )
         rows.append(line(width, (text[:edge], "dim"), *inside))
     return rows

@@ -1,4 +1,5 @@
-"""Reports of experiments: a trial with its prediction next to its measurement, a tuning session, a sweep, a sweep over numbers of processes."""
+"""Reports of experiments: a trial with its prediction next to its measurement, a tuning session, a
+sweep, a sweep over numbers of processes."""
 
 from __future__ import annotations
 
@@ -19,33 +20,42 @@ from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading,
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-# --- a running or finished trial -----------------------------------------------------------------------------
+# --- a running or finished trial ------------------------------------------------------------------
 
 ROOM = 90
 """Minimum columns for the resolution in the head of a running trial."""
 WIDE = 3.0
-"""The interval of a running trial is shown once its upper end is at most this multiple of the estimate: before, it says nothing."""
+"""The interval of a running trial is shown once its upper end is at most this multiple of the
+estimate: before, it says nothing."""
 NO_CAUSE = "no cause was reported"
 CHANGES_TRAINING = "this change alters what the model learns per step, not only the speed"
 
 
 def predicted(interval: Interval | None) -> str:
     """`predicted 1.45-1.69x`."""
-    return f"predicted {units.interval(interval.low, interval.high)}" if interval else "no prediction"
+    return (
+        f"predicted {units.interval(interval.low, interval.high)}" if interval else "no prediction"
+    )
 
 
 def measured(trial: Trial) -> str:
     """`1.52x [1.40, 1.66]`."""
     speedup = trial.speedup
-    return units.measured(speedup.estimate, speedup.low, speedup.high) if speedup else "not measured"
+    return (
+        units.measured(speedup.estimate, speedup.low, speedup.high) if speedup else "not measured"
+    )
 
 
 def promised(suggestion: Suggestion) -> str:
-    """`tried: 0.76x [0.59, 0.99], slower` where the change was measured in this run, else `predicted 1.45-1.69x`."""
+    """`tried: 0.76x [0.59, 0.99], slower` where the change was measured in this run, else
+    `predicted 1.45-1.69x`."""
     tried = suggestion.tried
     if tried is None:
         return predicted(suggestion.predicted_speedup)
-    return f"tried: {units.measured(tried.estimate, tried.low, tried.high)}, {RESULTS.get(tried.verdict, UNFINISHED)}"
+    return (
+        f"tried: {units.measured(tried.estimate, tried.low, tried.high)},"
+        f" {RESULTS.get(tried.verdict, UNFINISHED)}"
+    )
 
 
 RESULTS = {"win": "faster", "no_gain": "not faster", "worse": "slower", "undecided": "undecided"}
@@ -54,7 +64,8 @@ UNFINISHED = "not finished"
 
 
 def verdict(trial: Trial) -> str:
-    """`faster: kept`; `on trial` while the trial runs; only `win` where the command of a user's job was started for the trial alone."""
+    """`faster: kept`; `on trial` while the trial runs; only `win` where the command of a user's job
+    was started for the trial alone."""
     if trial.state == "running":
         return "on trial"
     if trial.state in ("failed", "cancelled"):
@@ -67,14 +78,21 @@ def verdict(trial: Trial) -> str:
         else RESULTS.get(trial.verdict or "", UNFINISHED)
     )
     if trial.of_traffic:
-        words = {"win": "better: restart the server with it", "worse": "worse", "no_gain": "no difference"}
-        return f"{words.get(trial.verdict or '', UNFINISHED)}{f'; {trial.reason}' if trial.reason else ''}"
+        words = {
+            "win": "better: restart the server with it",
+            "worse": "worse",
+            "no_gain": "no difference",
+        }
+        return (
+            f"{words.get(trial.verdict or '', UNFINISHED)}"
+            f"{f'; {trial.reason}' if trial.reason else ''}"
+        )
     if trial.method == "restarts ABBA":  # no side goes on after the trial
         return result
     return f"{result}: {'kept' if trial.kept else 'reverted'}"
 
 
-# --- before the start ----------------------------------------------------------------------------------------
+# --- before the start -----------------------------------------------------------------------------
 
 
 SPREAD_S = 0.1
@@ -82,43 +100,85 @@ SPREAD_S = 0.1
 
 
 def rhythm_note(measured: Trial | Sweep) -> str:
-    """One sentence about the rhythm that the blocks of a trial or a sweep show; empty without a rhythm."""
+    """One sentence about the rhythm that the blocks of a trial or a sweep show; empty without a
+    rhythm."""
     rhythm = measured.rhythm
     if rhythm is None:
         return ""
     on_clock = " on the wall clock" if rhythm.clock != measured.clock else ""
     sides = "both sides" if isinstance(measured, Trial) else "all settings"
-    times = f"{units.about_period(rhythm.period_s)} (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
-    return f"The rate of {sides} rises and falls with a period of {times}: another process may have a rhythm."
+    times = (
+        f"{units.about_period(rhythm.period_s)}"
+        f" (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
+    )
+    return (
+        f"The rate of {sides} rises and falls with a period of {times}: another process may have a"
+        " rhythm."
+    )
 
 
-BY_STEPS = "compared by steps per second: the number of samples in a step is not known, and the change does not alter this number"
+BY_STEPS = (
+    "compared by steps per second: the number of samples in a step is not known, and the change"
+    " does not alter this number"
+)
 
 
 def stalls_note(trial: Trial) -> str:
     """Say which rare stalls the trial could not see; empty if this is not known."""
-    return f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps" if trial.stalls_from > 1 else ""
+    return (
+        f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps"
+        if trial.stalls_from > 1
+        else ""
+    )
 
 
-# --- the whole trial -----------------------------------------------------------------------------------------
+# --- the whole trial ------------------------------------------------------------------------------
 
 
 def trial_report(trial: Trial, before: Knobs | None) -> Report:
     """Every figure of a trial. `before`: the knobs of the run that the trial started from."""
     report: Report = [
-        Line([(f"trial {trial.id}  ", "accent"), (describe_changes(trial.changes, before), "title"), (_effect(trial), "dim")])
+        Line(
+            [
+                (f"trial {trial.id}  ", "accent"),
+                (describe_changes(trial.changes, before), "title"),
+                (_effect(trial), "dim"),
+            ]
+        )
     ]
     expected = predicted(trial.predicted)
     if trial.speedup:
         how = f"   ({trial.blocks} blocks, {trial.way}, {trial.clock.replace('_', '-')} clock)"
-        report.append(Line([("measured ", "dim"), (measured(trial), "accent"), (f"   {expected}", ""), (how, "dim")], indent=2))
+        report.append(
+            Line(
+                [
+                    ("measured ", "dim"),
+                    (measured(trial), "accent"),
+                    (f"   {expected}", ""),
+                    (how, "dim"),
+                ],
+                indent=2,
+            )
+        )
     report += _of_traffic(trial)
-    loss = "loss of the job's own batches" if trial.held_out_loss is not None and trial.held_out_loss.training else "held-out loss"
+    loss = (
+        "loss of the job's own batches"
+        if trial.held_out_loss is not None and trial.held_out_loss.training
+        else "held-out loss"
+    )
     for name, cost in (("perplexity", trial.perplexity), (loss, trial.held_out_loss)):
         if cost is not None:
             change = f" ({units.change(cost.cost_ratio)})" if cost.cost_ratio is not None else ""
             values = f"{units.plain(cost.before)} -> {units.plain(cost.after)}{change}"
-            report.append(Line([(f"{name} {values}", ""), (": too high to keep the change" if cost.too_high else "", "alert")], indent=2))
+            report.append(
+                Line(
+                    [
+                        (f"{name} {values}", ""),
+                        (": too high to keep the change" if cost.too_high else "", "alert"),
+                    ],
+                    indent=2,
+                )
+            )
     if trial.resolution_ratio is not None:
         share = units.quantity(trial.resolution_ratio, "ratio")
         report.append(Line([(f"this trial can detect effects from {share} on", "dim")], indent=2))
@@ -127,7 +187,11 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.by_steps:
         report.append(Line([(BY_STEPS, "dim")], indent=2))
     if trial.spread_s >= SPREAD_S:
-        spread = f"evaluations and checkpoints in the blocks took {units.duration(trial.spread_s).strip()}: each step has their mean before the trial instead"
+        spread = (
+            "evaluations and checkpoints in the blocks took"
+            f" {units.duration(trial.spread_s).strip()}: each step has their mean before the trial"
+            " instead"
+        )
         report.append(Line([(spread, "dim")], indent=2))
     if trial.rhythm is not None:
         report.append(Line([(rhythm_note(trial), "wait")], indent=2))
@@ -135,21 +199,65 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
         report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
         report.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
-    return [*report, Line([("verdict ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2)]
+    return [
+        *report,
+        Line([("verdict ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2),
+    ]
 
 
 def _of_traffic(trial: Trial) -> list[Line]:
     """The figures under the traffic of a server's own clients, and its load."""
     if not trial.of_traffic:
         return []
-    lines = [Line([(f"the figure is the {WORDS.get(trial.figure, trial.figure)}; above 1: better with the change", "dim")], indent=2)]
+    lines = [
+        Line(
+            [
+                (
+                    (
+                        f"the figure is the {WORDS.get(trial.figure, trial.figure)}; above 1:"
+                        " better with the change"
+                    ),
+                    "dim",
+                )
+            ],
+            indent=2,
+        )
+    ]
     for name, effect in trial.effects.items():
-        lines.append(Line([(f"{WORDS[name]} ", "dim"), (units.measured(effect.estimate, effect.low, effect.high), "")], indent=2))
+        lines.append(
+            Line(
+                [
+                    (f"{WORDS[name]} ", "dim"),
+                    (units.measured(effect.estimate, effect.low, effect.high), ""),
+                ],
+                indent=2,
+            )
+        )
     if "objective" not in trial.reason:  # the reason of the verdict names it
-        lines += [Line([("objective ", "dim"), (in_words(bound), "")], indent=2) for bound in trial.objective]
+        lines += [
+            Line([("objective ", "dim"), (in_words(bound), "")], indent=2)
+            for bound in trial.objective
+        ]
     if trial.load_ratio is not None:
-        lines.append(Line([(f"load with the change: {units.speedup(trial.load_ratio).strip()} of that without it", "dim")], indent=2))
-    return [*lines, Line([("the server has its limits of the start again", "dim")], indent=2)] if trial.state != "running" else lines
+        lines.append(
+            Line(
+                [
+                    (
+                        (
+                            f"load with the change: {units.speedup(trial.load_ratio).strip()} of"
+                            " that without it"
+                        ),
+                        "dim",
+                    )
+                ],
+                indent=2,
+            )
+        )
+    return (
+        [*lines, Line([("the server has its limits of the start again", "dim")], indent=2)]
+        if trial.state != "running"
+        else lines
+    )
 
 
 def _effect(trial: Trial) -> str:
@@ -167,40 +275,73 @@ def verdict_line(trial: Trial) -> str:
     return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}{note}"
 
 
-# --- on the screen -------------------------------------------------------------------------------------------
+# --- on the screen --------------------------------------------------------------------------------
 
 
-def paint_running(trial: Trial, before: Knobs, width: int, height: int = 3, since_report_s: float = 0.0) -> list[Row]:
-    """The change, the progress and the remaining time of the trial, then the prediction and the measurement on one axis.
+def paint_running(
+    trial: Trial, before: Knobs, width: int, height: int = 3, since_report_s: float = 0.0
+) -> list[Row]:
+    """The change, the progress and the remaining time of the trial, then the prediction and the
+    measurement on one axis.
 
     `since_report_s`: seconds since the trial was last reported.
     """
-    blocks = f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}{_left(trial, since_report_s)}"
+    blocks = (
+        f"{trial.blocks} blocks  {units.clock(trial.elapsed_s + since_report_s)}"
+        f"{_left(trial, since_report_s)}"
+    )
     if trial.resolution_ratio is not None and trial.resolution_ratio <= 1 and width >= ROOM:
         blocks = f"can detect {units.quantity(trial.resolution_ratio, 'ratio')} or more   {blocks}"
     effect = f"  {trial.effect}" if trial.effect else ""
     change = shorter(describe_changes(trial.changes, before), width - len(blocks) - len(effect) - 8)
-    rows = [spread(width, [("trial ", "accent"), (change, "title"), (effect, "dim")], [("  ", ""), (blocks, "")])]
+    rows = [
+        spread(
+            width,
+            [("trial ", "accent"), (change, "title"), (effect, "dim")],
+            [("  ", ""), (blocks, "")],
+        )
+    ]
     if trial.speedup is None:
-        so_far = "the first blocks run" if trial.method in ("live ABBA", "live traffic") else "a second process starts"
-        so_far += f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
+        so_far = (
+            "the first blocks run"
+            if trial.method in ("live ABBA", "live traffic")
+            else "a second process starts"
+        )
+        so_far += (
+            f"; the trial takes {units.about(trial.forecast.seconds)}" if trial.forecast else ""
+        )
         expected = f"   {predicted(trial.predicted)}" if trial.predicted else ""
-        return fill([*rows, line(width, (f"  measured   {so_far}", "dim"), (expected, "dim"))], width, height)
+        return fill(
+            [*rows, line(width, (f"  measured   {so_far}", "dim"), (expected, "dim"))],
+            width,
+            height,
+        )
     return fill([*rows, *_scales(trial, width, height - 1)], width, height)
 
 
 def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
-    """The outcome of the last trial, its rhythm, then the prediction and the measurement on one axis, as far as there is room."""
+    """The outcome of the last trial, its rhythm, then the prediction and the measurement on one
+    axis, as far as there is room."""
     if trial.state == "failed":
         text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
         return fill([line(width, (text, "alert"))], width, height)
     outcome = f"{measured(trial)}  {verdict(trial)}"
-    head: Row = [("last trial  ", "dim"), (f"{describe_changes(trial.changes)}  ", "title"), (outcome, "good" if trial.kept else "")]
-    notes = [line(width, (f"  {rhythm_note(trial)}", "wait"))] if trial.rhythm is not None and height > 1 else []
+    head: Row = [
+        ("last trial  ", "dim"),
+        (f"{describe_changes(trial.changes)}  ", "title"),
+        (outcome, "good" if trial.kept else ""),
+    ]
+    notes = (
+        [line(width, (f"  {rhythm_note(trial)}", "wait"))]
+        if trial.rhythm is not None and height > 1
+        else []
+    )
     scales = _scales(trial, width, height - 1 - len(notes))
     extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
     fits = row_width(head) + len(extra) <= width
-    return fill([line(width, *head, (extra if fits else "", "dim")), *notes, *scales], width, height)
+    return fill(
+        [line(width, *head, (extra if fits else "", "dim")), *notes, *scales], width, height
+    )
 
 
 def trial_rows(trial: Trial | None) -> int:
@@ -211,8 +352,8 @@ def trial_rows(trial: Trial | None) -> int:
 
 
 def _left(trial: Trial, since_report_s: float) -> str:
-    """The time until the limit of a trial, `, up to about 9 s left`. A verdict can come sooner, and a block that has begun is finished. Empty before
-    the first block."""
+    """The time until the limit of a trial, `, up to about 9 s left`. A verdict can come sooner, and
+    a block that has begun is finished. Empty before the first block."""
     if trial.limit_s is None or not trial.blocks:
         return ""
     left_s = trial.limit_s - trial.elapsed_s - since_report_s
@@ -220,17 +361,30 @@ def _left(trial: Trial, since_report_s: float) -> str:
 
 
 def _scales(trial: Trial, width: int, height: int) -> list[Row]:
-    """The prediction and the measurement on one axis, and the figures of the axis, in at most `height` rows."""
+    """The prediction and the measurement on one axis, and the figures of the axis, in at most
+    `height` rows."""
     expected, speedup = trial.predicted, trial.speedup
-    # The first intervals are wide. The scale follows the estimate and the prediction; a wide interval ends at the edge of the scale.
+    # The first intervals are wide. The scale follows the estimate and the prediction; a wide
+    # interval ends at the edge of the scale.
     top = 1.3 * max(1.15, expected.high if expected else 0.0, speedup.estimate if speedup else 0.0)
     rows = []
     if speedup is not None:
         wide = trial.state == "running" and speedup.high > WIDE * speedup.estimate
         figure = f"{units.speedup(speedup.estimate)}, not sure yet" if wide else measured(trial)
-        rows.append(_scale("measured", figure, (speedup.low, speedup.high, speedup.estimate), top, width))
+        rows.append(
+            _scale("measured", figure, (speedup.low, speedup.high, speedup.estimate), top, width)
+        )
     if expected is not None:
-        rows.insert(0, _scale("predicted", units.interval(expected.low, expected.high), (expected.low, expected.high, None), top, width))
+        rows.insert(
+            0,
+            _scale(
+                "predicted",
+                units.interval(expected.low, expected.high),
+                (expected.low, expected.high, None),
+                top,
+                width,
+            ),
+        )
     if len(rows) < height and rows:
         rows.append(_ticks(top, width))
     return rows[-height:] if len(rows) > height > 0 else rows[: max(0, height)]
@@ -240,7 +394,9 @@ SCALE_LABEL = 35
 """Cells of the name and of the figures before a scale."""
 
 
-def _scale(name: str, text: str, interval: tuple[float, float, float | None], top: float, width: int) -> Row:
+def _scale(
+    name: str, text: str, interval: tuple[float, float, float | None], top: float, width: int
+) -> Row:
     """An interval as text, and on a scale from 0 to `top` with a mark at 1x."""
     label = f"  {name:<9}  {text:<20}  "
     columns = width - len(label)
@@ -271,7 +427,14 @@ def _column(ratio: float, top: float, columns: int) -> int:
 def _ticks(top: float, width: int) -> Row:
     """The figures of the axis: `0.5x`, `1x`, `1.5x`."""
     columns = width - SCALE_LABEL
-    step = next((size for size in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0) if top / size <= max(2, columns / 10)), 50.0)
+    step = next(
+        (
+            size
+            for size in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+            if top / size <= max(2, columns / 10)
+        ),
+        50.0,
+    )
     cells = [" "] * max(0, columns)
     for n in range(int(top / step) + 1):
         label, at = f"{n * step:g}x", _column(n * step, top, columns)
@@ -280,12 +443,14 @@ def _ticks(top: float, width: int) -> Row:
     return line(width, (" " * SCALE_LABEL, ""), ("".join(cells), "dim"))
 
 
-# --- a tuning session ----------------------------------------------------------------------------------------
+# --- a tuning session -----------------------------------------------------------------------------
 
 INTRODUCTION = (
-    "Press Enter to start. The tool tries the change with the largest predicted speedup per second of trial, in paired blocks. "
-    "It keeps the change if it is faster, and diagnoses the run again. It stops when no remaining change promises 5 %. "
-    "It changes neither the load on a server nor what the model learns; a change that alters the numbers of a job of your own needs your permission (N)."
+    "Press Enter to start. The tool tries the change with the largest predicted speedup per second"
+    " of trial, in paired blocks. It keeps the change if it is faster, and diagnoses the run again."
+    " It stops when no remaining change promises 5 %. It changes neither the load on a server nor"
+    " what the model learns; a change that alters the numbers of a job of your own needs your"
+    " permission (N)."
 )
 COLUMNS = (
     Column("change", least=20),
@@ -304,10 +469,19 @@ def paint_tuning(view: View, width: int) -> list[Row]:
     if tuning is None and view.run is not None and not facts.active(view):
         return paragraph("The run has ended. A tuning session needs a run that goes on.", width)
     if tuning is None:
-        return paragraph(INTRODUCTION if view.run is not None else "Nothing is running. Press s on the main screen.", width)
+        return paragraph(
+            INTRODUCTION
+            if view.run is not None
+            else "Nothing is running. Press s on the main screen.",
+            width,
+        )
     made = tuning.certificate
     elapsed_s = made.elapsed_s + (max(0.0, view.now - view.tuning_at) if tuning.under_way else 0.0)
-    rows = [_head(view, tuning, elapsed_s, width), blank(width), *lay_out(attempt_report(made), width)]
+    rows = [
+        _head(view, tuning, elapsed_s, width),
+        blank(width),
+        *lay_out(attempt_report(made), width),
+    ]
     if tuning.under_way:
         return [*rows, blank(width), *_now(view, width)]
     return [*rows, blank(width), *lay_out(outcome(made), width)]
@@ -320,14 +494,17 @@ def certificate_report(made: Certificate) -> Report:
 
 
 def attempt_report(made: Certificate) -> Report:
-    """The attempts as a tree, and the causes of failed attempts. Attempts after a kept change include that change and are one level deeper."""
+    """The attempts as a tree, and the causes of failed attempts. Attempts after a kept change
+    include that change and are one level deeper."""
     rows = []
     depth = 0
     for attempt in made.attempts:
         trial = attempt.trial
         style = "good" if trial.kept else "" if trial.state == "done" else "alert"
         branch = "  " * depth + ("└─ " if trial.kept else "├─ ")
-        expected = units.interval(trial.predicted.low, trial.predicted.high) if trial.predicted else "–"
+        expected = (
+            units.interval(trial.predicted.low, trial.predicted.high) if trial.predicted else "–"
+        )
         rows.append(
             [
                 (branch + describe_changes(trial.changes, attempt.knobs), style),
@@ -340,7 +517,12 @@ def attempt_report(made: Certificate) -> Report:
         depth += trial.kept
     failed = [attempt for attempt in made.attempts if attempt.trial.error]
     causes = [
-        text(f"{describe_changes(attempt.trial.changes, attempt.knobs)}: {attempt.trial.error}", "alert", indent=2) for attempt in failed
+        text(
+            f"{describe_changes(attempt.trial.changes, attempt.knobs)}: {attempt.trial.error}",
+            "alert",
+            indent=2,
+        )
+        for attempt in failed
     ]
     return [Table(COLUMNS, rows), *causes]
 
@@ -348,13 +530,22 @@ def attempt_report(made: Certificate) -> Report:
 def attempt_line(number: int, attempt: Attempt) -> str:
     """One attempt for a log."""
     trial = attempt.trial
-    outcome = f"failed: {trial.error}" if trial.state == "failed" and trial.error else verdict(trial)
-    columns = (describe_changes(trial.changes, attempt.knobs), measured(trial), predicted(trial.predicted), outcome, f"({attempt.rule})")
+    outcome = (
+        f"failed: {trial.error}" if trial.state == "failed" and trial.error else verdict(trial)
+    )
+    columns = (
+        describe_changes(trial.changes, attempt.knobs),
+        measured(trial),
+        predicted(trial.predicted),
+        outcome,
+        f"({attempt.rule})",
+    )
     return visible(f"{attempt.at_s:5.0f} s  {number}. {'   '.join(columns)}")
 
 
 def gain(made: Certificate) -> str:
-    """`2.10x [1.95, 2.27] against the start, 16 blocks, live, random order`: all kept changes together. Empty where one trial did not measure them."""
+    """`2.10x [1.95, 2.27] against the start, 16 blocks, live, random order`: all kept changes
+    together. Empty where one trial did not measure them."""
     total, proof = made.gain, made.proof
     if total is None:
         return ""
@@ -367,17 +558,38 @@ def outcome(made: Certificate) -> Report:
     report: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
     if not made.changed:
         return [*report, text("No change was kept: the settings are the same as at the start.")]
-    report.append(Line([("Total speedup: ", "dim"), (gain(made) or "not measured in one trial", "good" if gain(made) else "")]))
+    report.append(
+        Line(
+            [
+                ("Total speedup: ", "dim"),
+                (gain(made) or "not measured in one trial", "good" if gain(made) else ""),
+            ]
+        )
+    )
     if made.command_digest:
-        report += [BLANK, heading("The changes"), text(describe_changes(made.changed, made.start), indent=2)]
+        report += [
+            BLANK,
+            heading("The changes"),
+            text(describe_changes(made.changed, made.start), indent=2),
+        ]
     else:
-        report += [BLANK, heading("The same settings as a command"), text(f"gpuconsole run {made.scenario} {made.flags}", indent=2)]
+        report += [
+            BLANK,
+            heading("The same settings as a command"),
+            text(f"gpuconsole run {made.scenario} {made.flags}", indent=2),
+        ]
     code: dict[str, dict[str, None]] = {}
     for attempt in made.attempts:
         if attempt.trial.kept and attempt.code:
-            code.setdefault(place(attempt.trial.changes), {}).update(dict.fromkeys(attempt.code.splitlines()))
+            code.setdefault(place(attempt.trial.changes), {}).update(
+                dict.fromkeys(attempt.code.splitlines())
+            )
     for where, rows in code.items():
-        report += [BLANK, heading(where.capitalize()), *(Line([(row, "code")], indent=2, hang=4) for row in rows)]
+        report += [
+            BLANK,
+            heading(where.capitalize()),
+            *(Line([(row, "code")], indent=2, hang=4) for row in rows),
+        ]
     return report
 
 
@@ -386,7 +598,15 @@ def left_alone_report(made: Certificate) -> Report:
     report: Report = []
     for change in made.left_alone:
         expected = f"   {predicted(change.predicted)}" if change.predicted is not None else ""
-        report.append(text(visible(f"Left alone: {describe_changes(change.changes, made.end)}{expected}: {change.why}."), "wait"))
+        report.append(
+            text(
+                visible(
+                    f"Left alone: {describe_changes(change.changes, made.end)}{expected}:"
+                    f" {change.why}."
+                ),
+                "wait",
+            )
+        )
     return report
 
 
@@ -394,9 +614,15 @@ def _head(view: View, tuning: Tuning, elapsed_s: float, width: int) -> Row:
     """What is tuned, the gain so far while the session is under way, and the time."""
     made = tuning.certificate
     gain = facts.since_start(view) if tuning.under_way else None
-    so_far = [(f"   so far {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")] if gain is not None else []
+    so_far = (
+        [(f"   so far {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")]
+        if gain is not None
+        else []
+    )
     time = f"{elapsed_s:.0f} of {tuning.budget_s:.0f} s"
-    return spread(width, [(f"{made.scenario} on {made.device}", "heading"), *so_far], [(time, "dim")])
+    return spread(
+        width, [(f"{made.scenario} on {made.device}", "heading"), *so_far], [(time, "dim")]
+    )
 
 
 def _now(view: View, width: int) -> list[Row]:
@@ -404,17 +630,27 @@ def _now(view: View, width: int) -> list[Row]:
     trial = facts.running_trial(view)
     if trial is not None and view.run is not None:
         return paint_running(trial, view.run.knobs, width, 4)
-    return [line(width, ("   diagnosing the run", "accent"), (f"  probe {view.probing}" if view.probing else "", "dim"))]
+    return [
+        line(
+            width,
+            ("   diagnosing the run", "accent"),
+            (f"  probe {view.probing}" if view.probing else "", "dim"),
+        )
+    ]
 
 
-# --- a sweep -------------------------------------------------------------------------------------------------
+# --- a sweep --------------------------------------------------------------------------------------
 
 BAR = 30
 
 
 def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
-    """Each point with mean, standard deviation and interval, and a bar as long as its mean. `names`: the varied knobs."""
-    head = f"{sweep.scenario} on {sweep.device}, {sweep.clock.replace('_', '-')} clock, {sweep.repeats} interleaved repeats, {sweep.elapsed_s:.0f} s"
+    """Each point with mean, standard deviation and interval, and a bar as long as its mean.
+    `names`: the varied knobs."""
+    head = (
+        f"{sweep.scenario} on {sweep.device}, {sweep.clock.replace('_', '-')} clock,"
+        f" {sweep.repeats} interleaved repeats, {sweep.elapsed_s:.0f} s"
+    )
     columns = (
         Column("setting"),
         Column(sweep.unit, ">"),
@@ -425,7 +661,13 @@ def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
     return [
         text(head, "title"),
         Table(columns, [_row(sweep, point, names) for point in sweep.points]),
-        text(f"The intervals of all {len(sweep.points)} settings hold together with 95 % probability, after every round.", "dim"),
+        text(
+            (
+                f"The intervals of all {len(sweep.points)} settings hold together with 95 %"
+                " probability, after every round."
+            ),
+            "dim",
+        ),
         *([text(rhythm_note(sweep), "wait")] if sweep.rhythm is not None else []),
     ]
 
@@ -439,7 +681,13 @@ def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]
     settings = [(setting(point, names), "")]
     mean, best = point.mean, sweep.best
     if mean is None or point.low is None or point.high is None or best is None or not best.mean:
-        return [*settings, (units.NA, "dim"), ("", ""), ("", ""), (point.error or "too few repeats", "alert")]
+        return [
+            *settings,
+            (units.NA, "dim"),
+            ("", ""),
+            ("", ""),
+            (point.error or "too few repeats", "alert"),
+        ]
     low, high = (units.rate(bound, 0) for bound in (point.low, point.high))
     bar = "█" * round(BAR * mean / best.mean)
     style = "good" if point is best else ""
@@ -448,18 +696,31 @@ def _row(sweep: Sweep, point: SweepPoint, names: Sequence[str]) -> list[Segment]
     elif point in sweep.rivals:
         note = "may be the best"
     else:
-        note = "slower, settled early" if point.settled and len(point.rates) < len(best.rates) else "slower"
-    return [*settings, (units.spread(mean, point.std, 0), style), (f"[{low}, {high}]", ""), (bar, "high"), (note, style)]
+        note = (
+            "slower, settled early"
+            if point.settled and len(point.rates) < len(best.rates)
+            else "slower"
+        )
+    return [
+        *settings,
+        (units.spread(mean, point.std, 0), style),
+        (f"[{low}, {high}]", ""),
+        (bar, "high"),
+        (note, style),
+    ]
 
 
-# --- the table of a sweep over numbers of processes ----------------------------------------------------------
+# --- the table of a sweep over numbers of processes -----------------------------------------------
 
 
 def scaling_table(runs: list[Run]) -> Table:
     """A row for each number of processes."""
     heads = ("nproc", "throughput", "per process", "efficiency", "step p50", "comm")
     single = next((run.throughput[0] for run in runs if run.knobs["nproc"] == 1), None)
-    return Table([Column(head, ">") for head in heads], [[(cell, "") for cell in _cells(run, single)] for run in runs])
+    return Table(
+        [Column(head, ">") for head in heads],
+        [[(cell, "") for cell in _cells(run, single)] for run in runs],
+    )
 
 
 def _cells(run: Run, single: Distribution | None) -> list[str]:
@@ -469,7 +730,8 @@ def _cells(run: Run, single: Distribution | None) -> list[str]:
         return [str(nproc), run.state, "", "", "", ""]
     step = run.summary.step_time_s
     exposed = run.summary.phases_ratio.get("comm", 0.0)
-    # The collectives of FSDP2 and of tensor parallelism run inside forward and backward: their time is not measured.
+    # The collectives of FSDP2 and of tensor parallelism run inside forward and backward: their time
+    # is not measured.
     comm = exposed if nproc == 1 or exposed > 0 else None
     return [
         str(nproc),

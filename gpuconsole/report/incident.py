@@ -11,11 +11,15 @@ from gpuconsole.model.units import latency
 from gpuconsole.report.parts import Report, labelled, text
 
 ASKED = "no latency peak within five minutes of {}"
-NONE = "no latency peak in the recording: no mean of ten seconds is half as high again as the 30 minutes before"
+NONE = (
+    "no latency peak in the recording: no mean of ten seconds is half as high again as the 30"
+    " minutes before"
+)
 
 
 def incident_report(incident: Incident) -> Report:
-    """The peak first, then what changed with it, what did not, and what the recording cannot tell."""
+    """The peak first, then what changed with it, what did not, and what the recording cannot
+    tell."""
     recorded = f"{_moment(incident.begun)} to {_moment(incident.ended)}"
     if incident.peak is None:
         headline = NONE if incident.asked is None else ASKED.format(_moment(incident.asked))
@@ -30,17 +34,27 @@ def incident_report(incident: Incident) -> Report:
                 else "Nothing that the recording has changed with it."
             )
         )
-    for label, changes in (("changed", causes), ("follows", [change for change in incident.changes if change.kind == "follows"])):
+    for label, changes in (
+        ("changed", causes),
+        ("follows", [change for change in incident.changes if change.kind == "follows"]),
+    ):
         for change in changes:
             figures = f": {change.evidence}" if change.evidence else ""
             report.append(
-                labelled(label, visible(f"{change.words}{figures}, from {_clock(change.t)}"), "alert" if label == "changed" else "")
+                labelled(
+                    label,
+                    visible(f"{change.words}{figures}, from {_clock(change.t)}"),
+                    "alert" if label == "changed" else "",
+                )
             )
     return [*report, *_lists(incident), labelled("recorded", recorded)]
 
 
 def _lists(incident: Incident) -> Report:
-    lists = (("unchanged", ", ".join(incident.unchanged)), ("can't tell", "; ".join(incident.cannot_tell)))
+    lists = (
+        ("unchanged", ", ".join(incident.unchanged)),
+        ("can't tell", "; ".join(incident.cannot_tell)),
+    )
     return [
         *(labelled(label, words) for label, words in lists if words),
         *(labelled("note", visible(note), "alert") for note in incident.notes),
@@ -50,7 +64,10 @@ def _lists(incident: Incident) -> Report:
 def _headline(peak: Peak) -> str:
     """`TTFT 120 ms -> 2.40 s from 03:14:20 to 03:15:10`."""
     times = " -> ".join(latency(value).strip() for value in (peak.before, peak.value))
-    return f"{LATENCIES[peak.latency]} {times} from {_clock(peak.begun)} to {_clock(peak.ended)} (means of ten seconds; before: the median of 30 minutes)"
+    return (
+        f"{LATENCIES[peak.latency]} {times} from {_clock(peak.begun)} to {_clock(peak.ended)}"
+        " (means of ten seconds; before: the median of 30 minutes)"
+    )
 
 
 def _clock(t: float) -> str:

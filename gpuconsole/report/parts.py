@@ -1,7 +1,8 @@
-"""The parts of a report, and their two layouts: rows of a given width for the screen, lines for the terminal.
+"""The parts of a report, and their two layouts: rows of a given width for the screen, lines for the
+terminal.
 
-A report is defined once, as a list of parts. `lay_out` fits it into a width: sentences wrap, tables drop their least important columns.
-`printed` gives each part all the width that it needs, as text.
+A report is defined once, as a list of parts. `lay_out` fits it into a width: sentences wrap, tables
+drop their least important columns. `printed` gives each part all the width that it needs, as text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model.text import cell_width, clean
-from gpuconsole.report.cells import Paint, Row, Segment, fit, line, line_of, plain, row_width, spread
+from gpuconsole.report.cells import (
+    Paint,
+    Row,
+    Segment,
+    fit,
+    line,
+    line_of,
+    plain,
+    row_width,
+    spread,
+)
 
 GAP = "  "
 
@@ -18,8 +29,9 @@ GAP = "  "
 class Line(NamedTuple):
     """A sentence, or figures in a row.
 
-    `label` is shown before the segments in a column of `column` cells. `right` is shown at the right edge of the screen if there is room
-    after the segments. Rows after the first row are indented by `hang` more cells.
+    `label` is shown before the segments in a column of `column` cells. `right` is shown at the
+    right edge of the screen if there is room after the segments. Rows after the first row are
+    indented by `hang` more cells.
     """
 
     segments: Sequence[Segment]
@@ -33,8 +45,9 @@ class Line(NamedTuple):
 class Column(NamedTuple):
     """A column of a table.
 
-    `least`: minimum width in cells; 0: the column keeps its natural width. `drop`: if the table is too wide, columns are removed in the
-    order of this number, the highest first; 0: the column is never removed.
+    `least`: minimum width in cells; 0: the column keeps its natural width. `drop`: if the table is
+    too wide, columns are removed in the order of this number, the highest first; 0: the column is
+    never removed.
     """
 
     head: str
@@ -66,11 +79,15 @@ def heading(title: str) -> Line:
     return Line([(title, "heading")])
 
 
-def labelled(label: str, content: str | Sequence[Segment], style: str = "", column: int = 14, indent: int = 0) -> Line:
-    return Line([(content, style)] if isinstance(content, str) else content, label, column, indent=indent)
+def labelled(
+    label: str, content: str | Sequence[Segment], style: str = "", column: int = 14, indent: int = 0
+) -> Line:
+    return Line(
+        [(content, style)] if isinstance(content, str) else content, label, column, indent=indent
+    )
 
 
-# --- for the screen -----------------------------------------------------------------------------------------
+# --- for the screen -------------------------------------------------------------------------------
 
 
 def lay_out(report: Iterable[Part], width: int) -> list[Row]:
@@ -88,7 +105,8 @@ def _line_rows(part: Line, width: int) -> list[Row]:
     if part.label:
         column += min(part.column, max(8, width // 3))
         room = column - part.indent
-        if cell_width(clean(part.label)) + 1 > room:  # a label as long as its column has a separate row
+        # a label as long as its column has a separate row
+        if cell_width(clean(part.label)) + 1 > room:
             rows.append(line(width, *head, (part.label, "dim")))
             head = [(" " * column, "")]
         else:
@@ -112,7 +130,8 @@ def wrapped(body: Row, width: int, head: Row, column: int) -> list[Row]:
             current, left, begun = [(" " * column, "")], width - column, False
             word = word.lstrip(" ")
             size = cell_width(word)
-        while size > left and left > 0:  # a word longer than a row, such as a path, is split and not cut
+        # a word longer than a row, such as a path, is split and not cut
+        while size > left and left > 0:
             piece = _first_cells(word, left)
             rows.append(line(width, *current, (piece, style)))
             word = word[len(piece) :]
@@ -157,7 +176,9 @@ def _table_rows(table: Table, width: int) -> list[Row]:
         return sum(widths[n] for n in kept) + len(GAP) * (len(kept) - 1)
 
     def least() -> int:
-        return total() - sum(max(0, widths[n] - table.columns[n].least) for n in kept if table.columns[n].least)
+        return total() - sum(
+            max(0, widths[n] - table.columns[n].least) for n in kept if table.columns[n].least
+        )
 
     while least() > room:
         droppable = [n for n in kept if table.columns[n].drop]
@@ -166,7 +187,9 @@ def _table_rows(table: Table, width: int) -> list[Row]:
         kept.remove(max(droppable, key=lambda n: table.columns[n].drop))
     for n in reversed(kept):  # the last columns shrink first
         if table.columns[n].least:
-            widths[n] = max(min(widths[n], table.columns[n].least), widths[n] - max(0, total() - room))
+            widths[n] = max(
+                min(widths[n], table.columns[n].least), widths[n] - max(0, total() - room)
+            )
     return [line(width, *row) for row in _table_lines(table, kept, widths)]
 
 
@@ -182,11 +205,13 @@ def _table_lines(table: Table, kept: list[int], widths: list[int]) -> Iterable[R
         cells: Row = [(" " * table.indent, "")] if table.indent else []
         for place, n in enumerate(kept):
             cell, style = row[n]
-            cells += ([(GAP, "")] if place else []) + [(fit(cell, widths[n], table.columns[n].align), style)]
+            cells += ([(GAP, "")] if place else []) + [
+                (fit(cell, widths[n], table.columns[n].align), style)
+            ]
         yield cells
 
 
-# --- for the terminal ---------------------------------------------------------------------------------------
+# --- for the terminal -----------------------------------------------------------------------------
 
 
 def printed(report: Iterable[Part], indent: int = 0, paint: Paint = plain) -> str:
@@ -194,7 +219,10 @@ def printed(report: Iterable[Part], indent: int = 0, paint: Paint = plain) -> st
     rows: list[str] = []
     for part in report:
         if isinstance(part, Table):
-            rows += [_joined(row, paint) for row in _table_lines(part, list(range(len(part.columns))), _widths(part))]
+            rows += [
+                _joined(row, paint)
+                for row in _table_lines(part, list(range(len(part.columns))), _widths(part))
+            ]
         else:
             label = paint(f"{clean(part.label):<{part.column - 1}} ", "dim") if part.label else ""
             after = GAP + _joined(line_of(part.right), paint) if part.right else ""

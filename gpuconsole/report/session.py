@@ -18,7 +18,8 @@ from gpuconsole.report.run.runs import cause_report, figures, run_head, runs_rep
 
 
 def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
-    """The names of the GPUs in use; all runs and trials, a block for each; then, with several runs, the table of runs."""
+    """The names of the GPUs in use; all runs and trials, a block for each; then, with several runs,
+    the table of runs."""
     blocks = gpu_names(snapshot)
     blocks += [run_text(run, snapshot.environment, paint) for run in snapshot.runs]
     blocks += [trial_text(trial, snapshot, paint) for trial in snapshot.trials]
@@ -28,24 +29,41 @@ def session_text(snapshot: Snapshot, paint: Paint = plain) -> str:
 
 
 def gpu_names(snapshot: Snapshot) -> list[str]:
-    """One block with a line for each GPU that a run used; none on a CPU. A simulated GPU says so in its name."""
+    """One block with a line for each GPU that a run used; none on a CPU. A simulated GPU says so in
+    its name."""
     used = {run.device for run in snapshot.runs}
-    lines = [f"{device.id}  {visible(device.name)}" for device in snapshot.environment.devices if device.is_gpu and device.id in used]
+    lines = [
+        f"{device.id}  {visible(device.name)}"
+        for device in snapshot.environment.devices
+        if device.is_gpu and device.id in used
+    ]
     return ["\n".join(lines)] if lines else []
 
 
 def run_text(run: Run, environment: Environment | None = None, paint: Paint = plain) -> str:
-    """A run with its figures, attainable rate, the models that have a measurement, profile and diagnosis. `environment`: the machine of the run."""
+    """A run with its figures, attainable rate, the models that have a measurement, profile and
+    diagnosis. `environment`: the machine of the run."""
     return "\n".join(
-        [printed([run_head(run)], paint=paint), printed([*run_report(run, environment, whole=False), *firing_report(run)], 2, paint)]
+        [
+            printed([run_head(run)], paint=paint),
+            printed([*run_report(run, environment, whole=False), *firing_report(run)], 2, paint),
+        ]
     )
 
 
 def run_report(run: Run, environment: Environment | None = None, whole: bool = True) -> Report:
-    """What went wrong in a run, its figures, attainable rate, models and profile. Not `whole`: without models that lack a figure."""
+    """What went wrong in a run, its figures, attainable rate, models and profile. Not `whole`:
+    without models that lack a figure."""
     inside = [*cause_report(run), *figures(run), *owners_report(run)]
     larger = [
-        part for part in (places_report(run), attainable_report(run), models_report(run, whole), profile_report(run, environment)) if part
+        part
+        for part in (
+            places_report(run),
+            attainable_report(run),
+            models_report(run, whole),
+            profile_report(run, environment),
+        )
+        if part
     ]
     for part in larger:
         inside += [BLANK, *part]

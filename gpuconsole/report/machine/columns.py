@@ -1,4 +1,5 @@
-"""The texts of the columns of a device (`model/device_columns.py`): in a line, in a cell of a table; and the line of a device in the header."""
+"""The texts of the columns of a device (`model/device_columns.py`): in a line, in a cell of a
+table; and the line of a device in the header."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ GPU_LINE = (
     device_columns.POWER_CAP,
     device_columns.SM_CLOCK,
 )
-UNIFIED_COLUMNS = {device_columns.HBM: device_columns.UNIFIED_MEMORY, device_columns.HBM_BANDWIDTH: device_columns.UNIFIED_BANDWIDTH}
+UNIFIED_COLUMNS = {
+    device_columns.HBM: device_columns.UNIFIED_MEMORY,
+    device_columns.HBM_BANDWIDTH: device_columns.UNIFIED_BANDWIDTH,
+}
 """Columns of a GPU that has the memory of the host, which is no HBM."""
 HOST_LINE = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.RUN_QUEUE_DELAY)
 GAP = "   "
@@ -32,7 +36,8 @@ GAP = "   "
 
 
 class ColumnReading(NamedTuple):
-    """The newest values of a column for one device. None: there is no value; no `top`: the scale ends at the largest value."""
+    """The newest values of a column for one device. None: there is no value; no `top`: the scale
+    ends at the largest value."""
 
     value: float | None
     beside: float | None
@@ -55,15 +60,19 @@ def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
 
 
 def for_devices(view: View, column: DeviceColumn, devices: Collection[str]) -> DeviceColumn:
-    """The column with the words of these devices: their memory may be that of the host, and their driver may know no active SMs."""
+    """The column with the words of these devices: their memory may be that of the host, and their
+    driver may know no active SMs."""
     if column is device_columns.SM:
         return activity_column(view, devices)
     unified = {device.id for device in view.devices if device.is_unified}
-    return UNIFIED_COLUMNS.get(column, column) if devices and unified.issuperset(devices) else column
+    return (
+        UNIFIED_COLUMNS.get(column, column) if devices and unified.issuperset(devices) else column
+    )
 
 
 def activity_column(view: View, devices: Collection[str]) -> DeviceColumn:
-    """How busy these devices are: the share of active SMs; where no device reports it, the utilization of nvidia-smi."""
+    """How busy these devices are: the share of active SMs; where no device reports it, the
+    utilization of nvidia-smi."""
     for column in (device_columns.SM, device_columns.UTILIZATION):
         if any(series_key(column.metric, device) in view.latest for device in devices):
             return column
@@ -71,7 +80,8 @@ def activity_column(view: View, devices: Collection[str]) -> DeviceColumn:
 
 
 def trouble(view: View, device: str) -> str:
-    """Why the values of a device do not describe its present state, in place of its figures; empty if they do."""
+    """Why the values of a device do not describe its present state, in place of its figures; empty
+    if they do."""
     if device in view.lost:
         return f"lost: {view.lost[device]}"
     silent_s = facts.silent_s(view, device)
@@ -79,7 +89,8 @@ def trouble(view: View, device: str) -> str:
 
 
 def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) -> str:
-    """The value with its unit and what it is compared with, or `alone`. Where figures change, they keep their width: ` 78 %`, `612/700 W`."""
+    """The value with its unit and what it is compared with, or `alone`. Where figures change, they
+    keep their width: ` 78 %`, `612/700 W`."""
     value, beside, top = reading
     match CATALOGUE[column.metric].unit:
         case "bytes":
@@ -88,7 +99,11 @@ def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) ->
             first, second, unit = units.rates(value, beside, "B/s")
             text = f"{column.ways[0]} {first.strip()} {column.ways[1]} {second.strip()} {unit}"
         case "ratio":
-            text = f"{units.si(beside, 'B/s')} {units.percent(value)}" if column.beside and not alone else units.percent(value)
+            text = (
+                f"{units.si(beside, 'B/s')} {units.percent(value)}"
+                if column.beside and not alone
+                else units.percent(value)
+            )
         case "cores":
             text = units.cores(value) + (f" of {top:.0f}" if top else " cores")
         case "W":
@@ -102,11 +117,14 @@ def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) ->
 
 def both_ways(reading: ColumnReading) -> float | None:
     """The sum of two directions of traffic; None where one of them is not known."""
-    return None if reading.value is None or reading.beside is None else reading.value + reading.beside
+    return (
+        None if reading.value is None or reading.beside is None else reading.value + reading.beside
+    )
 
 
 def label(column: DeviceColumn, width: int) -> str:
-    """The title of the column where it leaves a blank in `width` cells, otherwise the short title."""
+    """The title of the column where it leaves a blank in `width` cells, otherwise the short
+    title."""
     return (column.title if len(column.title) < width else column.short_title).ljust(width)[:width]
 
 
@@ -133,7 +151,8 @@ def named(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterator[
 
 
 def fitting(figures: Iterable[str], room: int) -> list[str]:
-    """The figures that fit whole into `room` cells, with a gap before each: a cut number is a wrong number."""
+    """The figures that fit whole into `room` cells, with a gap before each: a cut number is a wrong
+    number."""
     kept = []
     for text in figures:
         if (width := len(GAP) + cell_width(clean(text))) <= room:
@@ -149,22 +168,34 @@ def device_line(view: View, device: Device, width: int) -> Row:
         name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
         if why := trouble(view, device.id):
             return line_of([name, (GAP + why, "alert")])
-        columns = [for_devices(view, column, (device.id,)) for column in columns_that_fit(GPU_LINE, width)]
+        columns = [
+            for_devices(view, column, (device.id,)) for column in columns_that_fit(GPU_LINE, width)
+        ]
         figures = [*named(view, columns, device.id)]
     else:
         why = view.no_gpu_reason
-        name = (f"CPU ({why})" if why else "CPU" if any(other.is_gpu for other in view.devices) else "CPU (no NVIDIA GPU)", style)
+        name = (
+            f"CPU ({why})"
+            if why
+            else "CPU"
+            if any(other.is_gpu for other in view.devices)
+            else "CPU (no NVIDIA GPU)",
+            style,
+        )
         figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
-    return line_of([name, *((GAP + text, "") for text in fitting(figures, width - row_width(line_of([name]))))])
+    return line_of(
+        [name, *((GAP + text, "") for text in fitting(figures, width - row_width(line_of([name]))))]
+    )
 
 
-# --- fixed properties ----------------------------------------------------------------------------------------
+# --- fixed properties -----------------------------------------------------------------------------
 
 
 def properties(device: Device) -> dict[str, str]:
     """The fixed properties by title; empty: the driver does not report the property."""
     return {
-        "memory": units.size_bytes(device.memory_bytes).strip() + (", unified with the host" * device.is_unified)
+        "memory": units.size_bytes(device.memory_bytes).strip()
+        + (", unified with the host" * device.is_unified)
         if device.memory_bytes
         else "",
         "uuid": device.uuid,
@@ -177,8 +208,13 @@ def properties(device: Device) -> dict[str, str]:
 def peaks(peaks: Peaks) -> str:
     """The known dense peaks with their source."""
     rates: Sequence[tuple[str, float | None, str]] = [
-        *((name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s") for name in ("fp32", "tf32", "bf16", "fp16")),
+        *(
+            (name, getattr(peaks, f"{name}_flops_per_s"), "FLOP/s")
+            for name in ("fp32", "tf32", "bf16", "fp16")
+        ),
         ("memory", peaks.memory_bytes_per_s, "B/s"),
     ]
-    texts = [f"{name} {units.si(rate, unit).strip()}" for name, rate, unit in rates if rate is not None]
+    texts = [
+        f"{name} {units.si(rate, unit).strip()}" for name, rate, unit in rates if rate is not None
+    ]
     return ", ".join(texts) + (f" ({peaks.source})" if texts and peaks.source else "")

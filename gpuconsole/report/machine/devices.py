@@ -1,4 +1,5 @@
-"""Device details: every metric of one device with its value, unit, source and age, or the reason why it is not available; and all devices in text."""
+"""Device details: every metric of one device with its value, unit, source and age, or the reason
+why it is not available; and all devices in text."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from gpuconsole.report.screen.chart import SPARK_COLUMN_S
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import GpuState, gpu_states, unreadable
 
-# --- the values of a place ------------------------------------------------------------------------------------
+# --- the values of a place ------------------------------------------------------------------------
 
 History = Callable[[str, int], list[float | None]]
-"""A function that returns the recent means of a series (key) in the given number of columns; None: no sample in that time."""
+"""A function that returns the recent means of a series (key) in the given number of columns; None:
+no sample in that time."""
 OWN = ("console", "sampler")
 """Processes of gpuconsole that report metrics about themselves. They are not devices."""
 OLD_S = 2.0
@@ -39,7 +41,11 @@ _GPU_GROUPS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
 
 
 def _named(prefix: str) -> tuple[Metric, ...]:
-    return tuple(metric for metric in CATALOGUE.values() if metric.name.startswith(prefix) and metric.name != CORE_BUSY)
+    return tuple(
+        metric
+        for metric in CATALOGUE.values()
+        if metric.name.startswith(prefix) and metric.name != CORE_BUSY
+    )
 
 
 CORE_BUSY = "host.core_busy_ratio"
@@ -62,7 +68,10 @@ class Value(NamedTuple):
 
 def value_of(view: View, metric: Metric, place: str) -> Value:
     key = series_key(metric.name, place)
-    source, age_s = view.substitutes.get(key, metric.source), view.now - view.sampled.get(key, view.now)
+    source, age_s = (
+        view.substitutes.get(key, metric.source),
+        view.now - view.sampled.get(key, view.now),
+    )
     if place in view.lost:
         return Value(None, f"device lost: {view.lost[place]}", source, age_s)
     return Value(view.latest.get(key), view.unavailable.get(key, "no sample yet"), source, age_s)
@@ -73,14 +82,24 @@ def _device_at(view: View, place: str) -> Device | None:
 
 
 def _groups(view: View, place: str, *, whole: bool = True) -> Iterator[tuple[str, list[Metric]]]:
-    """The metrics of a place under titles: those that have a value or a reason. `whole`: all metrics of a GPU or of the host."""
+    """The metrics of a place under titles: those that have a value or a reason. `whole`: all
+    metrics of a GPU or of the host."""
     device = _device_at(view, place)
     groups = (
-        (("console", _CONSOLE),) if device is None else (*(_GPU_GROUPS if device.is_gpu else (("host", _HOST),)), ("workload", _WORKLOAD))
+        (("console", _CONSOLE),)
+        if device is None
+        else (*(_GPU_GROUPS if device.is_gpu else (("host", _HOST),)), ("workload", _WORKLOAD))
     )
     for title, metrics in groups:
         everything = whole and device is not None and not device.is_mig and metrics is not _WORKLOAD
-        yield title, [metric for metric in metrics if everything or _is_reported(view, series_key(metric.name, place))]
+        yield (
+            title,
+            [
+                metric
+                for metric in metrics
+                if everything or _is_reported(view, series_key(metric.name, place))
+            ],
+        )
 
 
 def _is_reported(view: View, key: str) -> bool:
@@ -89,17 +108,24 @@ def _is_reported(view: View, key: str) -> bool:
 
 def tally(view: View, place: str) -> str:
     """`97 values, 6 n/a`."""
-    keys = [series_key(metric.name, place) for _, metrics in _groups(view, place) for metric in metrics]
+    keys = [
+        series_key(metric.name, place) for _, metrics in _groups(view, place) for metric in metrics
+    ]
     values = sum(key in view.latest and place not in view.lost for key in keys)
     return f"{values} values, {len(keys) - values} n/a"
 
 
-# --- the choice of a place -----------------------------------------------------------------------------------
+# --- the choice of a place ------------------------------------------------------------------------
 
 
 def places(view: View) -> list[str]:
-    """The places that can be chosen: devices in their order (NVLinks belong to their GPU, cores to the host), then the console."""
-    own = [name for name in OWN if any(series_key(metric.name, name) in view.latest for metric in _CONSOLE)]
+    """The places that can be chosen: devices in their order (NVLinks belong to their GPU, cores to
+    the host), then the console."""
+    own = [
+        name
+        for name in OWN
+        if any(series_key(metric.name, name) in view.latest for metric in _CONSOLE)
+    ]
     return [device.id for device in view.devices] + own[:1]
 
 
@@ -113,20 +139,34 @@ def paint_places(view: View, chosen: str, width: int) -> Row:
         grown = False
         for n in (last + 1, first - 1):
             if 0 <= n < len(names) and used + len(names[n]) + 2 <= width - 4:
-                first, last, used, grown = min(first, n), max(last, n), used + len(names[n]) + 2, True
+                first, last, used, grown = (
+                    min(first, n),
+                    max(last, n),
+                    used + len(names[n]) + 2,
+                    True,
+                )
     row: list[Segment] = [("… " if first > 0 else "", "dim")]
     for n in range(first, last + 1):
-        style = "mark" if n == at else "alert" if names[n] in view.lost else "accent" if names[n] == view.device else "dim"
+        style = (
+            "mark"
+            if n == at
+            else "alert"
+            if names[n] in view.lost
+            else "accent"
+            if names[n] == view.device
+            else "dim"
+        )
         row += [(f" {names[n]} ", style)]
     row.append((" …" if last < len(names) - 1 else "", "dim"))
     return line(width, *(part for part in row if part[0]))
 
 
-# --- the page of a place -------------------------------------------------------------------------------------
+# --- the page of a place --------------------------------------------------------------------------
 
 
 class Item(NamedTuple):
-    """A line: a metric of `place`, which is painted only if it is visible, or a painted row. `name` identifies the line for a selection."""
+    """A line: a metric of `place`, which is painted only if it is visible, or a painted row. `name`
+    identifies the line for a selection."""
 
     name: str
     row: Row | None = None
@@ -140,7 +180,8 @@ class Item(NamedTuple):
 
 
 def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
-    """Everything about `place`. With a `needle`, the metrics that contain it in the name or the meaning."""
+    """Everything about `place`. With a `needle`, the metrics that contain it in the name or the
+    meaning."""
     items: list[Item] = []
 
     def add(title: str, lines: list[Item]) -> None:
@@ -152,11 +193,31 @@ def device_items(view: View, place: str, needle: str, width: int) -> list[Item]:
     if not needle:
         items += _painted("trouble", _trouble(view, place, width))
     for title, metrics in _groups(view, place):
-        lines = [Item(metric.name, None, metric, place) for metric in metrics if matches(metric, needle)]
-        add(title, lines + _painted(f"{title} table", lay_out(_tables(view, title, place, needle, width), width)))
+        lines = [
+            Item(metric.name, None, metric, place) for metric in metrics if matches(metric, needle)
+        ]
+        add(
+            title,
+            lines
+            + _painted(
+                f"{title} table", lay_out(_tables(view, title, place, needle, width), width)
+            ),
+        )
     for other in OWN[1:] if place == OWN[0] else ():
-        reported = [metric for _, metrics in _groups(view, other) for metric in metrics if series_key(metric.name, other) in view.latest]
-        add(other, [Item(f"{other} {metric.name}", None, metric, other) for metric in reported if matches(metric, needle)])
+        reported = [
+            metric
+            for _, metrics in _groups(view, other)
+            for metric in metrics
+            if series_key(metric.name, other) in view.latest
+        ]
+        add(
+            other,
+            [
+                Item(f"{other} {metric.name}", None, metric, other)
+                for metric in reported
+                if matches(metric, needle)
+            ],
+        )
     if not needle:
         device = _device_at(view, place)
         add("about", _painted("about", _about(device, width) if device else []))
@@ -194,12 +255,22 @@ def _metric_row(view: View, metric: Metric, place: str, width: int) -> Row:
     name = f"  {fit(metric.name, min(34, max(8, width - 24)))} "
     newest = value_of(view, metric, place)
     if newest.value is None:
-        return line(width, (name, "dim"), (f"{units.NA:>9}", "dim"), (f"  {plain(newest.reason)}", "dim"))
+        return line(
+            width, (name, "dim"), (f"{units.NA:>9}", "dim"), (f"  {plain(newest.reason)}", "dim")
+        )
     number, unit = _number_and_unit(newest.value, metric)
     alarm = metric.name in ALARMS and newest.value > 0
     age = units.age(newest.age_s) if newest.is_old else ""
-    origin = f"  {newest.source}" if width < 100 else f"  {fit(newest.source, 12)}  {metric.meaning}"
-    return line(width, name, (f"{number:>9} {unit:<10}", "alert" if alarm else "accent"), f" {age:>6}", (origin, "dim"))
+    origin = (
+        f"  {newest.source}" if width < 100 else f"  {fit(newest.source, 12)}  {metric.meaning}"
+    )
+    return line(
+        width,
+        name,
+        (f"{number:>9} {unit:<10}", "alert" if alarm else "accent"),
+        f" {age:>6}",
+        (origin, "dim"),
+    )
 
 
 def _number_and_unit(value: float, metric: Metric) -> tuple[str, str]:
@@ -213,7 +284,9 @@ def _number_and_unit(value: float, metric: Metric) -> tuple[str, str]:
     return number, unit
 
 
-def paint_metric(view: View, item: Item | None, history: History, width: int, height: int) -> list[Row]:
+def paint_metric(
+    view: View, item: Item | None, history: History, width: int, height: int
+) -> list[Row]:
     """The selected metric in words, and its recent values."""
     rule = line(width, ("─" * width, "dim"))
     if item is None or item.metric is None or height < 2:
@@ -223,9 +296,18 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
         needs = f" Needs {metric.needs} or newer." if metric.needs != "any" else ""
         state = f"n/a: {plain(newest.reason)}.{needs}"
     else:
-        state = f"From {newest.source}, {f'{units.age(newest.age_s)} ago' if newest.is_old else 'just now'}."
+        state = (
+            f"From {newest.source}, "
+            f"{f'{units.age(newest.age_s)} ago' if newest.is_old else 'just now'}."
+        )
     past = newest.value is not None and height >= 4
-    rows = [rule, *(line(width, part) for part in wrap(f"{metric.name}: {metric.meaning}. {state}", width, height - 1 - past))]
+    rows = [
+        rule,
+        *(
+            line(width, part)
+            for part in wrap(f"{metric.name}: {metric.meaning}. {state}", width, height - 1 - past)
+        ),
+    ]
     if past:
         columns = max(0, width - len("last 00:00  "))
         values = history(series_key(metric.name, item.place), columns)
@@ -235,7 +317,7 @@ def paint_metric(view: View, item: Item | None, history: History, width: int, he
     return fill(rows, width, height)
 
 
-# --- tables on the page: problems, NVLinks, cores, fixed facts and sources -----------------------------------
+# --- tables on the page: problems, NVLinks, cores, fixed facts and sources ------------------------
 
 MAX_LINKS = 36
 MAX_CORES = 1024
@@ -243,7 +325,10 @@ LABEL = 22
 
 
 def _state(view: View, gpu: str) -> GpuState:
-    return gpu_states(view, [device for device in view.devices if device.id == gpu or device.id.startswith(f"{gpu}/")])[gpu]
+    return gpu_states(
+        view,
+        [device for device in view.devices if device.id == gpu or device.id.startswith(f"{gpu}/")],
+    )[gpu]
 
 
 def _trouble(view: View, place: str, width: int) -> list[Row]:
@@ -252,8 +337,16 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
     gpu = place.partition("/")[0]
     if gpu in view.lost:
         rows += paragraph(f"{gpu} is lost: {plain(view.lost[gpu])}", width, "alert")
-    elif (device := _device_at(view, place)) and device.is_gpu and (state := _state(view, place)).kind == "n/a":
-        rows += paragraph(f"whether {place} is free is not known: {plain(state.reason)}", width, "alert" if unreadable(view, gpu) else "")
+    elif (
+        (device := _device_at(view, place))
+        and device.is_gpu
+        and (state := _state(view, place)).kind == "n/a"
+    ):
+        rows += paragraph(
+            f"whether {place} is free is not known: {plain(state.reason)}",
+            width,
+            "alert" if unreadable(view, gpu) else "",
+        )
     if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
         rows += paragraph(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}", width)
     for name, source in view.sources.items():
@@ -271,7 +364,10 @@ def _nvlinks(view: View, gpu: str) -> list[Table]:
     for n in range(MAX_LINKS):
         keys = [series_key(column.metric, f"{gpu}/link:{n}") for column in NVLINK_COLUMNS]
         if any(_is_reported(view, key) for key in keys):
-            cells = [_nvlink_cell(column.metric, view.latest.get(key)) for column, key in zip(NVLINK_COLUMNS, keys, strict=True)]
+            cells = [
+                _nvlink_cell(column.metric, view.latest.get(key))
+                for column, key in zip(NVLINK_COLUMNS, keys, strict=True)
+            ]
             rows.append([(f"link:{n}", ""), *cells])
     columns = [Column("NVLink"), *(Column(column.title, ">") for column in NVLINK_COLUMNS)]
     return [Table(columns, rows, indent=2)] if rows else []
@@ -279,22 +375,45 @@ def _nvlinks(view: View, gpu: str) -> list[Table]:
 
 def _nvlink_cell(metric: str, value: float | None) -> Segment:
     unit = CATALOGUE[metric].unit
-    style = "dim" if value is None else "alert" if unit == "0/1" and not value else "accent" if unit == "bytes/s" else ""
+    style = (
+        "dim"
+        if value is None
+        else "alert"
+        if unit == "0/1" and not value
+        else "accent"
+        if unit == "bytes/s"
+        else ""
+    )
     return units.quantity(value, unit), style
 
 
 def _cores(view: View, width: int) -> list[Table]:
-    """The busy share of every core in percent: 32, 16, 8 or 4 cores in a row of at most `width` cells."""
+    """The busy share of every core in percent: 32, 16, 8 or 4 cores in a row of at most `width`
+    cells."""
     count = sum(1 for n in range(MAX_CORES) if series_key(CORE_BUSY, f"cpu:{n}") in view.latest)
     if not count:
         return []
-    shares = [view.latest.get(series_key(CORE_BUSY, f"cpu:{n}")) for n in range(max(count, min(MAX_CORES, view.environment.cores or 0)))]
+    shares = [
+        view.latest.get(series_key(CORE_BUSY, f"cpu:{n}"))
+        for n in range(max(count, min(MAX_CORES, view.environment.cores or 0)))
+    ]
     each = next((n for n in (32, 16, 8) if 18 + 5 * n <= width), 4)
     rows: list[list[Segment]] = []
     for start in range(0, len(shares), each):
-        cells = [(units.NA if share is None else f"{share * 100:.0f}", "") for share in shares[start : start + each]]
-        rows.append([(f"cores {start}-{start + len(cells) - 1}", "dim"), *cells, *((("", ""),) * (each - len(cells)))])
-    return [Table([Column("busy share, %"), *(Column("", ">") for _ in range(each))], rows, indent=2)]
+        cells = [
+            (units.NA if share is None else f"{share * 100:.0f}", "")
+            for share in shares[start : start + each]
+        ]
+        rows.append(
+            [
+                (f"cores {start}-{start + len(cells) - 1}", "dim"),
+                *cells,
+                *((("", ""),) * (each - len(cells))),
+            ]
+        )
+    return [
+        Table([Column("busy share, %"), *(Column("", ">") for _ in range(each))], rows, indent=2)
+    ]
 
 
 def _about(device: Device, width: int) -> list[Row]:
@@ -318,16 +437,24 @@ def _sources(view: View, width: int) -> list[Row]:
             state = f"opening for {stuck}" if source.opening else f"stuck for {stuck}; was {state}"
         if source.detail:
             state += f"; {plain(source.detail)}"
-        rows += labelled(f"  {plain(name)}", state, width, LABEL, "alert" if source.stuck_s and not source.opening else "")
+        rows += labelled(
+            f"  {plain(name)}",
+            state,
+            width,
+            LABEL,
+            "alert" if source.stuck_s and not source.opening else "",
+        )
     return rows + (labelled("  lost", spans(view.lost), width, LABEL, "alert") if view.lost else [])
 
 
-# --- all devices, for the terminal ---------------------------------------------------------------------------
+# --- all devices, for the terminal ----------------------------------------------------------------
 
 
 def devices_report(view: View) -> Report:
     """Every device with its metrics, links and processes."""
-    report: Report = [text(f"driver {plain(view.environment.driver)}"), BLANK] if view.environment.driver else []
+    report: Report = (
+        [text(f"driver {plain(view.environment.driver)}"), BLANK] if view.environment.driver else []
+    )
     if view.no_gpu_reason:
         report += [text(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}"), BLANK]
     for device in view.devices:
@@ -348,29 +475,59 @@ def _device_report(view: View, device: Device) -> Report:
         if unreadable(view, device.id):
             return report  # a table would give the same reason for each metric
     metrics = [metric for _, group in _groups(view, device.id, whole=False) for metric in group]
-    report.append(_table("metric", "value", "source", rows=[_metric_cells(view, metric, device.id) for metric in metrics]))
+    report.append(
+        _table(
+            "metric",
+            "value",
+            "source",
+            rows=[_metric_cells(view, metric, device.id) for metric in metrics],
+        )
+    )
     if not device.is_gpu:
         return [*report, *_cores(view, 100)]
     report += _nvlinks(view, device.id)
-    if paths := [f"{link.b if link.a == device.id else link.a} {link.path}" for link in view.links if device.id in (link.a, link.b)]:
+    if paths := [
+        f"{link.b if link.a == device.id else link.a} {link.path}"
+        for link in view.links
+        if device.id in (link.a, link.b)
+    ]:
         report.append(labelled_line("paths", ", ".join(paths), indent=2))
     if processes := [process for process in view.processes if process.device == device.id]:
-        report.append(_table("process", "memory", "kind", "user and name", rows=[_process_cells(process) for process in processes]))
+        report.append(
+            _table(
+                "process",
+                "memory",
+                "kind",
+                "user and name",
+                rows=[_process_cells(process) for process in processes],
+            )
+        )
     return report
 
 
 def _table(*heads: str, rows: Sequence[Sequence[Segment]]) -> Table:
     """A table with numbers in the second column."""
-    return Table([Column(head, ">" if n == 1 else "<") for n, head in enumerate(heads)], rows, indent=2)
+    return Table(
+        [Column(head, ">" if n == 1 else "<") for n, head in enumerate(heads)], rows, indent=2
+    )
 
 
 def _metric_cells(view: View, metric: Metric, place: str) -> list[Segment]:
     newest = value_of(view, metric, place)
     if newest.value is None:
         return [(metric.name, ""), (units.NA, "dim"), (plain(newest.reason), "dim")]
-    return [(metric.name, ""), (units.quantity(newest.value, metric.unit), "accent"), (newest.source, "dim")]
+    return [
+        (metric.name, ""),
+        (units.quantity(newest.value, metric.unit), "accent"),
+        (newest.source, "dim"),
+    ]
 
 
 def _process_cells(process: Process) -> list[Segment]:
     who = plain(" ".join(filter(None, (process.user, process.name)))) or "not visible for this user"
-    return [(f"process {process.pid}", ""), (units.quantity(process.memory_bytes, "bytes"), ""), (process.kind, ""), (who, "")]
+    return [
+        (f"process {process.pid}", ""),
+        (units.quantity(process.memory_bytes, "bytes"), ""),
+        (process.kind, ""),
+        (who, ""),
+    ]

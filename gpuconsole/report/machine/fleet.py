@@ -1,6 +1,8 @@
-"""Many GPUs in a strip: a row for each column, with a figure or at least a mark for each GPU, and the spread at the right end.
+"""Many GPUs in a strip: a row for each column, with a figure or at least a mark for each GPU, and
+the spread at the right end.
 
-All widths depend only on the number of GPUs and the width of the screen. No column moves when a value changes.
+All widths depend only on the number of GPUs and the width of the screen. No column moves when a
+value changes.
 """
 
 from __future__ import annotations
@@ -43,18 +45,36 @@ MAX_LEVEL = 7
 LOST, MISSING, OLD = "x", "·", "?"
 
 
-ROWS = (SM, HBM, NVLINK, PCIE, TENSOR, HBM_BANDWIDTH, POWER, TEMPERATURE, UTILIZATION, SM_CLOCK, FAN)
-"""All rows, the most useful first. On a small screen the last rows are omitted, and rows of which no GPU has a value. One of the two links is shown, with
-the sum of both directions."""
+ROWS = (
+    SM,
+    HBM,
+    NVLINK,
+    PCIE,
+    TENSOR,
+    HBM_BANDWIDTH,
+    POWER,
+    TEMPERATURE,
+    UTILIZATION,
+    SM_CLOCK,
+    FAN,
+)
+"""All rows, the most useful first. On a small screen the last rows are omitted, and rows of which
+no GPU has a value. One of the two links is shown, with the sum of both directions."""
 OPTIONAL = (UTILIZATION, SM_CLOCK, FAN)
 LINKS = (NVLINK, PCIE)
-_UNITS = {"ratio": ("%", 0.01), "bytes": ("GiB", 2.0**30), "bytes/s": ("GB/s", 1e9), "Hz": ("MHz", 1e6)}
-"""Figures have no unit of their own. The unit of a row, and how large it is in the unit of the metric, where they differ."""
+_UNITS = {
+    "ratio": ("%", 0.01),
+    "bytes": ("GiB", 2.0**30),
+    "bytes/s": ("GB/s", 1e9),
+    "Hz": ("MHz", 1e6),
+}
+"""Figures have no unit of their own. The unit of a row, and how large it is in the unit of the
+metric, where they differ."""
 
 
 class _Grid(NamedTuple):
-    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap` blanks. There is another
-    blank after every `group` cells. `spread`: the cells for the spread."""
+    """`fold` GPUs share a cell of `mark` block characters, a figure of `figure` digits and `gap`
+    blanks. There is another blank after every `group` cells. `spread`: the cells for the spread."""
 
     fold: int
     label: int
@@ -82,7 +102,17 @@ _NONE = 0
 _SHAPES = tuple(
     [
         _Grid(1, 9, mark, figure, gap, 0, _FULL)
-        for mark, figure, gap in ((12, 4, 3), (9, 4, 3), (6, 4, 2), (4, 4, 2), (3, 4, 2), (2, 4, 2), (1, 4, 2), (1, 4, 1), (1, 3, 1))
+        for mark, figure, gap in (
+            (12, 4, 3),
+            (9, 4, 3),
+            (6, 4, 2),
+            (4, 4, 2),
+            (3, 4, 2),
+            (2, 4, 2),
+            (1, 4, 2),
+            (1, 4, 1),
+            (1, 3, 1),
+        )
     ]
     + [_Grid(1, 9, 2, 0, 1, 0, _FULL), _Grid(1, 9, 1, 0, 0, GROUP, _FULL)]
     + [_Grid(1, 7, 1, 0, 0, GROUP, _RANGE), _Grid(1, 7, 1, 0, 0, 0, _RANGE)]
@@ -104,8 +134,8 @@ def _grid(gpus: int, width: int) -> _Grid:
 
 
 class _Cell(NamedTuple):
-    """The value of a GPU in a row. If GPUs share a cell, the cell shows the greatest value. `share` is the share of the scale, or one of
-    _LOST, _OLD, _MISSING."""
+    """The value of a GPU in a row. If GPUs share a cell, the cell shows the greatest value. `share`
+    is the share of the scale, or one of _LOST, _OLD, _MISSING."""
 
     share: float
     value: float
@@ -113,7 +143,8 @@ class _Cell(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A row: its unit, the cells of the GPUs in order, the current values, and the tops of their scales."""
+    """A row: its unit, the cells of the GPUs in order, the current values, and the tops of their
+    scales."""
 
     column: DeviceColumn
     unit: str
@@ -127,15 +158,21 @@ _LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
 
 @lru_cache(maxsize=512)
 def _keys(gpu: str) -> dict[str, tuple[str, str, str]]:
-    """For the title of each row the series keys of the value, of the other direction, and of the top."""
+    """For the title of each row the series keys of the value, of the other direction, and of the
+    top."""
     return {
-        column.title: (series_key(column.metric, gpu), series_key(column.beside, gpu) if column.ways else "", series_key(column.top, gpu))
+        column.title: (
+            series_key(column.metric, gpu),
+            series_key(column.beside, gpu) if column.ways else "",
+            series_key(column.top, gpu),
+        )
         for column in ROWS
     }
 
 
 def fleet_rows(view: View, most: int) -> int:
-    """The number of useful rows; 0 for a few GPUs, because each of them has a line in the header."""
+    """The number of useful rows; 0 for a few GPUs, because each of them has a line in the
+    header."""
     return min(most, len(ROWS)) if len(_gpus(view)) > MAX_GPUS_WITHOUT_FLEET else 0
 
 
@@ -147,12 +184,20 @@ def all_fleet_rows(view: View) -> int:
 def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
     """The rows for these GPUs."""
     link, activity = link_column(view, gpus), activity_column(view, gpus)
-    left_out = {*LINKS, SM, *(column for column in OPTIONAL if not _has_column(view, gpus, column))} - {link}
-    return [activity, *(column for column in ROWS if column not in left_out and column is not activity)]
+    left_out = {
+        *LINKS,
+        SM,
+        *(column for column in OPTIONAL if not _has_column(view, gpus, column)),
+    } - {link}
+    return [
+        activity,
+        *(column for column in ROWS if column not in left_out and column is not activity),
+    ]
 
 
 def paint_fleet(view: View, width: int, height: int) -> list[Row]:
-    """The numbers of the GPUs, then a row for each metric. With one row of height, the first metric alone."""
+    """The numbers of the GPUs, then a row for each metric. With one row of height, the first metric
+    alone."""
     gpus = _gpus(view)
     if width <= 0 or height <= 0 or not gpus:
         return fill([], width, max(0, height))
@@ -183,7 +228,8 @@ def _read(view: View, gpus: list[str], column: DeviceColumn) -> _Reading:
     for gpu in gpus:
         key, other, top = _keys(gpu)[column.title]
         value, beside = latest.get(key), latest.get(other) if other else 0.0
-        value = None if value is None or beside is None else value + beside  # the sum is not known where one direction is not
+        # the sum is not known where one direction is not
+        value = None if value is None or beside is None else value + beside
         if gpu in lost or value is None or not math.isfinite(value):
             reading.cells.append(_Cell(_LOST if gpu in lost else _MISSING, 0.0))
         elif silent_s(view, gpu):
@@ -196,22 +242,30 @@ def _read(view: View, gpus: list[str], column: DeviceColumn) -> _Reading:
             reading.tops.append(full / size)
     if 0.0 in reading.tops:  # without a known top, the highest value is the top
         best = max(reading.values) or 1.0
-        cells = [cell._replace(share=cell.value / best) if cell.share == 0 and cell.value else cell for cell in reading.cells]
+        cells = [
+            cell._replace(share=cell.value / best) if cell.share == 0 and cell.value else cell
+            for cell in reading.cells
+        ]
         return reading._replace(cells=cells)
     return reading
 
 
 def _count(view: View, gpus: list[str], readings: list[_Reading]) -> Segment:
-    """The number of lost GPUs; without lost GPUs, of GPUs with old values; otherwise of all GPUs."""
+    """The number of lost GPUs; without lost GPUs, of GPUs with old values; otherwise of all
+    GPUs."""
     lost = sum(gpu in view.lost for gpu in gpus)
     if lost:
         return f"{lost} lost", "alert"
-    old = sum(any(cell.share == _OLD for cell in cells) for cells in zip(*(reading.cells for reading in readings), strict=True))
+    old = sum(
+        any(cell.share == _OLD for cell in cells)
+        for cells in zip(*(reading.cells for reading in readings), strict=True)
+    )
     return (f"{old} old", "accent") if old else (f"{len(gpus)} GPUs", "dim")
 
 
 def _numbers(gpus: list[str], current: int, count: Segment, grid: _Grid, width: int) -> Row:
-    """The GPU numbers above the cells: all numbers if a cell is wide enough, otherwise every eighth; always the number of the current GPU."""
+    """The GPU numbers above the cells: all numbers if a cell is wide enough, otherwise every
+    eighth; always the number of the current GPU."""
     cells = -(-len(gpus) // grid.fold)
     room = grid.width(cells)
     note = f"a mark: max of {grid.fold} GPUs" if grid.fold > 1 else ""
@@ -245,37 +299,58 @@ def _row(reading: _Reading, current: int, grid: _Grid, width: int, remark: Segme
         text, style = _mark(cell, n == here, bool(grid.figure))
         text = f"{text * grid.mark if 0 <= cell.share < _LOST else text:<{grid.mark}}"
         if grid.figure:
-            figure = NA if cell.share == _MISSING else "" if cell.share == _LOST or not figures else f"{cell.value:.0f}"
-            pieces += [(text, style), (f"{figure:>{grid.figure}}{'':{grid.gap}}", "" if style in SHADES else style)]
+            figure = (
+                NA
+                if cell.share == _MISSING
+                else ""
+                if cell.share == _LOST or not figures
+                else f"{cell.value:.0f}"
+            )
+            pieces += [
+                (text, style),
+                (f"{figure:>{grid.figure}}{'':{grid.gap}}", "" if style in SHADES else style),
+            ]
         elif grid.mark > 1:
             pieces.append((text + " ", style))
         else:
             gap = bool(grid.group) and n % grid.group == grid.group - 1 and n < len(cells) - 1
             pieces.append((text + " " * gap, style))
-    merged = [("".join(text for text, _ in run), style) for style, run in groupby(pieces, key=itemgetter(1))]
+    merged = [
+        ("".join(text for text, _ in run), style)
+        for style, run in groupby(pieces, key=itemgetter(1))
+    ]
     room = width - grid.label - grid.width(len(cells))
     spread = remark or (_spread(reading, grid, room), "")
     return _exactly(width, [(label(reading.column, grid.label), "dim"), *merged, spread])
 
 
 def _exactly(width: int, segments: list[Segment]) -> Row:
-    """The same as `line`, but faster, because all characters here take one cell and need no cleaning."""
+    """The same as `line`, but faster, because all characters here take one cell and need no
+    cleaning."""
     left = width - sum(len(text) for text, _ in segments)
-    return [part for part in [*segments, (" " * left, "")] if part[0]] if left >= 0 else line(width, *segments)
+    return (
+        [part for part in [*segments, (" " * left, "")] if part[0]]
+        if left >= 0
+        else line(width, *segments)
+    )
 
 
 def _mark(cell: _Cell, current: bool, shades: bool) -> Segment:
-    """`shades`: brighter where the value is higher. Marks without figures have one shade: they are many, and each change of colour needs bytes."""
+    """`shades`: brighter where the value is higher. Marks without figures have one shade: they are
+    many, and each change of colour needs bytes."""
     if cell.share == _LOST:
         return LOST, "alert"
     if cell.share < 0:
         return (MISSING if cell.share == _MISSING else OLD), "dim"
     mark = LEVELS[max(1, min(MAX_LEVEL, round(cell.share * 8)))]
-    return mark, "alert" if cell.hot else "accent" if current else shade(cell.share) if shades else SHADES[1]
+    return mark, "alert" if cell.hot else "accent" if current else shade(
+        cell.share
+    ) if shades else SHADES[1]
 
 
 def _spread(reading: _Reading, grid: _Grid, room: int) -> str:
-    """Minimum, median and maximum with the unit, and the top of the scale if it is measured and the same for all GPUs."""
+    """Minimum, median and maximum with the unit, and the top of the scale if it is measured and the
+    same for all GPUs."""
     unit, values, tops = reading.unit, reading.values, reading.tops
     if not values or grid.spread == _NONE:
         return f"{NA:>6}" if grid.spread else ""
@@ -284,8 +359,16 @@ def _spread(reading: _Reading, grid: _Grid, room: int) -> str:
         unit = "G" if unit == "GiB" else unit
         text = f"{low:.0f}-{high:.0f}{unit}"
         return f"{text if len(text) < _RANGE else f'to {high:.0f}{unit}':>{_RANGE}}"
-    text = "  " + " ".join(f"{_figure(value, unit):>4}" for value in (low, median(values), high)) + f" {unit}"
-    top = f" of {_figure(tops[0], unit)}" if reading.column.top and tops[0] and min(tops) == max(tops) else ""
+    text = (
+        "  "
+        + " ".join(f"{_figure(value, unit):>4}" for value in (low, median(values), high))
+        + f" {unit}"
+    )
+    top = (
+        f" of {_figure(tops[0], unit)}"
+        if reading.column.top and tops[0] and min(tops) == max(tops)
+        else ""
+    )
     return text + top if len(text) + len(top) <= room else text
 
 

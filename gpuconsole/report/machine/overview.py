@@ -1,4 +1,5 @@
-"""The machine overview, shown while no workload runs: devices with their state, processes that use the GPUs, and what to press."""
+"""The machine overview, shown while no workload runs: devices with their state, processes that use
+the GPUs, and what to press."""
 
 from __future__ import annotations
 
@@ -10,11 +11,32 @@ from gpuconsole.model import device_columns
 from gpuconsole.model.machine import Device
 from gpuconsole.model.scenario import Scenario, grouped
 from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import Row, Segment, beside, blank, fill, fit, inner_width, line, panel, row_width, shaded, spark, wrap
+from gpuconsole.report.cells import (
+    Row,
+    Segment,
+    beside,
+    blank,
+    fill,
+    fit,
+    inner_width,
+    line,
+    panel,
+    row_width,
+    shaded,
+    spark,
+    wrap,
+)
 from gpuconsole.report.machine.columns import GAP, fitting, named
 from gpuconsole.report.machine.devices import History
 from gpuconsole.report.machine.fleet import all_fleet_rows, paint_fleet
-from gpuconsole.report.machine.gpus import MAX_SPARK_ROWS, GpuChoice, GpuTable, gpu_table, order_in_words, same_name
+from gpuconsole.report.machine.gpus import (
+    MAX_SPARK_ROWS,
+    GpuChoice,
+    GpuTable,
+    gpu_table,
+    order_in_words,
+    same_name,
+)
 from gpuconsole.report.machine.processes import ProcessFilter, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.session import facts
@@ -27,16 +49,23 @@ TALL = 28
 MAX_HOST_ROWS = 7
 """Rows that the history of the host's cores takes below the GPUs, where nothing else needs them."""
 ROWS_FOR_ALL = 8
-"""Up to this number of GPUs, each GPU has a line if the screen has the rows. With more GPUs, a map stands above the table if not all lines fit."""
+"""Up to this number of GPUs, each GPU has a line if the screen has the rows. With more GPUs, a map
+stands above the table if not all lines fit."""
 MIN_LINES = 3
 MIN_WIDTH_FOR_REST = 16
 """Rows with which the headline may take a second row."""
 HOST_FIGURES = 58
 """Cells of the figures of the host, before the history of its cores."""
-HOST_BELOW = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.LOAD, device_columns.SWAP)
+HOST_BELOW = (
+    device_columns.CORES,
+    device_columns.HOST_MEMORY,
+    device_columns.LOAD,
+    device_columns.SWAP,
+)
 MIN_PROCESSES = 4
 MIN_HOST = 7
-"""Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit, hints are left out."""
+"""Rows that the processes, and the figures of a machine without a GPU, keep. Where they do not fit,
+hints are left out."""
 
 
 class Hint(NamedTuple):
@@ -71,7 +100,8 @@ def paint_overview(
     scenarios: Sequence[Scenario] = (),
     choice: GpuChoice = GpuChoice(),  # noqa: B008
 ) -> Overview:
-    """`height` rows. The room that remains goes to the history of the devices and to the processes; without a GPU to the `scenarios`."""
+    """`height` rows. The room that remains goes to the history of the devices and to the processes;
+    without a GPU to the `scenarios`."""
     boxed = width >= WIDE and height >= TALL
     gpus = [device for device in view.devices if device.is_gpu]
     if gpus:
@@ -80,17 +110,43 @@ def paint_overview(
     inner = inner_width(width, boxed)
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
         keys = _hint_rows(fewer, inner)
-        rows = [*_headline(view, gpus, {}, width), blank(width), *panel("what to press", [], keys, width, len(keys) + frame, boxed)]
+        rows = [
+            *_headline(view, gpus, {}, width),
+            blank(width),
+            *panel("what to press", [], keys, width, len(keys) + frame, boxed),
+        ]
         if (room := height - len(rows)) >= MIN_HOST + frame:
             break
     examples = _example_rows(scenarios, inner)
-    below = len(examples) + frame if examples and len(examples) + MIN_HOST + 1 + 2 * frame <= room else 0
-    host = panel("this machine (CPU)", [], _host_rows(view, history, inner, room - below - frame), width, room - below, boxed)
-    return Overview(fill([*rows, *host, *panel("scenarios", [("press s", "dim")], examples, width, below, boxed)], width, height))
+    below = (
+        len(examples) + frame
+        if examples and len(examples) + MIN_HOST + 1 + 2 * frame <= room
+        else 0
+    )
+    host = panel(
+        "this machine (CPU)",
+        [],
+        _host_rows(view, history, inner, room - below - frame),
+        width,
+        room - below,
+        boxed,
+    )
+    return Overview(
+        fill(
+            [
+                *rows,
+                *host,
+                *panel("scenarios", [("press s", "dim")], examples, width, below, boxed),
+            ],
+            width,
+            height,
+        )
+    )
 
 
 class _Heights(NamedTuple):
-    """Rows of the map of many GPUs, of the table of the GPUs and of the processes, with their frames; 0: not shown."""
+    """Rows of the map of many GPUs, of the table of the GPUs and of the processes, with their
+    frames; 0: not shown."""
 
     map: int
     table: int
@@ -98,8 +154,8 @@ class _Heights(NamedTuple):
 
 
 def _heights(gpus: int, room: int, processes: int, strip: int, frame: int) -> _Heights:
-    """The GPUs first, then the processes, then the histories. `processes`, `strip`: the rows that the processes and the map could use,
-    with their heads."""
+    """The GPUs first, then the processes, then the histories. `processes`, `strip`: the rows that
+    the processes and the map could use, with their heads."""
     wanted = processes + frame
     least = min(wanted, MIN_PROCESSES + frame)
     every = gpus + 1 + frame
@@ -118,7 +174,14 @@ def _heights(gpus: int, room: int, processes: int, strip: int, frame: int) -> _H
 
 
 def _with_gpus(
-    view: View, gpus: Sequence[Device], hints: Sequence[Hint], history: History, width: int, height: int, choice: GpuChoice, boxed: bool
+    view: View,
+    gpus: Sequence[Device],
+    hints: Sequence[Hint],
+    history: History,
+    width: int,
+    height: int,
+    choice: GpuChoice,
+    boxed: bool,
 ) -> Overview:
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
@@ -127,7 +190,11 @@ def _with_gpus(
     count = len(processes) + len(notes)
     rows = _headline(view, gpus, states, width)[: 2 if height >= MIN_WIDTH_FOR_REST else 1]
     needed = len(rows) + 1 + frame + len(gpus) + 2 + frame + count + frame
-    commands = [line(inner, (hint.key, "code"), (f"   {hint.text}", "dim")) for hint in hints if not hint.label]
+    commands = [
+        line(inner, (hint.key, "code"), (f"   {hint.text}", "dim"))
+        for hint in hints
+        if not hint.label
+    ]
     for title, texts in (("what to press", _hint_rows(hints, inner)), ("in a shell", commands)):
         if needed + len(texts) <= height:
             rows += [blank(width), *panel(title, [], texts, width, len(texts) + frame, boxed)]
@@ -139,9 +206,25 @@ def _with_gpus(
         strip = paint_fleet(view, inner, heights.map - frame)
         rows += panel(same_name(view, gpus) or in_words(gpus), [], strip, width, heights.map, boxed)
     top = len(rows) + 1
-    table, painted = _device_rows(view, gpus, states, history, inner, max(0, heights.table - frame), choice)
-    rows += panel(_table_title(view, gpus, bool(heights.map)), _table_figures(view, table, choice), painted, width, heights.table, boxed)
-    rows += panel("processes on the GPUs", [], _cut(processes, notes, inner, heights.processes - frame), width, heights.processes, boxed)
+    table, painted = _device_rows(
+        view, gpus, states, history, inner, max(0, heights.table - frame), choice
+    )
+    rows += panel(
+        _table_title(view, gpus, bool(heights.map)),
+        _table_figures(view, table, choice),
+        painted,
+        width,
+        heights.table,
+        boxed,
+    )
+    rows += panel(
+        "processes on the GPUs",
+        [],
+        _cut(processes, notes, inner, heights.processes - frame),
+        width,
+        heights.processes,
+        boxed,
+    )
     return Overview(fill(rows, width, height), table, top)
 
 
@@ -154,7 +237,9 @@ def _table_figures(view: View, table: GpuTable, choice: GpuChoice) -> list[Segme
     """What part of the table is in sight, and its order; otherwise the driver."""
     parts = [order_in_words(choice)] if order_in_words(choice) else []
     if table.shown < len(table.ids):
-        parts.append(f"{table.offset + 1}-{table.offset + table.shown} of {len(table.ids)}, arrows scroll")
+        parts.append(
+            f"{table.offset + 1}-{table.offset + table.shown} of {len(table.ids)}, arrows scroll"
+        )
     elif not parts and view.environment.driver:
         parts.append(f"driver {plain(view.environment.driver)}")
     return [("   ".join(parts), "dim")] if parts else []
@@ -167,10 +252,14 @@ def _one_line(hints: Sequence[Hint], width: int) -> Row:
         return blank(width)
     begin: Row = [("▌ ", "accent"), ("In a shell: ", "dim"), (command.key, "code")]
     text = f"   {command.text}"
-    return line(width, *begin, (text if row_width(begin) + cell_width(text) <= width else "", "dim"))
+    return line(
+        width, *begin, (text if row_width(begin) + cell_width(text) <= width else "", "dim")
+    )
 
 
-def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int) -> list[Row]:
+def _headline(
+    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int
+) -> list[Row]:
     """How many GPUs are free, or why there is none, in one line."""
     if gpus:
         text = _gpus_in_words(view, gpus, states) + "."
@@ -182,35 +271,61 @@ def _headline(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]
         text, rest = "Searching for devices.", plain(view.notes[-1]) if view.notes else ""
     if cell_width(text) + cell_width(rest) + 5 <= width:
         return [line(width, ("▌ ", "accent"), (text, "title"), (f"  {rest}", ""))]
-    return [line(width, ("▌ ", "accent"), (text, "title")), *([line(width, ("▌ ", "accent"), rest)] if rest else [])]
+    return [
+        line(width, ("▌ ", "accent"), (text, "title")),
+        *([line(width, ("▌ ", "accent"), rest)] if rest else []),
+    ]
 
 
 def _gpus_in_words(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]) -> str:
-    """How many GPUs are in which state, and how many have a fault; of a single one, what it does."""
+    """How many GPUs are in which state, and how many have a fault; of a single one, what it
+    does."""
     whole = whole_gpus(gpus)
-    faulty = sum(states[gpu.id].kind != "lost" and any(fault.is_new for fault in faults(view, gpu.id)) for gpu in whole)
+    faulty = sum(
+        states[gpu.id].kind != "lost" and any(fault.is_new for fault in faults(view, gpu.id))
+        for gpu in whole
+    )
     users = len({process.pid for process in view.processes})
     if len(gpus) == 1:
-        return f"{plain(facts.short_name(gpus[0].name))}: {plain(states[gpus[0].id].text)}" + (", with a fault" if faulty else "")
+        return f"{plain(facts.short_name(gpus[0].name))}: {plain(states[gpus[0].id].text)}" + (
+            ", with a fault" if faulty else ""
+        )
     counts = Counter(states[gpu.id].kind for gpu in whole)
-    parts = [f"{counts[kind]} {kind}" for kind in ("free", "busy", "lost", "silent", "n/a") if counts[kind]]
+    parts = [
+        f"{counts[kind]} {kind}"
+        for kind in ("free", "busy", "lost", "silent", "n/a")
+        if counts[kind]
+    ]
     parts += [f"{faulty} with a fault"] if faulty else []
-    return f"{in_words(gpus)}: {', '.join(parts)}" + (f"; {users} {'process' if users == 1 else 'processes'}" if users else "")
+    return f"{in_words(gpus)}: {', '.join(parts)}" + (
+        f"; {users} {'process' if users == 1 else 'processes'}" if users else ""
+    )
 
 
 def _hint_rows(hints: Sequence[Hint], width: int) -> list[Row]:
     """The keys, and the commands for a shell beside or below them."""
-    keys, commands = [hint for hint in hints if hint.label], [hint for hint in hints if not hint.label]
+    keys, commands = (
+        [hint for hint in hints if hint.label],
+        [hint for hint in hints if not hint.label],
+    )
     if width < WIDE - 4:
-        return [*_key_rows(keys, width), *(line(width, (hint.key, "code"), (f"   {hint.text}", "dim")) for hint in commands)]
+        return [
+            *_key_rows(keys, width),
+            *(line(width, (hint.key, "code"), (f"   {hint.text}", "dim")) for hint in commands),
+        ]
     half = width // 2 - 2
     left, right = _key_rows(keys, half), [line(half, ("In a shell:", "dim"))]
     column = max((cell_width(hint.key) for hint in commands), default=0)
     for hint in commands:
         if cell_width(hint.key) + cell_width(hint.text) + 5 <= half:
-            right.append(line(half, ("  ", ""), (hint.key.ljust(column), "code"), (f"   {hint.text}", "dim")))
+            right.append(
+                line(half, ("  ", ""), (hint.key.ljust(column), "code"), (f"   {hint.text}", "dim"))
+            )
         else:
-            right += [line(half, ("  ", ""), (hint.key, "code")), line(half, (f"      {hint.text}", "dim"))]
+            right += [
+                line(half, ("  ", ""), (hint.key, "code")),
+                line(half, (f"      {hint.text}", "dim")),
+            ]
     height = max(len(left), len(right))
     gap = [line(width - 2 * half) for _ in range(height)]
     return beside(fill(left, half, height), gap, fill(right, half, height))
@@ -227,55 +342,103 @@ def _key_rows(keys: Sequence[Hint], width: int) -> list[Row]:
     return rows
 
 
-# --- devices ------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 def _device_rows(
-    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], history: History, width: int, height: int, choice: GpuChoice
+    view: View,
+    gpus: Sequence[Device],
+    states: Mapping[str, GpuState],
+    history: History,
+    width: int,
+    height: int,
+    choice: GpuChoice,
 ) -> tuple[GpuTable, list[Row]]:
     """The table of the GPUs, then the host where a row is left."""
     host = next((device for device in view.devices if not device.is_gpu), None)
-    room = height - 1 if host is not None and (height > len(gpus) + 1 or height > MIN_LINES + 2) else height
+    room = (
+        height - 1
+        if host is not None and (height > len(gpus) + 1 or height > MIN_LINES + 2)
+        else height
+    )
     each = max(1, min(MAX_SPARK_ROWS, (room - 1) // len(gpus)))
     table = gpu_table(view, gpus, states, history, width, min(room, each * len(gpus) + 1), choice)
     if room == height or host is None:
         return table, fill(table.rows, width, height)
     return table, [
         *table.rows,
-        *_host_below(view, host, history, max(6, *(cell_width(gpu.id) for gpu in gpus)), table.trace, width, height - len(table.rows)),
+        *_host_below(
+            view,
+            host,
+            history,
+            max(6, *(cell_width(gpu.id) for gpu in gpus)),
+            table.trace,
+            width,
+            height - len(table.rows),
+        ),
     ]
 
 
-def _host_below(view: View, host: Device, history: History, ids: int, trace: tuple[int, int], width: int, height: int) -> list[Row]:
-    """The host, and where there is room the history of its cores below the histories of the GPUs. `trace`: the first cell of these and their cells."""
+def _host_below(
+    view: View,
+    host: Device,
+    history: History,
+    ids: int,
+    trace: tuple[int, int],
+    width: int,
+    height: int,
+) -> list[Row]:
+    """The host, and where there is room the history of its cores below the histories of the GPUs.
+    `trace`: the first cell of these and their cells."""
     cores = host_tiles(view)[0].traces
     traced = bool(cores) and height > 1
-    used, cells = trace if trace[1] and trace[0] >= HOST_FIGURES else (HOST_FIGURES, max(0, width - HOST_FIGURES))
-    *above, base = shaded(spark(history(cores[0].key, cells), height - 1, cores[0].high)) if traced else [[]]
+    used, cells = (
+        trace
+        if trace[1] and trace[0] >= HOST_FIGURES
+        else (HOST_FIGURES, max(0, width - HOST_FIGURES))
+    )
+    *above, base = (
+        shaded(spark(history(cores[0].key, cells), height - 1, cores[0].high)) if traced else [[]]
+    )
     room = used if traced else width
-    figures, name = fitting(named(view, HOST_BELOW, host.id), room - ids), plain(facts.short_name(host.name))
+    figures, name = (
+        fitting(named(view, HOST_BELOW, host.id), room - ids),
+        plain(facts.short_name(host.name)),
+    )
     if fitting([name], room - ids - sum(len(GAP) + cell_width(text) for text in figures)):
         figures.insert(0, name)
     text = line(room, fit(host.id, ids), *(GAP + figure for figure in figures))
-    return [*([blank(width)] if traced else []), *(line(width, " " * used, *texts) for texts in above), line(width, *text, *base)]
+    return [
+        *([blank(width)] if traced else []),
+        *(line(width, " " * used, *texts) for texts in above),
+        line(width, *text, *base),
+    ]
 
 
 def _host_rows(view: View, history: History, width: int, height: int) -> list[Row]:
-    """What the host does, each series with its history. All histories are equally high; what remains are gaps between the tiles."""
+    """What the host does, each series with its history. All histories are equally high; what
+    remains are gaps between the tiles."""
     host = next((device for device in view.devices if not device.is_gpu), None)
     rows = [line(width, (plain(host.name) if host else "", "dim"))] if height >= 8 else []
     room = max(1, height - len(rows))
-    traces = [(tile, n) for tile in host_tiles(view) for n in range(max(1, len(tile.traces)))][:room]
+    traces = [(tile, n) for tile in host_tiles(view) for n in range(max(1, len(tile.traces)))][
+        :room
+    ]
     each, more = divmod(room, max(1, len(traces)))
     firsts = [place for place, (_, n) in enumerate(traces) if n == 0]
-    gaps = firsts[-more:] if more >= len(firsts) - 1 > 0 else []  # between all tiles or between none
+    # between all tiles or between none
+    gaps = firsts[-more:] if more >= len(firsts) - 1 > 0 else []
     for place, (tile, n) in enumerate(traces):
-        rows += [*([blank(width)] if place in gaps else []), *_host_trace(tile, n, history, width, each)]
+        rows += [
+            *([blank(width)] if place in gaps else []),
+            *_host_trace(tile, n, history, width, each),
+        ]
     return fill(rows, width, height)
 
 
 def _example_rows(scenarios: Sequence[Scenario], width: int) -> list[Row]:
-    """Each scenario with its title in two columns; where a title would be cut, only the first group has titles."""
+    """Each scenario with its title in two columns; where a title would be cut, only the first group
+    has titles."""
     groups = grouped(scenarios)
     names = max((cell_width(scenario.name) for scenario in scenarios), default=0)
     each = (width - len(GAP)) // 2
@@ -286,9 +449,19 @@ def _example_rows(scenarios: Sequence[Scenario], width: int) -> list[Row]:
     for group, members in groups.items():
         cells += [line(each)] * (len(cells) == half - 1)  # no heading at the foot of a column
         cells.append(line(each, (group, "heading")))
-        cells += [line(each, f"  {fit(plain(scenario.name), names)}", (f"  {plain(scenario.title)}", "dim")) for scenario in members]
+        cells += [
+            line(
+                each, f"  {fit(plain(scenario.name), names)}", (f"  {plain(scenario.title)}", "dim")
+            )
+            for scenario in members
+        ]
     right = fill(cells[half:], each, max(half, len(cells) - half))
-    return [line(width, *row) for row in beside(fill(cells[:half], each, len(right)), [line(len(GAP))] * len(right), right)]
+    return [
+        line(width, *row)
+        for row in beside(
+            fill(cells[:half], each, len(right)), [line(len(GAP))] * len(right), right
+        )
+    ]
 
 
 def _short_examples(groups: Mapping[str, Sequence[Scenario]], width: int) -> list[Row]:
@@ -301,32 +474,49 @@ def _short_examples(groups: Mapping[str, Sequence[Scenario]], width: int) -> lis
             texts = wrap(", ".join(plain(scenario.name) for scenario in members), width - column)
             entries: list[Row] = [[(text, "")] for text in texts]
         else:
-            entries = [[(fit(plain(scenario.name), names), ""), (f"  {plain(scenario.title)}", "dim")] for scenario in members]
-        rows += [line(width, (fit("" if at else group, column), "heading"), *entry) for at, entry in enumerate(entries)]
+            entries = [
+                [(fit(plain(scenario.name), names), ""), (f"  {plain(scenario.title)}", "dim")]
+                for scenario in members
+            ]
+        rows += [
+            line(width, (fit("" if at else group, column), "heading"), *entry)
+            for at, entry in enumerate(entries)
+        ]
     return rows
 
 
 def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -> list[Row]:
-    """A series with its figure, and its history in the rest of the row. From three rows on, the first row is blank."""
+    """A series with its figure, and its history in the rest of the row. From three rows on, the
+    first row is blank."""
     column = min(42, width * 2 // 3)
     title = (fit(tile.title if n == 0 else "", 18), "dim")
     if not tile.traces:
-        rows = [line(width, title, (f"{fit(tile.figure.strip(), column - 20, '>')}  ", "dim"), (plain(tile.reason), "dim"))]
+        rows = [
+            line(
+                width,
+                title,
+                (f"{fit(tile.figure.strip(), column - 20, '>')}  ", "dim"),
+                (plain(tile.reason), "dim"),
+            )
+        ]
     else:
         trace = tile.traces[n]
         figure = trace.figure or tile.figure
         values = history(trace.key, max(0, width - column))
-        *above, base = shaded(spark(values, height - 1 if height >= 3 else height, trace.high, apart=True))
+        *above, base = shaded(
+            spark(values, height - 1 if height >= 3 else height, trace.high, apart=True)
+        )
         rows = [line(width, (" " * column, ""), *texts) for texts in above]
         rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", *base))
     return [*[blank(width)] * (height - len(rows)), *rows]
 
 
-# --- processes ----------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def _process_rows(view: View, width: int) -> tuple[list[Row], list[Row]]:
-    """The processes of each GPU, those with most memory first, below the heads of their columns; and notes about GPUs that do not report theirs."""
+    """The processes of each GPU, those with most memory first, below the heads of their columns;
+    and notes about GPUs that do not report theirs."""
     choice = ProcessFilter(sort="device")  # who uses which GPU
     entries = arrange(view.processes, choice)
     lines = process_lines(view, entries, choice, width, view.wall or None)

@@ -1,4 +1,5 @@
-"""The table of processes on the devices, and one process in full. Names and commands are text from outside: `plain` makes them safe."""
+"""The table of processes on the devices, and one process in full. Names and commands are text from
+outside: `plain` makes them safe."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import gpu_states
 
-# --- the table of processes on the devices -------------------------------------------------------------------
+# --- the table of processes on the devices --------------------------------------------------------
 
 Id = tuple[str, int, float]
 """Identifies a process on a device, also after its pid was reused."""
@@ -33,7 +34,8 @@ class ProcessFilter(NamedTuple):
 
 
 class ProcessEntry(NamedTuple):
-    """A line: a process; or, with `process` None, a parent of several processes that uses no device itself, with their sums."""
+    """A line: a process; or, with `process` None, a parent of several processes that uses no device
+    itself, with their sums."""
 
     process: Process | None
     depth: int = 0
@@ -50,7 +52,8 @@ def device_number(device: str) -> tuple[int, ...]:
 
 
 class _Order(NamedTuple):
-    """The initial direction of a sort order: `down` begins with the largest. Unknown values (None) are always last."""
+    """The initial direction of a sort order: `down` begins with the largest. Unknown values (None)
+    are always last."""
 
     down: bool
     key: Callable[[Process], float | str | tuple[int, ...] | None]
@@ -82,22 +85,35 @@ def arrange(processes: Iterable[Process], choice: ProcessFilter) -> list[Process
     in_order = [process for process in by_pid if order.key(process) is not None]
     in_order.sort(key=order.key, reverse=order.down != choice.reverse)  # type: ignore[arg-type]
     in_order += [process for process in by_pid if order.key(process) is None]
-    return _tree(in_order) if choice.tree else [ProcessEntry(process, pid=process.pid) for process in in_order]
+    return (
+        _tree(in_order)
+        if choice.tree
+        else [ProcessEntry(process, pid=process.pid) for process in in_order]
+    )
 
 
 def _matches(process: Process, needle: str) -> bool:
-    """Whether `needle` is part of a name, command, user, container or pid, or the name of the device or of its whole GPU."""
+    """Whether `needle` is part of a name, command, user, container or pid, or the name of the
+    device or of its whole GPU."""
     if not needle:
         return True
     wanted = needle.casefold().strip()
     if _DEVICE.fullmatch(wanted):
         return process.device == wanted or process.device.startswith(f"{wanted}/")
-    texts = (process.name, process.command, process.user, process.container, process.device, str(process.pid))
+    texts = (
+        process.name,
+        process.command,
+        process.user,
+        process.container,
+        process.device,
+        str(process.pid),
+    )
     return any(wanted in text.casefold() for text in texts)
 
 
 def _tree(processes: list[Process]) -> list[ProcessEntry]:
-    """Children under their parents, in the order of `processes`. Children of a missing parent are adjacent."""
+    """Children under their parents, in the order of `processes`. Children of a missing parent are
+    adjacent."""
     pids = {process.pid for process in processes}
     children: dict[int, list[Process]] = {}
     for process in processes:
@@ -116,7 +132,12 @@ def _tree(processes: list[Process]) -> list[ProcessEntry]:
     for process in processes:
         siblings = children.get(process.parent, [])
         top = not process.parent or process.parent not in pids or process.parent == process.pid
-        if top and process.parent > 1 and len({sibling.pid for sibling in siblings}) > 1 and identity(process) not in placed:
+        if (
+            top
+            and process.parent > 1
+            and len({sibling.pid for sibling in siblings}) > 1
+            and identity(process) not in placed
+        ):
             rows.append(ProcessEntry(None, 0, process.parent, tuple(siblings)))
             for sibling in siblings:
                 place(sibling, 1)
@@ -128,9 +149,11 @@ def _tree(processes: list[Process]) -> list[ProcessEntry]:
 
 
 class _ProcessColumn(NamedTuple):
-    """A column: what its cells say of a process at Unix time `wall` (None: not known), and of a parent, from its children.
+    """A column: what its cells say of a process at Unix time `wall` (None: not known), and of a
+    parent, from its children.
 
-    `shapes`: the first shape of the table with the column, and the first without it. The shapes from 0 on are ever narrower.
+    `shapes`: the first shape of the table with the column, and the first without it. The shapes
+    from 0 on are ever narrower.
     """
 
     name: str
@@ -155,7 +178,11 @@ def _memory(process: Process, wall: float | None) -> str:
 
 
 def _host_memory(process: Process, wall: float | None) -> str:
-    return units.NA if process.host_memory_bytes is None else units.size_bytes(process.host_memory_bytes)
+    return (
+        units.NA
+        if process.host_memory_bytes is None
+        else units.size_bytes(process.host_memory_bytes)
+    )
 
 
 def _memory_of_all(entry: ProcessEntry) -> str:
@@ -164,7 +191,11 @@ def _memory_of_all(entry: ProcessEntry) -> str:
 
 def _cpu_of_all(entry: ProcessEntry) -> str:
     """The CPU time of a child on two devices counts once."""
-    ratios = {process.pid: process.cpu_ratio for process in entry.children if process.cpu_ratio is not None}
+    ratios = {
+        process.pid: process.cpu_ratio
+        for process in entry.children
+        if process.cpu_ratio is not None
+    }
     return _percent(sum(ratios.values())) if ratios else ""
 
 
@@ -178,22 +209,55 @@ def _percent(ratio: float | None) -> str:
 
 _COLUMNS = (
     _ProcessColumn("device", "device", 6, "<", (0, 5), lambda process, wall: plain(process.device)),
-    _ProcessColumn("pid", "pid", 7, ">", (0, 6), lambda process, wall: str(process.pid), lambda entry: str(entry.pid)),
+    _ProcessColumn(
+        "pid",
+        "pid",
+        7,
+        ">",
+        (0, 6),
+        lambda process, wall: str(process.pid),
+        lambda entry: str(entry.pid),
+    ),
     _ProcessColumn("user", "user", 8, "<", (0, 4), _user),
     _ProcessColumn("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
-    _ProcessColumn("kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())),
+    _ProcessColumn(
+        "kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())
+    ),
     _ProcessColumn("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
-    _ProcessColumn("memory time", "mem rw", 6, ">", (0, 2), lambda process, wall: _percent(process.memory_time_ratio)),
+    _ProcessColumn(
+        "memory time",
+        "mem rw",
+        6,
+        ">",
+        (0, 2),
+        lambda process, wall: _percent(process.memory_time_ratio),
+    ),
     _ProcessColumn("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
-    _ProcessColumn("cpu", "CPU %", 6, ">", (0, 4), lambda process, wall: _percent(process.cpu_ratio), _cpu_of_all),
+    _ProcessColumn(
+        "cpu",
+        "CPU %",
+        6,
+        ">",
+        (0, 4),
+        lambda process, wall: _percent(process.cpu_ratio),
+        _cpu_of_all,
+    ),
     _ProcessColumn("host memory", "RSS", 8, ">", (0, 2), _host_memory),
     _ProcessColumn("age", "age", 6, ">", (0, 3), _age),
-    _ProcessColumn("container", "container", 12, "<", (0, 2), lambda process, wall: plain(process.container[:64])),
+    _ProcessColumn(
+        "container",
+        "container",
+        12,
+        "<",
+        (0, 2),
+        lambda process, wall: plain(process.container[:64]),
+    ),
 )
 
 
 class _ProcessLayout(NamedTuple):
-    """The columns that fit into `width` cells with `gap` cells after each, and the `room` that is left for the command."""
+    """The columns that fit into `width` cells with `gap` cells after each, and the `room` that is
+    left for the command."""
 
     width: int
     gap: int
@@ -212,7 +276,11 @@ def _layout(view: View, width: int, entries: Iterable[ProcessEntry]) -> _Process
     for shape in range(SHAPES):
         gap = 1 if shape else 2
         columns = tuple(
-            column._replace(width=ids if column.name == "device" else max(column.width, longest.get(column.name, 0)))
+            column._replace(
+                width=ids
+                if column.name == "device"
+                else max(column.width, longest.get(column.name, 0))
+            )
             for column in _COLUMNS
             if column.shapes[0] <= shape < column.shapes[1]
         )
@@ -222,12 +290,19 @@ def _layout(view: View, width: int, entries: Iterable[ProcessEntry]) -> _Process
     return _ProcessLayout(width, gap, columns, max(0, room))
 
 
-def process_lines(view: View, entries: list[ProcessEntry], choice: ProcessFilter, width: int, wall: float | None) -> Lines:
-    """The heads of the columns, the entries, and devices that do not report their processes. `wall`: Unix time of `view`, if known."""
+def process_lines(
+    view: View, entries: list[ProcessEntry], choice: ProcessFilter, width: int, wall: float | None
+) -> Lines:
+    """The heads of the columns, the entries, and devices that do not report their processes.
+    `wall`: Unix time of `view`, if known."""
     layout = _layout(view, width, entries)
     if not entries:
-        return text_lines([row for text in _why_empty(view, choice) for row in paragraph(text, width)])
-    notes = [line(width, (part, "dim")) for text in _missing(view) for part in wrap(text, max(8, width))]
+        return text_lines(
+            [row for text in _why_empty(view, choice) for row in paragraph(text, width)]
+        )
+    notes = [
+        line(width, (part, "dim")) for text in _missing(view) for part in wrap(text, max(8, width))
+    ]
     return Lines(
         [identity(entry.process) if entry.process is not None else None for entry in entries],
         lambda n, selected: _line(entries[n], selected, layout, wall),
@@ -250,8 +325,18 @@ def _heads(layout: _ProcessLayout, choice: ProcessFilter) -> Row:
     """The heads of the columns. The sort column is marked."""
     row: list[Segment] = []
     for column in layout.columns:
-        row += [(fit(column.head, column.width, column.align), "heading" if column.name == choice.sort else "dim"), (" " * layout.gap, "")]
-    return line(layout.width, *row, (fit("command", layout.room), "heading" if choice.sort == "name" else "dim"))
+        row += [
+            (
+                fit(column.head, column.width, column.align),
+                "heading" if column.name == choice.sort else "dim",
+            ),
+            (" " * layout.gap, ""),
+        ]
+    return line(
+        layout.width,
+        *row,
+        (fit("command", layout.room), "heading" if choice.sort == "name" else "dim"),
+    )
 
 
 def _line(entry: ProcessEntry, chosen: bool, layout: _ProcessLayout, wall: float | None) -> Row:
@@ -262,7 +347,9 @@ def _line(entry: ProcessEntry, chosen: bool, layout: _ProcessLayout, wall: float
         row += [(fit(text, column.width, column.align), style), (" " * layout.gap, "")]
     indent = "" if not entry.depth else "  " * (min(entry.depth, 8) - 1) + "└ "
     if entry.process is None:
-        row.append((f"parent of {len({process.pid for process in entry.children})}, on no device", "dim"))
+        row.append(
+            (f"parent of {len({process.pid for process in entry.children})}, on no device", "dim")
+        )
     else:
         text = title(entry.process, layout.room)
         row.append((indent + text, "dim" if text == units.NA else ""))
@@ -271,7 +358,8 @@ def _line(entry: ProcessEntry, chosen: bool, layout: _ProcessLayout, wall: float
 
 
 def title(process: Process, room: int) -> str:
-    """The command without the folder of its program; without a command, the name. At most `room` cells."""
+    """The command without the folder of its program; without a command, the name. At most `room`
+    cells."""
     text = process.command[:4096] or process.name
     if text.startswith("/"):
         program, blank, rest = text.partition(" ")
@@ -284,8 +372,15 @@ def _missing(view: View) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for device, reason in view.processes_missing.items():
         by_reason.setdefault(reason, []).append(device)
-    texts = [f"processes of {spans(devices)} n/a: {plain(reason)}" for reason, devices in by_reason.items()]
-    return texts if len(texts) <= 2 else [texts[0], f"and {len(texts) - 1} more reasons: {'; '.join(texts[1:])}"]
+    texts = [
+        f"processes of {spans(devices)} n/a: {plain(reason)}"
+        for reason, devices in by_reason.items()
+    ]
+    return (
+        texts
+        if len(texts) <= 2
+        else [texts[0], f"and {len(texts) - 1} more reasons: {'; '.join(texts[1:])}"]
+    )
 
 
 def _why_empty(view: View, choice: ProcessFilter) -> list[str]:
@@ -294,7 +389,11 @@ def _why_empty(view: View, choice: ProcessFilter) -> list[str]:
         return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]
     if view.processes:
         return [f"No process matches {plain(choice.needle)!r}; escape shows all."]
-    silent = [device.id for device in view.devices if device.is_gpu and device.id not in view.processes_missing]
+    silent = [
+        device.id
+        for device in view.devices
+        if device.is_gpu and device.id not in view.processes_missing
+    ]
     if not silent:
         return _missing(view)
     where = "a GPU" if not view.processes_missing else spans(silent)
@@ -302,22 +401,32 @@ def _why_empty(view: View, choice: ProcessFilter) -> list[str]:
     used = [device for device in silent if states[device].kind not in ("free", "lost")]
     if not used:
         return [*_missing(view), f"No process holds {where}."]
-    return [*_missing(view), f"No process is seen on {where}. What uses {spans(used)} is not visible here."]
+    return [
+        *_missing(view),
+        f"No process is seen on {where}. What uses {spans(used)} is not visible here.",
+    ]
 
 
 def question(process: Process, signal: str, width: int) -> Row:
-    """The question before a signal is sent. If there is little room, the command is cut, never the question."""
-    head, tail = f"send {signal} to {process.pid} ", "? [y/N]" + ("  (K: SIGKILL)" if signal != "SIGKILL" else "")
+    """The question before a signal is sent. If there is little room, the command is cut, never the
+    question."""
+    head, tail = (
+        f"send {signal} to {process.pid} ",
+        "? [y/N]" + ("  (K: SIGKILL)" if signal != "SIGKILL" else ""),
+    )
     room = max(0, width - cell_width(head) - len(tail))
     return line(width, (head, "alert"), title(process, room), (tail, "alert"))
 
 
-# --- one process in full -------------------------------------------------------------------------------------
+# --- one process in full --------------------------------------------------------------------------
 
 
 def paint_process(view: View, process: Process, width: int, wall: float | None) -> list[Row]:
     """All rows. `wall` is the Unix time of `view`, None: not known."""
-    rows = [heading(f"{process.pid}  {plain(process.name[:width]) or '(name n/a)'}", width), blank(width)]
+    rows = [
+        heading(f"{process.pid}  {plain(process.name[:width]) or '(name n/a)'}", width),
+        blank(width),
+    ]
     for label, text in _facts(view, process, wall):
         rows += labelled(f"  {label}", text or units.NA, width, 14, "dim" if not text else "")
     rows += [blank(width), heading("command line", width)]
@@ -328,15 +437,29 @@ def paint_process(view: View, process: Process, width: int, wall: float | None) 
 
 def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, str]]:
     device = next((device for device in view.devices if device.id == process.device), None)
-    memory = units.size_bytes(process.memory_bytes).strip() if process.memory_bytes is not None else ""
+    memory = (
+        units.size_bytes(process.memory_bytes).strip() if process.memory_bytes is not None else ""
+    )
     if memory and device is not None and device.memory_bytes:
-        memory += f", {units.percent((process.memory_bytes or 0) / device.memory_bytes).strip()} of the device"
+        memory += (
+            f", {units.percent((process.memory_bytes or 0) / device.memory_bytes).strip()} of the"
+            " device"
+        )
     user = plain(process.user[:200])
     if process.uid is not None:
         user = f"{user} (uid {process.uid})" if user else f"uid {process.uid}"
-    others = sorted({other.device for other in view.processes if other.pid == process.pid and other.device != process.device})
+    others = sorted(
+        {
+            other.device
+            for other in view.processes
+            if other.pid == process.pid and other.device != process.device
+        }
+    )
     return [
-        ("device", f"{process.device}   {facts.short_name(device.name)}" if device else process.device),
+        (
+            "device",
+            f"{process.device}   {facts.short_name(device.name)}" if device else process.device,
+        ),
         ("also on", ", ".join(others) or "no other device"),
         ("kind", plain(process.kind[:100])),
         ("user", user),
@@ -347,12 +470,23 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
         ("SM", units.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
         (
             "mem time",
-            f"{units.percent(process.memory_time_ratio).strip()} of the time reads or writes device memory"
+            (
+                f"{units.percent(process.memory_time_ratio).strip()} of the time reads or writes"
+                " device memory"
+            )
             if process.memory_time_ratio is not None
             else "",
         ),
-        ("CPU", f"{process.cpu_ratio * 100:.0f} % of a core" if process.cpu_ratio is not None else ""),
-        ("RSS", f"{units.size_bytes(process.host_memory_bytes).strip()} of host memory" if process.host_memory_bytes is not None else ""),
+        (
+            "CPU",
+            f"{process.cpu_ratio * 100:.0f} % of a core" if process.cpu_ratio is not None else "",
+        ),
+        (
+            "RSS",
+            f"{units.size_bytes(process.host_memory_bytes).strip()} of host memory"
+            if process.host_memory_bytes is not None
+            else "",
+        ),
     ]
 
 
@@ -360,7 +494,11 @@ def _parent(view: View, process: Process) -> str:
     if not process.parent:
         return ""
     parent = next((other for other in view.processes if other.pid == process.parent), None)
-    return f"{process.parent}  {plain(parent.name[:200])}" if parent else f"{process.parent}  (uses no device)"
+    return (
+        f"{process.parent}  {plain(parent.name[:200])}"
+        if parent
+        else f"{process.parent}  (uses no device)"
+    )
 
 
 def _started(process: Process, wall: float | None) -> str:

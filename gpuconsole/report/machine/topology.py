@@ -1,4 +1,5 @@
-"""The paths between GPUs as a matrix, with the place of each GPU. If the matrix is too large, equal GPUs form groups."""
+"""The paths between GPUs as a matrix, with the place of each GPU. If the matrix is too large, equal
+GPUs form groups."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _MEANINGS = {
 
 
 class Net(NamedTuple):
-    """The GPUs in order, the path of each pair in both directions, and groups of GPUs with the same links and the same place.
+    """The GPUs in order, the path of each pair in both directions, and groups of GPUs with the same
+    links and the same place.
 
     `used` are the existing paths, the fastest first. `sentence` describes the topology in words.
     """
@@ -58,7 +60,9 @@ def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
         else:
             groups.append([gpu])
     used = {net.path(a.id, b.id) for a in gpus for b in gpus if a is not b}
-    net = net._replace(groups=tuple(tuple(group) for group in groups), used=tuple(sorted(used, key=_rank)))
+    net = net._replace(
+        groups=tuple(tuple(group) for group in groups), used=tuple(sorted(used, key=_rank))
+    )
     return net._replace(sentence=_sentence(net))
 
 
@@ -66,7 +70,11 @@ def _alike(net: Net, gpu: Device, other: Device) -> bool:
     """Whether both GPUs have the same path to every other GPU, and the same place."""
     if _place(gpu) != _place(other):
         return False
-    return all(net.path(gpu.id, third.id) == net.path(other.id, third.id) for third in net.gpus if third.id not in (gpu.id, other.id))
+    return all(
+        net.path(gpu.id, third.id) == net.path(other.id, third.id)
+        for third in net.gpus
+        if third.id not in (gpu.id, other.id)
+    )
 
 
 def _place(gpu: Device) -> tuple[str, str]:
@@ -77,7 +85,9 @@ def wants_folding(net: Net, width: int, height: int) -> bool:
     """Whether the matrix of single GPUs does not fit, and groups would be fewer."""
     count = len(net.gpus)
     room = height - _FRAME
-    return len(net.groups) < count and (_label_width(net, False) + CELL * count > width or count > room)
+    return len(net.groups) < count and (
+        _label_width(net, False) + CELL * count > width or count > room
+    )
 
 
 _FRAME = 7
@@ -98,7 +108,8 @@ class _TopologyColumn(NamedTuple):
 
 
 def topology_lines(view: View, net: Net, folded: bool, first_column: int, width: int) -> Lines:
-    """A sentence, the matrix from `first_column` on, and the meaning of its words. `folded`: groups in place of single GPUs."""
+    """A sentence, the matrix from `first_column` on, and the meaning of its words. `folded`: groups
+    in place of single GPUs."""
     if len(net.gpus) < 2:
         return text_lines(_too_few(view, net, width))
     lines, columns = _lines(net, folded), _columns(view, net, folded)
@@ -110,11 +121,25 @@ def topology_lines(view: View, net: Net, folded: bool, first_column: int, width:
     def row(n: int, selected: bool) -> Row:
         gpus = lines[n].gpus
         lost = any(gpu.id in view.lost for gpu in gpus)
-        style = "alert" if lost else "accent" if any(gpu.id == view.device.partition("/")[0] for gpu in gpus) else ""
-        painted = line(width, (fit(lines[n].label, label), style), *(column.cell(lines[n]) for column in visible))
+        style = (
+            "alert"
+            if lost
+            else "accent"
+            if any(gpu.id == view.device.partition("/")[0] for gpu in gpus)
+            else ""
+        )
+        painted = line(
+            width,
+            (fit(lines[n].label, label), style),
+            *(column.cell(lines[n]) for column in visible),
+        )
         return [("".join(text for text, _ in painted), "mark")] if selected else painted
 
-    above = [*paragraph(net.sentence, width), blank(width), line(width, (" " * label + head, "dim"), ("  …" if more > 0 else "", "dim"))]
+    above = [
+        *paragraph(net.sentence, width),
+        blank(width),
+        line(width, (" " * label + head, "dim"), ("  …" if more > 0 else "", "dim")),
+    ]
     legend = [blank(width), *_legend(net, width)]
     return Lines([entry.label for entry in lines], row, above, lambda key: legend)
 
@@ -123,7 +148,9 @@ def last_column(view: View, net: Net, folded: bool, width: int) -> int:
     """The first column of the last page: from this column on, all columns are visible."""
     columns = _columns(view, net, folded)
     room = width - _label_width(net, folded)
-    return next((n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0)
+    return next(
+        (n for n in range(len(columns)) if len(_fitting(columns, n, room)) == len(columns) - n), 0
+    )
 
 
 def _fitting(columns: list[_TopologyColumn], first: int, room: int) -> list[_TopologyColumn]:
@@ -135,7 +162,10 @@ def _fitting(columns: list[_TopologyColumn], first: int, room: int) -> list[_Top
 def _lines(net: Net, folded: bool) -> list[_MatrixLine]:
     if not folded:
         return [_MatrixLine(gpu.id, (gpu,)) for gpu in net.gpus]
-    return [_MatrixLine(f"{letters(n):<2} {spans(gpu.id for gpu in group)}", group) for n, group in enumerate(net.groups)]
+    return [
+        _MatrixLine(f"{letters(n):<2} {spans(gpu.id for gpu in group)}", group)
+        for n, group in enumerate(net.groups)
+    ]
 
 
 def _label_width(net: Net, folded: bool) -> int:
@@ -145,21 +175,31 @@ def _label_width(net: Net, folded: bool) -> int:
 def _columns(view: View, net: Net, folded: bool) -> list[_TopologyColumn]:
     """A path to each GPU or group, then the place of the GPUs and the traffic on their links."""
     to_others = [
-        _TopologyColumn(letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to))
+        _TopologyColumn(
+            letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to)
+        )
         for n, to in enumerate(_lines(net, folded))
     ]
     traffic = [
-        _TopologyColumn(heading, 11, partial(_traffic, view, metric)) for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))
+        _TopologyColumn(heading, 11, partial(_traffic, view, metric))
+        for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))
     ]
     counts = _TopologyColumn("NVLinks", 10, lambda entry: _padded(_counts(view, entry), 10))
-    places = [_fact_column(net, "NUMA", "numa_node", 8), _fact_column(net, "CPUs", "cpu_affinity", 8)]
+    places = [
+        _fact_column(net, "NUMA", "numa_node", 8),
+        _fact_column(net, "CPUs", "cpu_affinity", 8),
+    ]
     address = [] if folded else [_fact_column(net, "PCI address", "pci", 13)]
     return [*to_others, *places, counts, *traffic, *address]
 
 
 def _fact_column(net: Net, head: str, name: str, least: int) -> _TopologyColumn:
     width = min(40, max([least, *(len(gpu.facts.get(name, "")) + 2 for gpu in net.gpus)]))
-    return _TopologyColumn(head, width, lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width))
+    return _TopologyColumn(
+        head,
+        width,
+        lambda entry: _padded(plain(entry.gpus[0].facts.get(name, "")) or units.NA, width),
+    )
 
 
 def _padded(text: str, width: int) -> Segment:
@@ -170,12 +210,17 @@ def _path(net: Net, entry: _MatrixLine, to: _MatrixLine) -> Segment:
     """The path to another line; within a group, the path between any two of its GPUs."""
     other = to.gpus[-1] if entry == to else to.gpus[0]
     path = net.path(entry.gpus[0].id, other.id)
-    return f"{path:>{CELL}}"[:CELL], "accent" if path.startswith("NV") else "dim" if path in (SELF, UNKNOWN) else ""
+    return f"{path:>{CELL}}"[:CELL], "accent" if path.startswith("NV") else "dim" if path in (
+        SELF,
+        UNKNOWN,
+    ) else ""
 
 
 def _latest(view: View, metric: str, gpus: Sequence[Device]) -> list[float]:
     """The values of the GPUs that report one."""
-    values = (view.latest.get(series_key(metric, gpu.id)) for gpu in gpus if gpu.id not in view.lost)
+    values = (
+        view.latest.get(series_key(metric, gpu.id)) for gpu in gpus if gpu.id not in view.lost
+    )
     return [value for value in values if value is not None]
 
 
@@ -205,11 +250,17 @@ def _sentence(net: Net) -> str:
     if net.used == (UNKNOWN,):
         return "The driver did not report how the GPUs are linked."
     if len(net.used) == 1:
-        return f"{spans(gpu.id for gpu in net.gpus)}: {_in_words(net.used[0])} from each to every other."
+        return (
+            f"{spans(gpu.id for gpu in net.gpus)}: {_in_words(net.used[0])} from each to every"
+            " other."
+        )
     within = {net.path(group[0].id, group[-1].id) for group in net.groups if len(group) > 1}
     between = {net.path(a[0].id, b[0].id) for a in net.groups for b in net.groups if a is not b}
     inside = f"{_either(within)} within a group, " if within else ""
-    return f"{count} GPUs in {len(net.groups)} groups with equal links: {inside}{_either(between)} between groups."
+    return (
+        f"{count} GPUs in {len(net.groups)} groups with equal links: {inside}{_either(between)}"
+        " between groups."
+    )
 
 
 def _either(paths: set[str]) -> str:
@@ -235,7 +286,10 @@ def _rank(path: str) -> tuple[int, int, str]:
 
 def _legend(net: Net, width: int) -> list[Row]:
     """The meaning of the words in use, the fastest path first."""
-    meanings = [f"{path}: {_meaning(path)}" for path in net.used] + [f"{SELF}: itself", "in, out: current traffic over NVLink"]
+    meanings = [f"{path}: {_meaning(path)}" for path in net.used] + [
+        f"{SELF}: itself",
+        "in, out: current traffic over NVLink",
+    ]
     rows: list[Row] = []
     text = ""
     for meaning in meanings:
@@ -248,10 +302,20 @@ def _legend(net: Net, width: int) -> list[Row]:
 
 def _too_few(view: View, net: Net, width: int) -> list[Row]:
     if not net.gpus:
-        return paragraph(f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here.", width)
+        return paragraph(
+            f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here.", width
+        )
     gpu = net.gpus[0]
     numa, cpus = _place(gpu)
-    facts = [f"NUMA node {plain(numa)}" if numa else "", f"CPUs {plain(cpus)}" if cpus else "", f"PCI {plain(gpu.facts.get('pci', ''))}"]
+    facts = [
+        f"NUMA node {plain(numa)}" if numa else "",
+        f"CPUs {plain(cpus)}" if cpus else "",
+        f"PCI {plain(gpu.facts.get('pci', ''))}",
+    ]
     return paragraph(
-        f"One GPU: there is no path to another. {gpu.id}: {', '.join(fact for fact in facts if fact.strip('PCI '))}".rstrip(": "), width
+        (
+            f"One GPU: there is no path to another. {gpu.id}:"
+            f" {', '.join(fact for fact in facts if fact.strip('PCI '))}"
+        ).rstrip(": "),
+        width,
     )

@@ -1,7 +1,8 @@
-"""Prometheus: the newest value of every metric of every device. Each metric has our name. A metric that DCGM has too is also exported
-under DCGM's name.
+"""Prometheus: the newest value of every metric of every device. Each metric has our name. A metric
+that DCGM has too is also exported under DCGM's name.
 
-A value that is old, lost or n/a is absent, and the reason is exported. Such a value is never exported as zero.
+A value that is old, lost or n/a is absent, and the reason is exported. Such a value is never
+exported as zero.
 """
 
 from __future__ import annotations
@@ -31,15 +32,28 @@ OWN = {
     "gpuconsole_build_info": "The exporter's version.",
     "gpuconsole_device_info": "A device and its fixed properties.",
     "gpuconsole_device_lost": "1 for a device that the driver has lost, with the reason.",
-    "gpuconsole_device_unreadable": "1 for a GPU that gives no value at all, such as one without a handle, with the reason.",
+    "gpuconsole_device_unreadable": (
+        "1 for a GPU that gives no value at all, such as one without a handle, with the reason."
+    ),
     "gpuconsole_unavailable": "1 for a metric that a device cannot report, with the reason.",
-    "gpuconsole_sample_age_seconds": "Age of the newest sample of a device. Old values are not exported.",
+    "gpuconsole_sample_age_seconds": (
+        "Age of the newest sample of a device. Old values are not exported."
+    ),
     "gpuconsole_sampler_up": "Whether the process that reads the devices runs and reports.",
     "gpuconsole_sampler_restarts_total": "How often this process was started again.",
-    "gpuconsole_run_attainable_ratio": "Rate of the current run over the rate that this hardware could reach for its work. Above 1: the peaks in use are too low.",
-    "gpuconsole_run_valid": "1 if the numbers of the current serving run are valid, 0 if they are degraded or invalid.",
-    "gpuconsole_model_server_up": "1 while the model server of the current run answers requests, else 0.",
-    "gpuconsole_source_stuck_seconds": "Seconds without an answer from a source of metrics; 0 while it answers.",
+    "gpuconsole_run_attainable_ratio": (
+        "Rate of the current run over the rate that this hardware could reach for its work. Above"
+        " 1: the peaks in use are too low."
+    ),
+    "gpuconsole_run_valid": (
+        "1 if the numbers of the current serving run are valid, 0 if they are degraded or invalid."
+    ),
+    "gpuconsole_model_server_up": (
+        "1 while the model server of the current run answers requests, else 0."
+    ),
+    "gpuconsole_source_stuck_seconds": (
+        "Seconds without an answer from a source of metrics; 0 while it answers."
+    ),
     "gpuconsole_source_period_seconds": "Real time between two readings of a source.",
 }
 
@@ -54,11 +68,14 @@ def exported_name(metric: Declared) -> str:
 
 NAMES = {name: exported_name(metric) for name, metric in CATALOGUE.items()}
 # Prometheus' linter rejects a name that contains its type.
-EXPORTED_FIELDS = tuple(field for field in FIELDS if field.kind != "rate" and not field.field.endswith("_COUNTER"))
+EXPORTED_FIELDS = tuple(
+    field for field in FIELDS if field.kind != "rate" and not field.field.endswith("_COUNTER")
+)
 
 
 def exported_names() -> set[str]:
-    """Every series name that an exporter may show, except the metrics of the exporter's own process."""
+    """Every series name that an exporter may show, except the metrics of the exporter's own
+    process."""
     return {*NAMES.values(), *(field.field for field in EXPORTED_FIELDS), XID_FIELD, *OWN}
 
 
@@ -81,13 +98,19 @@ class ScrapeCollector(Collector):
         for name, metric in CATALOGUE.items():
             if name.startswith("server."):
                 continue  # a model server has its own /metrics page
-            readings = [(device, values[name]) for device, values in self._scrape.values.items() if name in values]
+            readings = [
+                (device, values[name])
+                for device, values in self._scrape.values.items()
+                if name in values
+            ]
             if not readings:
                 continue
             of_gpu = name.startswith("gpu.")
             family = _family(metric, ("device", "uuid", "model") if of_gpu else ("device",))
             for device, value in readings:
-                family.add_metric([visible(device), *(self._identity(device) if of_gpu else ())], value)
+                family.add_metric(
+                    [visible(device), *(self._identity(device) if of_gpu else ())], value
+                )
             yield family
 
     def _identity(self, device: str) -> tuple[str, str]:
@@ -95,27 +118,49 @@ class ScrapeCollector(Collector):
         return (visible(gpu.uuid), visible(gpu.name)) if gpu else ("", "")
 
     def _dcgm(self) -> Iterator[Metric]:
-        gpus = [(device, self._scrape.values.get(device.id, {})) for device in self._scrape.devices if device.is_gpu and not device.is_mig]
+        gpus = [
+            (device, self._scrape.values.get(device.id, {}))
+            for device in self._scrape.devices
+            if device.is_gpu and not device.is_mig
+        ]
         for field in EXPORTED_FIELDS:
             metric = CATALOGUE[field.metric]
-            # The counters of dcgm-exporter have no `_total`, which prometheus-client adds to counters.
-            family = Metric(field.field, f"Same meaning as in DCGM. {_help(metric)}", "gauge" if field.kind == "gauge" else "unknown")
+            # The counters of dcgm-exporter have no `_total`, which prometheus-client adds to
+            # counters.
+            family = Metric(
+                field.field,
+                f"Same meaning as in DCGM. {_help(metric)}",
+                "gauge" if field.kind == "gauge" else "unknown",
+            )
             for device, values in gpus:
                 if device.is_unified and field.field.startswith("DCGM_FI_DEV_FB_"):
                     continue  # DCGM has no figures of unified memory
-                if field.metric in values and (not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())):
-                    family.add_sample(field.field, self._dcgm_labels(device), _tidy(values[field.metric] / field.factor))
+                if field.metric in values and (
+                    not field.only_with or field.only_with in self._scrape.usual.get(device.id, ())
+                ):
+                    family.add_sample(
+                        field.field,
+                        self._dcgm_labels(device),
+                        _tidy(values[field.metric] / field.factor),
+                    )
             if family.samples:
                 yield family
-        xids = Metric(XID_FIELD, "Same meaning as in DCGM. The last error (XID) of the GPU; 0 when there was no error.", "gauge")
+        xids = Metric(
+            XID_FIELD,
+            "Same meaning as in DCGM. The last error (XID) of the GPU; 0 when there was no error.",
+            "gauge",
+        )
         for device, values in gpus:
             if "gpu.xid_errors" in values:  # without this metric, XID errors are not monitored
-                xids.add_sample(XID_FIELD, self._dcgm_labels(device), self._scrape.last_xid.get(device.id, 0))
+                xids.add_sample(
+                    XID_FIELD, self._dcgm_labels(device), self._scrape.last_xid.get(device.id, 0)
+                )
         if xids.samples:
             yield xids
 
     def _dcgm_labels(self, device: Device) -> dict[str, str]:
-        """The labels of dcgm-exporter, except `modelName`: Prometheus' linter rejects this label. `gpuconsole_device_info` reports the model."""
+        """The labels of dcgm-exporter, except `modelName`: Prometheus' linter rejects this label.
+        `gpuconsole_device_info` reports the model."""
         index = device.id.rpartition(":")[2]
         labels = {
             "gpu": index,
@@ -130,7 +175,12 @@ class ScrapeCollector(Collector):
         scrape = self._scrape
         info = InfoMetricFamily("gpuconsole_device", OWN["gpuconsole_device_info"])
         for device in scrape.devices:
-            facts = {"uuid": device.uuid, "model": device.name, "pcie": device.pcie, "nvlink": device.nvlink}
+            facts = {
+                "uuid": device.uuid,
+                "model": device.name,
+                "pcie": device.pcie,
+                "nvlink": device.nvlink,
+            }
             facts |= {"memory": UNIFIED} if device.is_unified else {}
             driver = scrape.driver if device.is_gpu else ""
             labels = {"device": device.id, **facts, "driver": driver}
@@ -173,7 +223,9 @@ class ScrapeCollector(Collector):
         up = _own_gauge("gpuconsole_sampler_up")
         up.add_metric([], float(scrape.sampler_up))
         restarts = CounterMetricFamily(
-            "gpuconsole_sampler_restarts", OWN["gpuconsole_sampler_restarts_total"], value=scrape.sampler_restarts
+            "gpuconsole_sampler_restarts",
+            OWN["gpuconsole_sampler_restarts_total"],
+            value=scrape.sampler_restarts,
         )
         age = _own_gauge("gpuconsole_sample_age_seconds", "device")
         for name, age_s in scrape.ages_s.items():
@@ -201,5 +253,6 @@ def _own_gauge(name: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _tidy(value: float) -> float:
-    """`value` rounded to 15 digits: the conversion from a ratio to percent can give 56.99999999999999 for 57."""
+    """`value` rounded to 15 digits: the conversion from a ratio to percent can give
+    56.99999999999999 for 57."""
     return float(f"{value:.15g}")

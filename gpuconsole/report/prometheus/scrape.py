@@ -30,7 +30,8 @@ class ServingRun(NamedTuple):
 
 
 class AttainedRun(NamedTuple):
-    """An active run with its reached share of the attainable rate, and what limits the run at the attainable rate."""
+    """An active run with its reached share of the attainable rate, and what limits the run at the
+    attainable rate."""
 
     scenario: str
     bound: str
@@ -41,8 +42,8 @@ class AttainedRun(NamedTuple):
 class Scrape:
     """The fresh values, by device and metric, and the reasons for missing values. Immutable.
 
-    `usual`: for each device, the metrics that came from its usual reader. `sources`: for each source, its stuck time and its period
-    in seconds.
+    `usual`: for each device, the metrics that came from its usual reader. `sources`: for each
+    source, its stuck time and its period in seconds.
     """
 
     devices: tuple[Device, ...]
@@ -70,22 +71,33 @@ def scrape(state: SessionState, t: float) -> Scrape:
     now, readings = state.session_time(t), state.readings
     silent_s = sampler_silence_s(state, now)
     values = fresh_values(state, now)
-    ages = {device.id: now - at for device in state.devices if (at := reported_at(state, device.id)) is not None}
+    ages = {
+        device.id: now - at
+        for device in state.devices
+        if (at := reported_at(state, device.id)) is not None
+    }
     no_gpu = {"gpu": {"gpu.*": state.no_gpu_reason}} if state.no_gpu_reason else {}
     return Scrape(
         devices=tuple(state.devices),
         driver=state.driver or "",
         values=values,
         usual={
-            device: frozenset(metric for metric, key, _ in readings.values(device) if readings.readers.get(key, USUAL) == USUAL)
+            device: frozenset(
+                metric
+                for metric, key, _ in readings.values(device)
+                if readings.readers.get(key, USUAL) == USUAL
+            )
             for device in values
         },
-        unavailable=no_gpu | {device: dict(reasons) for device, reasons in state.unavailable.items()},
+        unavailable=no_gpu
+        | {device: dict(reasons) for device, reasons in state.unavailable.items()},
         lost=dict(state.lost),
         unreadable=unreadable_gpus(state, now),
         last_xid=dict(state.last_xid),
         ages_s=ages,
-        sources={name: (stuck_s(source, t), source.period_s) for name, source in state.sources.items()},
+        sources={
+            name: (stuck_s(source, t), source.period_s) for name, source in state.sources.items()
+        },
         sampler_up=sampler_up(state, now),
         sampler_silent_s=silent_s if silent_s > stale_s(state) else 0.0,
         sampler_restarts=state.sampler_restarts,
@@ -105,14 +117,20 @@ def _serving(state: SessionState) -> ServingRun | None:
     if record is None or record.serving is None or record.closed_t is not None:
         return None
     validity = run_now(state, record).validity
-    return ServingRun(record.run.scenario, validity.verdict if validity else "", record.serving.outages.current is None)
+    return ServingRun(
+        record.run.scenario,
+        validity.verdict if validity else "",
+        record.serving.outages.current is None,
+    )
 
 
 def _attained(state: SessionState) -> AttainedRun | None:
     record = state.record
     if record is None or record.closed_t is not None:
         return None
-    attainable = with_figures(run_now(state, record), state.devices, state.environment.calibration, lambda name: ()).attainable
+    attainable = with_figures(
+        run_now(state, record), state.devices, state.environment.calibration, lambda name: ()
+    ).attainable
     if attainable is None or attainable.share_ratio is None:
         return None
     return AttainedRun(record.run.scenario, attainable.bound or "", attainable.share_ratio)

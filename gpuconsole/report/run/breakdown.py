@@ -1,4 +1,5 @@
-"""The step breakdown as a bar with a legend; the attainable rate of a run, with the waterfall down to the reached rate; and the places of the program that take the time."""
+"""The step breakdown as a bar with a legend; the attainable rate of a run, with the waterfall down
+to the reached rate; and the places of the program that take the time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from gpuconsole.report.run.serving import ours, serving_rows
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-# --- the step breakdown ----------------------------------------------------------------------------------------
+# --- the step breakdown ---------------------------------------------------------------------------
 
 SMALLEST = 0.005
 LOOKS: dict[str, tuple[str, str]] = {
@@ -39,16 +40,23 @@ LOOKS: dict[str, tuple[str, str]] = {
     "decode": ("▒", "backward"),
     "transport": ("░", "wait"),
 }
-"""The letter and the style of each phase, in every bar, legend and chart. All waits have one colour, and each kind of work has its own. The density
-separates neighbours, also without colour: parts that are often missing are between them."""
+"""The letter and the style of each phase, in every bar, legend and chart. All waits have one
+colour, and each kind of work has its own. The density separates neighbours, also without colour:
+parts that are often missing are between them."""
 
 
-NAMES = {"data_wait": "data wait", "h2d": "copy to GPU", "comm": "communication", "client_queue": "client queue"}
+NAMES = {
+    "data_wait": "data wait",
+    "h2d": "copy to GPU",
+    "comm": "communication",
+    "client_queue": "client queue",
+}
 """Plain words for parts whose names in files are short."""
 
 
 def paint_steps(view: View, width: int, height: int) -> list[Row]:
-    """The bar behind the time of a step or of a request, its legend, then what belongs to this kind of run."""
+    """The bar behind the time of a step or of a request, its legend, then what belongs to this kind
+    of run."""
     run = view.run
     parts = visible_parts(run.summary.phases_ratio if run else {})
     if not parts and (before := _before(view)) is not None:
@@ -59,26 +67,49 @@ def paint_steps(view: View, width: int, height: int) -> list[Row]:
             if run is not None and run.serves and run.summary.requests
             else _nothing(view)
         )
-        below = serving_rows(view, run, width, height - 1) if run is not None and run.serves and run.summary.requests else []
+        below = (
+            serving_rows(view, run, width, height - 1)
+            if run is not None and run.serves and run.summary.requests
+            else []
+        )
         return fill([line(width, (why, "dim")), *below], width, height)
     head = _head(view, run)
     rows = [line(width, head, *_bar(parts, width - cell_width(head[0])))]
-    below = serving_rows(view, run, width, height - 2) if run.serves else _spread(run, width)[: max(0, height - 2)]
+    below = (
+        serving_rows(view, run, width, height - 2)
+        if run.serves
+        else _spread(run, width)[: max(0, height - 2)]
+    )
     step_s = _step_s(run) if width >= 100 else None
-    return fill([*rows, *_legend(parts, step_s, width, height - 1 - len(below)), *below], width, height)
+    return fill(
+        [*rows, *_legend(parts, step_s, width, height - 1 - len(below)), *below], width, height
+    )
 
 
 def _before(view: View) -> Run | None:
     """The run before a kept change, while the run with the change has no steps yet."""
     runs = facts.chain(view)
-    return runs[-2] if len(runs) > 1 and facts.active(view) and visible_parts(runs[-2].summary.phases_ratio) else None
+    return (
+        runs[-2]
+        if len(runs) > 1 and facts.active(view) and visible_parts(runs[-2].summary.phases_ratio)
+        else None
+    )
 
 
 def _dimmed(before: Run, width: int, height: int) -> list[Row]:
     """The bar and the legend of the run before a kept change, without colours."""
     parts, step_s = visible_parts(before.summary.phases_ratio), _step_s(before)
-    head = f"before: mean {'request' if before.serves else 'step'} {units.duration(step_s).strip() if step_s is not None else ''} "
-    rows = [line(width, (head, "dim"), *((text, "dim") for text, _ in _bar(parts, width - cell_width(head))))]
+    head = (
+        f"before: mean {'request' if before.serves else 'step'}"
+        f" {units.duration(step_s).strip() if step_s is not None else ''} "
+    )
+    rows = [
+        line(
+            width,
+            (head, "dim"),
+            *((text, "dim") for text, _ in _bar(parts, width - cell_width(head))),
+        )
+    ]
     legend = _legend(parts, step_s if width >= 100 else None, width, height - 1)
     return [*rows, *([(text, "dim") for text, _ in row] for row in legend)]
 
@@ -93,15 +124,25 @@ def _head(view: View, run: Run) -> Segment:
     head = "request" if run.serves else "step"
     if view.down:
         head = "request before the outage"
-    elif len(run.ranks) > 1 and (leader := next((rank.rank for rank in run.ranks if rank.leads), None)) is not None:
+    elif (
+        len(run.ranks) > 1
+        and (leader := next((rank.rank for rank in run.ranks if rank.leads), None)) is not None
+    ):
         head = f"step of rank {leader}:"
     seconds = _step_s(run)
-    return (f"mean {head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ", "title")
+    return (
+        f"mean {head} {units.duration(seconds).strip()} " if seconds is not None else f"{head} ",
+        "title",
+    )
 
 
 def visible_parts(ratios: dict[str, float]) -> list[tuple[str, float]]:
     """Phases that take at least half a percent, in the order of a step or of a request."""
-    return [(name, ratios[name]) for name in (*IN_A_STEP, *SERVING_PHASES) if ratios.get(name, 0.0) >= SMALLEST]
+    return [
+        (name, ratios[name])
+        for name in (*IN_A_STEP, *SERVING_PHASES)
+        if ratios.get(name, 0.0) >= SMALLEST
+    ]
 
 
 def breakdown_segments(run: Run) -> list[Segment]:
@@ -109,8 +150,14 @@ def breakdown_segments(run: Run) -> list[Segment]:
     segments: list[Segment] = []
     step_s = _step_s(run)
     for name, ratio in sorted(visible_parts(run.summary.phases_ratio), key=lambda part: -part[1]):
-        segments += [("   " if segments else "", ""), (f"{name} ", ""), (units.percent(ratio).strip(), "title")]
-        segments += [(f" {units.duration(ratio * step_s).strip()}", "dim")] if step_s is not None else []
+        segments += [
+            ("   " if segments else "", ""),
+            (f"{name} ", ""),
+            (units.percent(ratio).strip(), "title"),
+        ]
+        segments += (
+            [(f" {units.duration(ratio * step_s).strip()}", "dim")] if step_s is not None else []
+        )
     return segments
 
 
@@ -127,11 +174,20 @@ def columns_of(parts: list[tuple[str, float]], width: int) -> list[int]:
 
 def _bar(parts: list[tuple[str, float]], width: int) -> Row:
     columns = columns_of(parts, width)
-    return line(width, *((LOOKS[name][0] * count, LOOKS[name][1]) for (name, _), count in zip(parts, columns, strict=True)))
+    return line(
+        width,
+        *(
+            (LOOKS[name][0] * count, LOOKS[name][1])
+            for (name, _), count in zip(parts, columns, strict=True)
+        ),
+    )
 
 
-def _legend(parts: list[tuple[str, float]], step_s: float | None, width: int, height: int) -> list[Row]:
-    """Each part with its share, and its time if there is room. If not all parts fit, only the largest parts."""
+def _legend(
+    parts: list[tuple[str, float]], step_s: float | None, width: int, height: int
+) -> list[Row]:
+    """Each part with its share, and its time if there is room. If not all parts fit, only the
+    largest parts."""
     timed = _flow(parts, width, step_s) if step_s is not None else []
     if timed and len(timed) <= height:
         return timed
@@ -147,7 +203,11 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
     rows: list[list[Segment]] = [[]]
     for name, ratio in parts:
         glyph, style = LOOKS[name]
-        entry: list[Segment] = [(f"{glyph} ", style), (NAMES.get(name, name), ""), (f" {units.percent(ratio)}", "title")]
+        entry: list[Segment] = [
+            (f"{glyph} ", style),
+            (NAMES.get(name, name), ""),
+            (f" {units.percent(ratio)}", "title"),
+        ]
         entry += [(f" {units.duration(ratio * step_s)}", "dim")] if step_s is not None else []
         gap: list[Segment] = [("   ", "")] if rows[-1] else []
         if row_width(rows[-1] + gap + entry) > width and rows[-1]:
@@ -158,15 +218,23 @@ def _flow(parts: list[tuple[str, float]], width: int, step_s: float | None = Non
 
 
 def _spread(run: Run, width: int) -> list[Row]:
-    """With several processes: the longest step time without communication, next to the median of the other processes."""
+    """With several processes: the longest step time without communication, next to the median of
+    the other processes."""
     busy = {rank.rank: rank.busy_s for rank in run.ranks if rank.busy_s is not None}
     if len(busy) < 2:
         return []
     longest = max(busy, key=lambda rank: busy[rank])
     others = statistics.median(seconds for rank, seconds in busy.items() if rank != longest)
-    rest = f"rank {next(rank for rank in busy if rank != longest)}" if len(busy) == 2 else f"the median of the other {len(busy) - 1}"
+    rest = (
+        f"rank {next(rank for rank in busy if rank != longest)}"
+        if len(busy) == 2
+        else f"the median of the other {len(busy) - 1}"
+    )
     late = any(finding.rule == "comm.straggler" for finding in facts.firing(run))
-    text = f"rank {longest} {units.duration(busy[longest]).strip()}, {rest} {units.duration(others).strip()}"
+    text = (
+        f"rank {longest} {units.duration(busy[longest]).strip()}, {rest}"
+        f" {units.duration(others).strip()}"
+    )
     return [line(width, ("without communication: ", "dim"), (text, "accent" if late else ""))]
 
 
@@ -182,10 +250,12 @@ def _nothing(view: View) -> str:
         return f"the run failed before it completed a {'request' if view.run.serves else 'step'}"
     if sent := ours(view.run):
         return f"no requests of others measured yet; {sent}"
-    return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (f": {view.stage}" if view.stage else "")
+    return f"no {'requests' if view.run.serves else 'steps'} measured yet" + (
+        f": {view.stage}" if view.stage else ""
+    )
 
 
-# --- the attainable rate of a run ----------------------------------------------------------------------------
+# --- the attainable rate of a run -----------------------------------------------------------------
 
 MIN_PART_SHARE = 0.005
 """Smaller parts of the time are added up in one row."""
@@ -195,9 +265,11 @@ NO_FACTS = "the run has not reported its facts yet"
 
 
 def share_text(run: Run) -> str:
-    """`41 % of hardware limit`, for a place next to the throughput; empty where the share is not known (see `why_no_share`).
+    """`41 % of hardware limit`, for a place next to the throughput; empty where the share is not
+    known (see `why_no_share`).
 
-    More than 100 % is shown as it is: the peaks in use are then too low, and the notes of the full report say so.
+    More than 100 % is shown as it is: the peaks in use are then too low, and the notes of the full
+    report say so.
     """
     share = run.attainable.share_ratio if run.attainable is not None else None
     return f"{units.precise_percent(share)} of hardware limit" if share is not None else ""
@@ -211,17 +283,23 @@ def why_no_share(run: Run) -> str:
         return "the file of the client names no device"
     if run.watched:
         return "a server that is only watched does not say on which hardware it runs"
-    return run.attainable.reason if run.attainable is not None and run.attainable.reason else NO_FACTS
+    return (
+        run.attainable.reason if run.attainable is not None and run.attainable.reason else NO_FACTS
+    )
 
 
 def attainable_report(run: Run) -> Report:
-    """The attainable rate with its limit and its sources, the rates as a table, and the waterfall. Fits 80 columns. Empty for a run without facts."""
+    """The attainable rate with its limit and its sources, the rates as a table, and the waterfall.
+    Fits 80 columns. Empty for a run without facts."""
     attainable = run.attainable
     if attainable is None:
         return []
     if attainable.main is None:
         return [labelled("limit", f"{units.NA}: {attainable.reason or NO_FACTS}")]
-    summary = f"{_rate(attainable.main.attainable_per_s, attainable.main.unit)}, limit: {attainable.bound}"
+    summary = (
+        f"{_rate(attainable.main.attainable_per_s, attainable.main.unit)}, limit:"
+        f" {attainable.bound}"
+    )
     report: Report = [
         labelled("limit", [(share_text(run), "title"), (f" ({summary})", "")]),
         labelled("peaks", attainable.source, "dim"),
@@ -229,17 +307,31 @@ def attainable_report(run: Run) -> Report:
         text(f"from the limit to the reached rate, per {attainable.per}:", "dim"),
         _waterfall(attainable),
     ]
-    notes = (*attainable.notes, *_notes(attainable.parts), *_shifted_ends(run, sum(part.time_s for part in attainable.parts)))
+    notes = (
+        *attainable.notes,
+        *_notes(attainable.parts),
+        *_shifted_ends(run, sum(part.time_s for part in attainable.parts)),
+    )
     return [*report, *(text(note, "dim") for note in dict.fromkeys(notes))]
 
 
 def _shifted_ends(run: Run, reached_s: float) -> list[str]:
-    """Why the waterfall of a step, which ends at `reached_s`, does not end at the mean step time; empty where both read the same."""
+    """Why the waterfall of a step, which ends at `reached_s`, does not end at the mean step time;
+    empty where both read the same."""
     times = run.summary.step_time_s
     if run.serves or times is None or not reached_s:
         return []
     reached, mean, unit = units.durations(reached_s, times.mean)
-    return [f"{reached.strip()} {unit} is the time at the mean rate; the mean step takes {mean.strip()} {unit}"] if reached != mean else []
+    return (
+        [
+            (
+                f"{reached.strip()} {unit} is the time at the mean rate; the mean step takes"
+                f" {mean.strip()} {unit}"
+            )
+        ]
+        if reached != mean
+        else []
+    )
 
 
 def _notes(parts: Sequence[TimePart]) -> list[str]:
@@ -265,19 +357,37 @@ def _rates(attainable: Attainable) -> Table:
 
 
 def _waterfall(attainable: Attainable) -> Table:
-    """A row for each part: its time, its share of the whole time, the rate that it costs, and a bar at its place in the step."""
+    """A row for each part: its time, its share of the whole time, the rate that it costs, and a bar
+    at its place in the step."""
     main = attainable.main
     assert main is not None
     total = sum(part.time_s for part in attainable.parts)
-    columns = (Column("part", least=24), Column("time", ">"), Column("share", ">"), Column(main.unit, ">"), Column("", least=8, drop=1))
+    columns = (
+        Column("part", least=24),
+        Column("time", ">"),
+        Column("share", ">"),
+        Column(main.unit, ">"),
+        Column("", least=8, drop=1),
+    )
     rows: list[list[Segment]] = []
     begun, largest = 0.0, max((part.time_s for part in attainable.parts[1:]), default=0.0)
     for part in _parts_shown(attainable.parts, total):
         first = part is attainable.parts[0]
         rate = units.rate(main.attainable_per_s, 0) if first else _lost(part.lost_per_s)
         style = "title" if first or part.time_s == largest else ""
-        bar = _rate_bar(begun / total, (begun + part.time_s) / total, WORK if first else WAIT), "work" if first else "wait"
-        rows.append([(part.title, style), (_duration(part.time_s), style), (units.percent(part.time_s / total), ""), (rate, style), bar])
+        bar = (
+            _rate_bar(begun / total, (begun + part.time_s) / total, WORK if first else WAIT),
+            "work" if first else "wait",
+        )
+        rows.append(
+            [
+                (part.title, style),
+                (_duration(part.time_s), style),
+                (units.percent(part.time_s / total), ""),
+                (rate, style),
+                bar,
+            ]
+        )
         begun += part.time_s
     end = (
         (units.duration(total), "title"),
@@ -290,12 +400,22 @@ def _waterfall(attainable: Attainable) -> Table:
 
 def _parts_shown(parts: Sequence[TimePart], total: float) -> list[TimePart]:
     """The parts with the small ones in one row, so that the rows still add up."""
-    large = [part for n, part in enumerate(parts) if n == 0 or abs(part.time_s) >= MIN_PART_SHARE * total]
+    large = [
+        part for n, part in enumerate(parts) if n == 0 or abs(part.time_s) >= MIN_PART_SHARE * total
+    ]
     small = [part for part in parts if part not in large]
     if not small:
         return large
     title = small[0].title if len(small) == 1 else f"{len(small)} smaller parts"
-    return [*large, TimePart("smaller", title, sum(part.time_s for part in small), sum(part.lost_per_s for part in small))]
+    return [
+        *large,
+        TimePart(
+            "smaller",
+            title,
+            sum(part.time_s for part in small),
+            sum(part.lost_per_s for part in small),
+        ),
+    ]
 
 
 def _duration(seconds: float) -> str:
@@ -307,13 +427,17 @@ def _lost(per_s: float) -> str:
 
 
 def _rate_bar(start: float, end: float, glyph: str) -> str:
-    """A bar of RATE_BAR cells from `start` to `end`, as shares of the whole. A part has at least one cell."""
-    left, right = sorted((round(max(0.0, min(1.0, start)) * RATE_BAR), round(max(0.0, min(1.0, end)) * RATE_BAR)))
+    """A bar of RATE_BAR cells from `start` to `end`, as shares of the whole. A part has at least
+    one cell."""
+    left, right = sorted(
+        (round(max(0.0, min(1.0, start)) * RATE_BAR), round(max(0.0, min(1.0, end)) * RATE_BAR))
+    )
     left = min(left, RATE_BAR - 1)
     return (" " * left + glyph * max(1, right - left)).ljust(RATE_BAR)
 
 
-# --- the places of the program that take the time of a step: functions and lines, from samples of the stack --
+# --- the places of the program that take the time of a step: functions and lines, from samples of
+# the stack --
 
 SMALLEST_PLACE = 0.01
 LARGE = 0.5
@@ -321,7 +445,8 @@ LARGE = 0.5
 
 
 def places_report(run: Run) -> Report:
-    """The functions of the program with the largest shares of a step, the largest first; empty where no stack was sampled."""
+    """The functions of the program with the largest shares of a step, the largest first; empty
+    where no stack was sampled."""
     places = [place for place in run.places if place.share_ratio >= SMALLEST_PLACE]
     if not places:
         return []
@@ -349,4 +474,6 @@ def activity(place: Place) -> str:
     """`waits in queue.Queue.get, called by train.py:31 main`: what the thread does in a place."""
     what = "waits" if place.waits_ratio >= LARGE else ""
     inner = f"{what} in {place.callee}".strip() if place.callee else what
-    return ", ".join(part for part in (inner, f"called by {place.caller}" if place.caller else "") if part)
+    return ", ".join(
+        part for part in (inner, f"called by {place.caller}" if place.caller else "") if part
+    )

@@ -1,4 +1,5 @@
-"""The diagnosis panel, and the findings in full: evidence, suggestions with their reasons, and the rules that are clear or can't tell."""
+"""The diagnosis panel, and the findings in full: evidence, suggestions with their reasons, and the
+rules that are clear or can't tell."""
 
 from __future__ import annotations
 
@@ -11,13 +12,41 @@ from gpuconsole.diagnosis.rule import NEEDS, NOT_ON_GPU
 from gpuconsole.model import units
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
 from gpuconsole.model.job import EFFECTS, PERMISSIONS
-from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words, place, show, side_effects
+from gpuconsole.model.knobs.catalogue import (
+    Knobs,
+    describe_changes,
+    in_words,
+    place,
+    show,
+    side_effects,
+)
 from gpuconsole.model.run import Run
 from gpuconsole.model.text import cell_width, cut, visible
-from gpuconsole.report.cells import Row, Segment, blank, inner_width, line, panel, row_width, shorter, spread, wrap
+from gpuconsole.report.cells import (
+    Row,
+    Segment,
+    blank,
+    inner_width,
+    line,
+    panel,
+    row_width,
+    shorter,
+    spread,
+    wrap,
+)
 from gpuconsole.report.experiments import NO_CAUSE, promised
 from gpuconsole.report.page import paragraph
-from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, labelled, lay_out, text
+from gpuconsole.report.parts import (
+    BLANK,
+    Column,
+    Line,
+    Report,
+    Table,
+    heading,
+    labelled,
+    lay_out,
+    text,
+)
 from gpuconsole.report.run.breakdown import attainable_report, places_report
 from gpuconsole.report.run.figures import doubtful, outage, verdict
 from gpuconsole.report.run.runs import cause_report, figures, run_head
@@ -25,7 +54,7 @@ from gpuconsole.report.run.serving import server_report
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
-# --- the diagnosis panel -------------------------------------------------------------------------------------
+# --- the diagnosis panel --------------------------------------------------------------------------
 
 NOTHING_FOUND = "No fault found so far"
 NO_ANSWER = "No conclusion while the server does not answer"
@@ -34,9 +63,11 @@ NO_FIGURES = "No conclusion: the numbers cannot show what limits this run"
 
 
 def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: bool) -> list[Row]:
-    """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always visible.
+    """`selected` is the id of the suggestion that Enter tries. The row of this suggestion is always
+    visible.
 
-    Below the findings that fire, as far as there is room: the rules without a conclusion, and how many found everything in order.
+    Below the findings that fire, as far as there is room: the rules without a conclusion, and how
+    many found everything in order.
     """
     if height <= 0:
         return []
@@ -45,7 +76,8 @@ def paint_diagnosis(view: View, selected: str, width: int, height: int, boxed: b
 
 
 def suggestion_at(view: View, selected: str, width: int, height: int, boxed: bool, y: int) -> str:
-    """The id of the suggestion in row `y` of the panel; in the rows of a finding above its suggestions, its first suggestion; else empty."""
+    """The id of the suggestion in row `y` of the panel; in the rows of a finding above its
+    suggestions, its first suggestion; else empty."""
     if height <= 0:
         return ""
     body, owners = _body(view, selected, width, height, boxed)
@@ -53,7 +85,9 @@ def suggestion_at(view: View, selected: str, width: int, height: int, boxed: boo
     return owner if owner in facts.suggestions(view) else ""
 
 
-def _body(view: View, selected: str, width: int, height: int, boxed: bool) -> tuple[list[Row], list[str]]:
+def _body(
+    view: View, selected: str, width: int, height: int, boxed: bool
+) -> tuple[list[Row], list[str]]:
     """The rows inside the panel, and the suggestion that each row belongs to, or an empty text."""
     inner, room = inner_width(width, boxed), height - (2 if boxed else 1)
     top = _top(view, inner, room)
@@ -90,7 +124,8 @@ def _status(view: View) -> list[Segment]:
     if view.probing:
         return [(f"probe {view.probing}", "accent")]
     run = view.run
-    if run is None or not run.findings or run.state == "starting":  # before the first step every rule lacks its signals
+    # before the first step every rule lacks its signals
+    if run is None or not run.findings or run.state == "starting":
         return []
     unsure = sum(finding.state == "cant_tell" for finding in run.findings)
     parts = [f"{len(passed(run.findings))} clear", *([f"{unsure} can't tell"] if unsure else [])]
@@ -102,11 +137,20 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     rows: list[Row] = []
     run = view.run
     if run is not None and run.state == "failed":
-        rows += [line(width, (text, "alert")) for text in wrap(failure(run), width, max(1, min(6, room - 1)))]
+        rows += [
+            line(width, (text, "alert"))
+            for text in wrap(failure(run), width, max(1, min(6, room - 1)))
+        ]
     elif view.down:
-        rows += [line(width, (text, "alert")) for text in wrap(f"{sentence(outage(view))}.", width, max(1, min(3, room - 1)))]
+        rows += [
+            line(width, (text, "alert"))
+            for text in wrap(f"{sentence(outage(view))}.", width, max(1, min(3, room - 1)))
+        ]
     if run is not None and run.state != "failed" and not view.down and doubtful(run):
-        rows += [line(width, (text, "alert")) for text in wrap(f"numbers {verdict(run)}", width, max(1, min(4, room - 1)))]
+        rows += [
+            line(width, (text, "alert"))
+            for text in wrap(f"numbers {verdict(run)}", width, max(1, min(4, room - 1)))
+        ]
     for device, why in view.lost.items():
         rows.append(line(width, (f"{device} lost: {why}", "alert")))
     if rows and room >= 10:
@@ -114,10 +158,14 @@ def _top(view: View, width: int, room: int) -> list[Row]:
     return rows[: max(1, room - 1)]
 
 
-def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> tuple[list[Row], list[int], int, list[str]]:
-    """All rows of all findings that fire, the indices of their headlines, the index of the selected suggestion, and each row's suggestion.
+def _findings(
+    view: View, selected: str, width: int, most: int, gaps: bool
+) -> tuple[list[Row], list[int], int, list[str]]:
+    """All rows of all findings that fire, the indices of their headlines, the index of the selected
+    suggestion, and each row's suggestion.
 
-    A summary has at most `most` rows, and the summary of the selected finding at most three: the list begins with the first finding where it can. `gaps`: a blank row between two findings.
+    A summary has at most `most` rows, and the summary of the selected finding at most three: the
+    list begins with the first finding where it can. `gaps`: a blank row between two findings.
     """
     run = view.run
     firing = facts.firing(run)
@@ -129,17 +177,29 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
         headlines.append(len(rows))
         rows += _headline(number, finding, width)
         if finding.alternative_to:
-            rows += [line(width, ("  ", ""), (text, "dim")) for text in wrap(one_of(finding, firing).partition(". ")[0], width - 2, 1)]
+            rows += [
+                line(width, ("  ", ""), (text, "dim"))
+                for text in wrap(one_of(finding, firing).partition(". ")[0], width - 2, 1)
+            ]
         own = [facts.suggestion_id(finding, suggestion) for suggestion in finding.suggestions]
         limit = 3 if selected in own else most
-        rows += [line(width, ("  ", ""), (text, "dim")) for text in (wrap(finding.summary, width - 2, limit) if limit else ())]
+        rows += [
+            line(width, ("  ", ""), (text, "dim"))
+            for text in (wrap(finding.summary, width - 2, limit) if limit else ())
+        ]
         owners += (own[:1] or [""]) * (len(rows) - len(owners))
         for suggestion, name in zip(finding.suggestions, own, strict=True):
             chosen = name == selected
             at = len(rows) if chosen else at
             rows.append(
                 _suggestion(
-                    suggestion, run, chosen, width, free=facts.active(view) and facts.running_trial(view) is None and not view.asked
+                    suggestion,
+                    run,
+                    chosen,
+                    width,
+                    free=facts.active(view)
+                    and facts.running_trial(view) is None
+                    and not view.asked,
                 )
             )
             rows += _effect(suggestion, run, width)
@@ -150,7 +210,11 @@ def _findings(view: View, selected: str, width: int, most: int, gaps: bool) -> t
     if run is not None and (words := core_wait_words(run)):
         rows += [line(width, (text, "dim")) for text in wrap(f"{sentence(words)}.", width, 2)]
         owners += [""] * (len(rows) - len(owners))
-    said = run is not None and bool(run.findings) and (state_words(run) == NOTHING_FOUND or bool(_gap_words(run)))
+    said = (
+        run is not None
+        and bool(run.findings)
+        and (state_words(run) == NOTHING_FOUND or bool(_gap_words(run)))
+    )
     state = "" if firing or said else _state(view)  # the answer line has said it
     starting = run is not None and run.state == "starting"  # a start may show a long command
     rows += [line(width, (text, "")) for text in wrap(state, width, 8 if starting else 4)]
@@ -163,19 +227,26 @@ def _headline(number: int, finding: Finding, width: int) -> list[Row]:
     if not finding.note:
         full = width >= cell_width(finding.title) + 24
         short = " of memory" if finding.resource == "memory" else ""
-        share = f"  {units.percent(finding.recoverable_ratio)}{f' {finding.stake}' if full else short}"
+        share = (
+            f"  {units.percent(finding.recoverable_ratio)}{f' {finding.stake}' if full else short}"
+        )
         if finding.failed:
             share = f"  {NO_GAIN}" if full else ""
         confidence = f"  {finding.confidence:<6}" if width >= cell_width(finding.title) + 34 else ""
         right = [(share if finding.recoverable_ratio else "", "loss"), (confidence, "dim")]
     style = "title" if finding.note or finding.recoverable_ratio else "alert"
     first, *rest = wrap(finding.title, max(1, width - 2 - row_width(right)), 3) or [""]
-    return [spread(width, [(f"{number} ", "dim"), (first, style)], right), *(line(width, ("  ", ""), (text, style)) for text in rest)]
+    return [
+        spread(width, [(f"{number} ", "dim"), (first, style)], right),
+        *(line(width, ("  ", ""), (text, style)) for text in rest),
+    ]
 
 
-def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool) -> Row:
-    """The instruction, the flag beside it where there is room, and the predicted gain, or what a trial measured. `free`: the run is active without a trial, so Enter
-    starts one."""
+def _suggestion(
+    suggestion: Suggestion, run: Run | None, chosen: bool, width: int, free: bool
+) -> Row:
+    """The instruction, the flag beside it where there is room, and the predicted gain, or what a
+    trial measured. `free`: the run is active without a trial, so Enter starts one."""
     instruction = in_words(suggestion.changes)
     gain = _gain(suggestion, width - cell_width(instruction) - MIN_SECONDARY_WIDTH)
     right: list[Segment] = [gain] if gain is not None else []
@@ -186,10 +257,17 @@ def _suggestion(suggestion: Suggestion, run: Run | None, chosen: bool, width: in
     flag = describe_changes(suggestion.changes, run.settings if run else {})
     room = width - 2 - row_width(right)
     style = "title" if chosen else ""
-    for shown, beside in ((instruction, f"  {flag}"), (instruction, f"  {shorter(flag, 0)}"), (instruction, ""), (shorter(flag, room), "")):
+    for shown, beside in (
+        (instruction, f"  {flag}"),
+        (instruction, f"  {shorter(flag, 0)}"),
+        (instruction, ""),
+        (shorter(flag, room), ""),
+    ):
         if cell_width(shown) + cell_width(beside) <= room:
             break
-    return spread(width, [("> " if chosen else "  ", "key"), (shown, style), (beside, "dim")], right)
+    return spread(
+        width, [("> " if chosen else "  ", "key"), (shown, style), (beside, "dim")], right
+    )
 
 
 MIN_SECONDARY_WIDTH = 13
@@ -197,33 +275,52 @@ MIN_SECONDARY_WIDTH = 13
 
 
 def _gain(suggestion: Suggestion, room: int) -> Segment | None:
-    """What a trial in this run measured, without its interval where there is no room; else the predicted gain."""
+    """What a trial in this run measured, without its interval where there is no room; else the
+    predicted gain."""
     predicted, tried = suggestion.predicted_speedup, suggestion.tried
     if tried is not None:
         whole = f"tried: {units.measured(tried.estimate, tried.low, tried.high)}"
-        shown = whole if cell_width(whole) <= room else f"tried: {units.speedup(tried.estimate).strip()}"
+        shown = (
+            whole
+            if cell_width(whole) <= room
+            else f"tried: {units.speedup(tried.estimate).strip()}"
+        )
         return f"  {shown}", "good" if tried.gains else "alert"
-    return (f"  {units.interval(predicted.low, predicted.high)}", "good") if predicted is not None else None
+    return (
+        (f"  {units.interval(predicted.low, predicted.high)}", "good")
+        if predicted is not None
+        else None
+    )
 
 
 def _effect(suggestion: Suggestion, run: Run | None, width: int) -> list[Row]:
-    """What the change does to the numbers of the user's own job, in a row; none where that is not known."""
+    """What the change does to the numbers of the user's own job, in a row; none where that is not
+    known."""
     effect, style = effect_on_numbers(run, suggestion.changes)
     if not effect:
         return []
-    sentence = next((text for text in (f"{effect}: {EFFECTS[effect]}", effect) if len(text) <= width - 2), "")
+    sentence = next(
+        (text for text in (f"{effect}: {EFFECTS[effect]}", effect) if len(text) <= width - 2), ""
+    )
     return [line(width, ("  ", ""), (sentence, style))]
 
 
 def _others(view: View, width: int, room: int) -> list[Row]:
-    """The number of rules that found everything in order, which `d` lists, and the rules without a conclusion, in at most `room` rows."""
+    """The number of rules that found everything in order, which `d` lists, and the rules without a
+    conclusion, in at most `room` rows."""
     run = view.run
     if run is None or room <= 0 or run.state == "failed":
         return []
     if not run.findings or (run.state in ("starting", "running") and run.steady_from_s is None):
         return _settings(run, width, room)
-    unsure = [row for finding in run.findings if finding.state == "cant_tell" for row in _unsure(finding, width)]
-    clear = _passed(run.findings, width)[: max(1, room - len(unsure))]  # what the checks were about is left out first
+    unsure = [
+        row
+        for finding in run.findings
+        if finding.state == "cant_tell"
+        for row in _unsure(finding, width)
+    ]
+    # what the checks were about is left out first
+    clear = _passed(run.findings, width)[: max(1, room - len(unsure))]
     rows = unsure + clear if _gap_words(run) else clear + unsure
     if len(rows) > room:
         return [*rows[: room - 1], line(width, (f"  … {len(rows) - room + 1}{MORE}", "dim"))]
@@ -234,8 +331,9 @@ def _others(view: View, width: int, room: int) -> list[Row]:
 PASSED = " passed"
 MORE = " more: d"
 SUBJECTS = {
-    "input": "data", "h2d": "copies", "gpu": "device", "host": "host", "comm": "communication", "mem": "memory", "hw": "GPU state", "link": "link",
-    "serve": "server", "watch": "server", "meta": "measurement",
+    "input": "data", "h2d": "copies", "gpu": "device", "host": "host", "comm": "communication",
+    "mem": "memory", "hw": "GPU state", "link": "link", "serve": "server", "watch": "server",
+    "meta": "measurement",
 }  # fmt: skip
 """What the rules are about whose ids begin so."""
 
@@ -251,7 +349,10 @@ def _passed(findings: Sequence[Finding], width: int) -> list[Row]:
     head: Row = [("✓ ", "good"), (words, ""), ("   ", ""), ("d", "key"), (" lists them", "dim")]
     if row_width(head) + cell_width(subjects) + 3 <= width:
         return [line(width, *head, (f"   {subjects}", "dim"))]
-    return [line(width, *head), *(line(width, ("  ", ""), (text, "dim")) for text in wrap(subjects, width - 2, 1))]
+    return [
+        line(width, *head),
+        *(line(width, ("  ", ""), (text, "dim")) for text in wrap(subjects, width - 2, 1)),
+    ]
 
 
 def opens_details(row: Row) -> bool:
@@ -266,7 +367,8 @@ def _gap_words(run: Run) -> str:
 
 
 def _unsure(finding: Finding, width: int) -> list[Row]:
-    """The whole title of a rule without a conclusion, and the reason where there is room beside it."""
+    """The whole title of a rule without a conclusion, and the reason where there is room beside
+    it."""
     named = finding.missing and finding.summary in (NEEDS + finding.missing[0], "")
     why = f"missing {', '.join(finding.missing)}" if named else finding.summary
     room = width - cell_width(finding.title) - 5
@@ -309,16 +411,23 @@ def failure(run: Run) -> str:
 
 
 def state_words(run: Run) -> str:
-    """The state of the diagnosis of a run in which no rule fires, in one clause: the first that holds."""
+    """The state of the diagnosis of a run in which no rule fires, in one clause: the first that
+    holds."""
     running = run.state == "running"
     unsteady = running and run.steady_from_s is None and not doubtful(run)
     why, gap = why_no_claim(run) if run.findings else "", unexplained(run)
     due = bool(why) and still_measuring(run)
     states = (
         (unsteady and run.summary.steps, "Measuring: the rate is not steady yet"),
-        (unsteady, f"Measuring: waiting for the first {'request' if run.serves else 'step'} to end"),
+        (
+            unsteady,
+            f"Measuring: waiting for the first {'request' if run.serves else 'step'} to end",
+        ),
         (why and doubtful(run), NO_FIGURES),
-        (due and gap is not None, f"Measuring: {gap.time if gap is not None else ''}; the cause is not known yet"),
+        (
+            due and gap is not None,
+            f"Measuring: {gap.time if gap is not None else ''}; the cause is not known yet",
+        ),
         (due, "Measuring: some rules have no data yet"),
         (why, f"No conclusion: {why}"),
         (run.findings, NOTHING_FOUND),
@@ -329,7 +438,8 @@ def state_words(run: Run) -> str:
 
 
 def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: int) -> list[Row]:
-    """At most `height` rows with row `at` visible, and the number of rows below. The first row is the headline of a finding."""
+    """At most `height` rows with row `at` visible, and the number of rows below. The first row is
+    the headline of a finding."""
     if height <= 0:
         return []
     if len(rows) <= height:
@@ -337,7 +447,11 @@ def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: 
     own = max((n for n in headlines if n <= at), default=0)
     start = next((n for n in headlines if n <= own and at - n < max(1, height - 1)), None)
     if start is None:  # the finding is taller than the panel
-        shown = [rows[own], *rows[at - height + 3 : at + 2]] if height >= 3 else [rows[own], rows[at]][-height:]
+        shown = (
+            [rows[own], *rows[at - height + 3 : at + 2]]
+            if height >= 3
+            else [rows[own], rows[at]][-height:]
+        )
         start = at + 2 - height
     else:
         shown = rows[start : start + height]
@@ -347,7 +461,7 @@ def _window(rows: list[Row], headlines: list[int], at: int, height: int, width: 
     return shown[:height]
 
 
-# --- findings in full ----------------------------------------------------------------------------------------
+# --- findings in full -----------------------------------------------------------------------------
 
 RULE_COLUMN = 38
 WAITS_FOR_CORE = 0.02
@@ -355,7 +469,8 @@ WAITS_FOR_CORE = 0.02
 
 
 def paint_details(view: View, width: int) -> list[Row]:
-    """All findings of the current run, beginning with the findings that fire; then every figure of the run."""
+    """All findings of the current run, beginning with the findings that fire; then every figure of
+    the run."""
     run = view.run
     if run is None:
         return paragraph("No run: there is nothing to diagnose. Press s on the main screen.", width)
@@ -363,65 +478,108 @@ def paint_details(view: View, width: int) -> list[Row]:
 
 
 def details_report(run: Run) -> Report:
-    """What went wrong, the findings that fire, the attainable rate, the other findings by state, then the figures of the run."""
+    """What went wrong, the findings that fire, the attainable rate, the other findings by state,
+    then the figures of the run."""
     cause = cause_report(run)
     report: Report = [heading("What went wrong"), *cause, BLANK] if cause else []
     firing = facts.firing(run)
     if not firing:
         why = why_no_claim(run)
         report += [heading("No conclusion"), text(f"{sentence(why)}.", "alert")] if why else []
-        report += [] if why else [heading("No rule fires"), text("No rule found time that can be recovered.", "dim")]
+        report += (
+            []
+            if why
+            else [
+                heading("No rule fires"),
+                text("No rule found time that can be recovered.", "dim"),
+            ]
+        )
         report.append(BLANK)
     for number, finding in enumerate(firing, 1):
         report += [*finding_report(number, finding, run), BLANK]
     report += [text(f"{sentence(words)}.", "dim"), BLANK] if (words := core_wait_words(run)) else []
     if (gap := unexplained(run)) is not None:
-        report += [heading("Not explained"), text(f"{gap.words}.", "alert"), *(text(clause) for clause in gap_clauses(gap)), BLANK]
+        report += [
+            heading("Not explained"),
+            text(f"{gap.words}.", "alert"),
+            *(text(clause) for clause in gap_clauses(gap)),
+            BLANK,
+        ]
     if places := places_report(run):
         report += [*places, BLANK]
     if reach := attainable_report(run):
         report += [heading("What this hardware could reach"), *reach, BLANK]
     report += other_rules(run)
     if not run.findings:
-        report += [text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"), BLANK]
+        report += [
+            text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"),
+            BLANK,
+        ]
     return [*report, *server_report(run), run_head(run), *figures(run)]
 
 
 def other_rules(run: Run) -> Report:
-    """Return the rules that can't tell, those that are clear, and those that say nothing of a run on a CPU."""
+    """Return the rules that can't tell, those that are clear, and those that say nothing of a run
+    on a CPU."""
     unsure = [finding for finding in run.findings if finding.state == "cant_tell"]
-    about_gpus = [finding for finding in run.findings if finding.state == "clear" and finding.summary == NOT_ON_GPU]
-    groups = (("Can't tell", unsure), ("Clear", passed(run.findings)), ("Only on a GPU", about_gpus))
+    about_gpus = [
+        finding
+        for finding in run.findings
+        if finding.state == "clear" and finding.summary == NOT_ON_GPU
+    ]
+    groups = (
+        ("Can't tell", unsure),
+        ("Clear", passed(run.findings)),
+        ("Only on a GPU", about_gpus),
+    )
     return [part for title, findings in groups for part in _group(title, findings)]
 
 
 def firing_report(run: Run) -> Report:
-    """The findings that fire, or the reason why no finding fires; then the time that no finding explains: for the terminal."""
+    """The findings that fire, or the reason why no finding fires; then the time that no finding
+    explains: for the terminal."""
     firing, gap = facts.firing(run), unexplained(run)
     rest = [text(clause, indent=2) for clause in gap_clauses(gap)] if gap is not None else []
     if not firing:
         why = why_no_claim(run)
         result = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
-        return [Line([("diagnosis: ", ""), (result, "alert" if why else "")]), *(rest if gap is not None and why == gap.words else [])]
+        return [
+            Line([("diagnosis: ", ""), (result, "alert" if why else "")]),
+            *(rest if gap is not None and why == gap.words else []),
+        ]
     report: Report = [Line([("findings:", "")])]
     for number, finding in enumerate(firing, 1):
-        report += [part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)]
+        report += [
+            part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)
+        ]
     report += [text(words, "dim", indent=2)] if (words := core_wait_words(run)) else []
-    return [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest] if gap is not None else report
+    return (
+        [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest]
+        if gap is not None
+        else report
+    )
 
 
 def gap_clauses(gap: Unexplained) -> list[str]:
-    """What time that no finding explains can be, which signals are missing, and how to get them: a clause each."""
+    """What time that no finding explains can be, which signals are missing, and how to get them: a
+    clause each."""
     missing = f"missing: {', '.join(gap.missing)}" if gap.missing else ""
     return [clause for clause in (f"possible causes: {gap.fits}", missing, gap.remedy) if clause]
 
 
 def stake(finding: Finding) -> str:
-    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional: `optional: changes numerics, 1.41-1.88x`."""
+    """`41 % recoverable`. A note has no loss: its suggestions, if any, are optional:
+    `optional: changes numerics, 1.41-1.88x`."""
     if finding.note and finding.suggestions:
         first = finding.suggestions[0]
         gain = first.predicted_speedup
-        gains = [promised(first)] if first.tried is not None else [units.interval(gain.low, gain.high)] if gain is not None else []
+        gains = (
+            [promised(first)]
+            if first.tried is not None
+            else [units.interval(gain.low, gain.high)]
+            if gain is not None
+            else []
+        )
         about = [*side_effects(first.changes), *gains]
         return ": ".join(filter(None, ("optional", ", ".join(about))))
     if finding.note:
@@ -432,21 +590,31 @@ def stake(finding: Finding) -> str:
 
 
 def core_wait(run: Run) -> float:
-    """The share of a step for which the training thread waits for a core, in a run on a CPU; 0 below WAITS_FOR_CORE."""
-    delay = run.signals["runq_ratio"].value if run.device == "cpu" and "runq_ratio" in run.signals else 0.0
+    """The share of a step for which the training thread waits for a core, in a run on a CPU; 0
+    below WAITS_FOR_CORE."""
+    delay = (
+        run.signals["runq_ratio"].value
+        if run.device == "cpu" and "runq_ratio" in run.signals
+        else 0.0
+    )
     return delay if delay >= WAITS_FOR_CORE else 0.0
 
 
 def core_wait_words(run: Run) -> str:
-    """Why the shares and the MFU of findings are not those of the bar; empty where they are, and where nothing fires."""
+    """Why the shares and the MFU of findings are not those of the bar; empty where they are, and
+    where nothing fires."""
     if not core_wait(run) or not facts.firing(run):
         return ""
-    return f"findings leave out the wait for a CPU core ({units.percent(core_wait(run)).strip()} of a step); the bar and the MFU of the run include it"
+    return (
+        f"findings leave out the wait for a CPU core ({units.percent(core_wait(run)).strip()} of a"
+        " step); the bar and the MFU of the run include it"
+    )
 
 
 def recoverable(finding: Finding, run: Run) -> str:
-    """`90.0 of the 167 ms of each step`: the recoverable time of a training step; empty where that is not known. A share is of the step without its
-    wait for a CPU core, so where this wait counts, the words name that time too."""
+    """`90.0 of the 167 ms of each step`: the recoverable time of a training step; empty where that
+    is not known. A share is of the step without its wait for a CPU core, so where this wait counts,
+    the words name that time too."""
     whole = run.summary.step_time_s
     if finding.note or finding.failed or finding.resource != "time" or run.serves or whole is None:
         return ""
@@ -456,30 +624,54 @@ def recoverable(finding: Finding, run: Run) -> str:
     part = f"{lost.strip()} of the {base.strip()} {unit}"
     if not delay:
         return f"{part} of each step"
-    return f"{part} that a step takes without its wait for a CPU core ({units.duration(whole.mean).strip()} with it)"
+    return (
+        f"{part} that a step takes without its wait for a CPU core"
+        f" ({units.duration(whole.mean).strip()} with it)"
+    )
 
 
 def one_of(finding: Finding, firing: Sequence[Finding]) -> str:
-    """`One of these: 1, 2. They claim the same time, so their shares do not add up.` The numbers are those of the findings in `firing`. Empty where no other finding
-    claims the time of this one."""
-    names = {finding.rule, *finding.alternative_to, *(other.rule for other in firing if finding.rule in other.alternative_to)}
+    """`One of these: 1, 2. They claim the same time, so their shares do not add up.` The numbers
+    are those of the findings in `firing`. Empty where no other finding claims the time of this
+    one."""
+    names = {
+        finding.rule,
+        *finding.alternative_to,
+        *(other.rule for other in firing if finding.rule in other.alternative_to),
+    }
     numbers = [str(number) for number, other in enumerate(firing, 1) if other.rule in names]
-    return f"One of these: {', '.join(numbers)}. They claim the same time, so their shares do not add up." if len(numbers) > 1 else ""
+    return (
+        (
+            f"One of these: {', '.join(numbers)}. They claim the same time, so their shares do not"
+            " add up."
+        )
+        if len(numbers) > 1
+        else ""
+    )
 
 
 def lost_trials(finding: Finding) -> str:
-    """Say why trials of the suggested changes lower the confidence of the finding; empty if they do not."""
+    """Say why trials of the suggested changes lower the confidence of the finding; empty if they do
+    not."""
     if finding.lost_trials:
         return (
-            f"{finding.lost_trials} trials of this change in this job did not gain, so the confidence is low: the cause may be another one."
+            f"{finding.lost_trials} trials of this change in this job did not gain, so the"
+            " confidence is low: the cause may be another one."
         )
-    return "The trial did not gain, so the confidence is low: the cause may be another one." if finding.failed else ""
+    return (
+        "The trial did not gain, so the confidence is low: the cause may be another one."
+        if finding.failed
+        else ""
+    )
 
 
 def finding_report(number: int, finding: Finding, run: Run) -> Report:
     """A finding with its evidence and its suggestions."""
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
-    report: Report = [Line([(f"{number} {finding.title}", "heading")], right=right), text(finding.summary, indent=2)]
+    report: Report = [
+        Line([(f"{number} {finding.title}", "heading")], right=right),
+        text(finding.summary, indent=2),
+    ]
     if share := recoverable(finding, run):
         report.append(text(f"{sentence(finding.stake)}: {share}.", indent=2))
     if words := one_of(finding, facts.firing(run)):
@@ -495,12 +687,22 @@ def finding_report(number: int, finding: Finding, run: Run) -> Report:
 
 
 def _evidence(evidence: Sequence[Evidence]) -> Table:
-    columns = (Column("evidence", least=16), Column("value", ">"), Column("threshold", ">"), Column("source", least=8))
+    columns = (
+        Column("evidence", least=16),
+        Column("value", ">"),
+        Column("threshold", ">"),
+        Column("source", least=8),
+    )
     rows = [
         [
             (reading.signal, ""),
             (units.quantity(reading.value, reading.unit), "accent"),
-            (units.quantity(reading.threshold, reading.unit) if reading.threshold is not None else "–", "dim"),
+            (
+                units.quantity(reading.threshold, reading.unit)
+                if reading.threshold is not None
+                else "–",
+                "dim",
+            ),
             (reading.source, "dim"),
         ]
         for reading in evidence
@@ -509,11 +711,20 @@ def _evidence(evidence: Sequence[Evidence]) -> Table:
 
 
 def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:
-    gain, changes = [(promised(suggestion), "accent")], describe_changes(suggestion.changes, run.settings)
+    gain, changes = (
+        [(promised(suggestion), "accent")],
+        describe_changes(suggestion.changes, run.settings),
+    )
     report: Report = [Line([("try ", "dim"), (changes, "title")], right=gain, indent=2)]
     report.append(text(suggestion.why.removeprefix(f"{changes}: "), indent=6))
     if effect := run.effect(suggestion.changes):
-        report.append(text(f"{effect}: {EFFECTS[effect]}", "alert" if effect in PERMISSIONS else "dim", indent=6))
+        report.append(
+            text(
+                f"{effect}: {EFFECTS[effect]}",
+                "alert" if effect in PERMISSIONS else "dim",
+                indent=6,
+            )
+        )
     if reason := run.why_not(suggestion.changes):
         report.append(text(f"not tried from here: {reason}", "dim", indent=6))
     if suggestion.code:
@@ -528,7 +739,11 @@ def _group(title: str, findings: list[Finding]) -> Report:
         return []
     report: Report = [heading(f"{title} ({len(findings)})")]
     for finding in findings:
-        result = f"{finding.title}: {finding.summary}" if finding.summary and finding.state == "clear" else finding.summary or finding.title
+        result = (
+            f"{finding.title}: {finding.summary}"
+            if finding.summary and finding.state == "clear"
+            else finding.summary or finding.title
+        )
         report.append(labelled(finding.rule, result, column=RULE_COLUMN, indent=2))
     return [*report, BLANK]
 
@@ -538,8 +753,13 @@ def sentence(clause: str) -> str:
 
 
 def passed(findings: Sequence[Finding]) -> list[Finding]:
-    """The rules that found everything in order. A rule about GPUs has nothing to say of a run on a CPU."""
-    return [finding for finding in findings if finding.state == "clear" and finding.summary != NOT_ON_GPU]
+    """The rules that found everything in order. A rule about GPUs has nothing to say of a run on a
+    CPU."""
+    return [
+        finding
+        for finding in findings
+        if finding.state == "clear" and finding.summary != NOT_ON_GPU
+    ]
 
 
 def rule_counts(findings: Sequence[Finding]) -> str:
@@ -557,7 +777,14 @@ def rule_counts(findings: Sequence[Finding]) -> str:
 
 def missing_signals(findings: Sequence[Finding]) -> list[str]:
     """The signals that rules lack, each once."""
-    return list(dict.fromkeys(signal for finding in findings if finding.state == "cant_tell" for signal in finding.missing))
+    return list(
+        dict.fromkeys(
+            signal
+            for finding in findings
+            if finding.state == "cant_tell"
+            for signal in finding.missing
+        )
+    )
 
 
 def _why_none(findings: Sequence[Finding]) -> str:

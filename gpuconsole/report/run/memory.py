@@ -1,4 +1,5 @@
-"""The explanation of an allocation for which the GPU of a job had no memory: what was asked for, who owned how much, what would make room."""
+"""The explanation of an allocation for which the GPU of a job had no memory: what was asked for,
+who owned how much, what would make room."""
 
 from __future__ import annotations
 
@@ -14,17 +15,20 @@ MARGIN = 14
 """Cells before the text of a labelled line."""
 
 ROUNDING = 32 * 2.0**20
-"""The figures of torch's message have two digits after the point: of GiB, four of them are 20 MiB off at most."""
+"""The figures of torch's message have two digits after the point: of GiB, four of them are 20 MiB
+off at most."""
 
 
 def memory_report(run: Run) -> Report:
-    """Each failed allocation of a run, the oldest first; of those that the program caught, the last one. Of several ranks that
-    failed, the first is explained, and the others have one line each."""
+    """Each failed allocation of a run, the oldest first; of those that the program caught, the last
+    one. Of several ranks that failed, the first is explained, and the others have one line each."""
     report: Report = []
     caught = [failure for failure in run.memory_failures if failure.caught]
     if len(caught) > 1:
         times = f"{len(caught)} times" + (" or more" if len(caught) == MAX_FAILURES else "")
-        report.append(labelled("memory", f"the job ran out of GPU memory {times} and went on; the last time:"))
+        report.append(
+            labelled("memory", f"the job ran out of GPU memory {times} and went on; the last time:")
+        )
     explained = False
     for failure in run.memory_failures:
         if not failure.caught or failure is caught[-1]:
@@ -34,7 +38,8 @@ def memory_report(run: Run) -> Report:
 
 
 def owner_series(run: Run) -> dict[str, SeriesData]:
-    """The series of the owners of GPU memory by name, of those that were measured, with KEPT and CARD."""
+    """The series of the owners of GPU memory by name, of those that were measured, with KEPT and
+    CARD."""
     return {
         owner.name: data
         for owner in (*OWNERS.values(), KEPT, CARD)
@@ -44,19 +49,31 @@ def owner_series(run: Run) -> dict[str, SeriesData]:
 
 
 def owners_report(run: Run) -> Report:
-    """The owners of GPU memory at the largest allocation of a job; empty where they were not measured."""
+    """The owners of GPU memory at the largest allocation of a job; empty where they were not
+    measured."""
     series = owner_series(run)
     if not series:
         return []
     newest = max(data.t[-1] for data in series.values())
     parts = [
-        f"{owner.title} {_size(series[name].v[-1])}" for name, owner in OWNERS.items() if name in series and series[name].t[-1] == newest
+        f"{owner.title} {_size(series[name].v[-1])}"
+        for name, owner in OWNERS.items()
+        if name in series and series[name].t[-1] == newest
     ]
     card = f" of {_size(series[CARD.name].v[-1])}" if CARD.name in series else ""
     report: Report = [labelled("GPU memory", f"{', '.join(parts)}{card}")]
     if KEPT.name in series and (grown := series[KEPT.name].v[-1] - series[KEPT.name].v[0]) > 0:
         values = series[KEPT.name].v
-        report.append(text(f"{KEPT.title}: {_size(values[0])} first, {_size(values[-1])} last (+{_size(grown)})", "", MARGIN))
+        report.append(
+            text(
+                (
+                    f"{KEPT.title}: {_size(values[0])} first, {_size(values[-1])} last"
+                    f" (+{_size(grown)})"
+                ),
+                "",
+                MARGIN,
+            )
+        )
     return report
 
 
@@ -71,13 +88,21 @@ def failure_report(failure: MemoryFailure) -> Report:
     if failure.within:
         report.append(text(f"within {failure.within}", "dim", MARGIN))
     if rows := owners(failure):
-        report.append(labelled("owners", f"of the card's {_size(failure.total_bytes)} at that moment"))
-        report.append(Table((Column(""), Column("", ">"), Column("", ">")), rows, indent=MARGIN, heads=False))
+        report.append(
+            labelled("owners", f"of the card's {_size(failure.total_bytes)} at that moment")
+        )
+        report.append(
+            Table((Column(""), Column("", ">"), Column("", ">")), rows, indent=MARGIN, heads=False)
+        )
     if failure.fits:
         report.append(labelled("would fit", "by the memory model; each line alone"))
         report += [text(line, "", MARGIN) for line in map(fit_text, failure.fits)]
     elif failure.limit_bytes is None:
-        report.append(labelled("would fit", f"{units.NA}: the error does not say how much memory is used", "dim"))
+        report.append(
+            labelled(
+                "would fit", f"{units.NA}: the error does not say how much memory is used", "dim"
+            )
+        )
     return report
 
 
@@ -89,13 +114,22 @@ def lines_report(run: Run) -> Report:
     for held in run.memory_lines:
         if held.reason:
             continue
-        when = "when the allocation failed" if held.failed else "at the largest allocation that torch's history has"
+        when = (
+            "when the allocation failed"
+            if held.failed
+            else "at the largest allocation that torch's history has"
+        )
         rank = f"rank {held.rank}, " if held.rank else ""
-        report.append(labelled("lines", visible(f"{rank}{held.device}: {_size(held.total_bytes)} {when}")))
+        report.append(
+            labelled("lines", visible(f"{rank}{held.device}: {_size(held.total_bytes)} {when}"))
+        )
         rows: list[list[Segment]] = [
-            [(visible(line.place), ""), (_size(line.bytes), ""), (f"{line.blocks} blocks", "dim")] for line in held.lines
+            [(visible(line.place), ""), (_size(line.bytes), ""), (f"{line.blocks} blocks", "dim")]
+            for line in held.lines
         ]
-        report.append(Table((Column(""), Column("", ">"), Column("", ">")), rows, indent=MARGIN, heads=False))
+        report.append(
+            Table((Column(""), Column("", ">"), Column("", ">")), rows, indent=MARGIN, heads=False)
+        )
     return report
 
 
@@ -108,23 +142,33 @@ def owners(failure: MemoryFailure) -> list[list[Segment]]:
     sizes = [
         ("parameters", failure.parameters_bytes),
         ("gradients", failure.gradients_bytes),
-        (f"optimizer states{f' ({failure.optimizer})' if failure.optimizer else ''}", failure.optimizer_bytes),
+        (
+            f"optimizer states{f' ({failure.optimizer})' if failure.optimizer else ''}",
+            failure.optimizer_bytes,
+        ),
         ("activations and other tensors", failure.activations_bytes),
         ("cache: reserved, used by no tensor", failure.unallocated_bytes),
         ("CUDA context and libraries", context),
-        ("other processes", others) if others is not None else ("CUDA context and other processes", beside),
+        ("other processes", others)
+        if others is not None
+        else ("CUDA context and other processes", beside),
         ("free", failure.free_bytes),
     ]
     total = failure.total_bytes
     return [
-        [(visible(title), ""), (_size(size), ""), (units.percent(size / total).strip() if total else "", "dim")]
+        [
+            (visible(title), ""),
+            (_size(size), ""),
+            (units.percent(size / total).strip() if total else "", "dim"),
+        ]
         for title, size in sizes
         if size is not None
     ]
 
 
 def fit_text(fit: Fit) -> str:
-    """`batch size 310, not 512: activations need 12 MiB for each sample ...; frees 4.1 GiB: enough`."""
+    """`batch size 310, not 512: activations need 12 MiB for each sample ...; frees 4.1 GiB:
+    enough`."""
     freed = f"; frees {_size(fit.frees_bytes)}" if fit.frees_bytes else ""
     enough = {True: ": enough", False: ": not enough", None: ""}[fit.enough] if freed else ""
     return visible(f"{fit.change}: {fit.reason}{freed}{enough}")

@@ -15,17 +15,25 @@ from gpuconsole.model.text import cell_width, clean, cut, visible
 from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter, wrap
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.breakdown import breakdown_segments, share_text
-from gpuconsole.report.run.figures import doubtful, figure_rows, figure_text, throughput, validity_report, work
+from gpuconsole.report.run.figures import (
+    doubtful,
+    figure_rows,
+    figure_text,
+    throughput,
+    validity_report,
+    work,
+)
 from gpuconsole.report.run.memory import memory_report
 from gpuconsole.report.run.serving import latency_report, request_report, watched_report
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import continues
 
-# --- the table of runs, with the trials that were not kept ---------------------------------------------------
+# --- the table of runs, with the trials that were not kept ----------------------------------------
 
 
 class RunEntry(NamedTuple):
-    """A row. `unit` is the unit of `rate`, because one table can contain runs of different workloads."""
+    """A row. `unit` is the unit of `rate`, because one table can contain runs of different
+    workloads."""
 
     number: str
     change: str
@@ -54,7 +62,11 @@ def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[RunEntry]:
     before: Run | None = None
     for run in runs:
         rows.append(_run(run, before, trials))
-        rows += [_trial(trial, run) for trial in trials if trial.baseline_run == run.id and not trial.kept]
+        rows += [
+            _trial(trial, run)
+            for trial in trials
+            if trial.baseline_run == run.id and not trial.kept
+        ]
         before = run
     return rows
 
@@ -62,36 +74,99 @@ def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[RunEntry]:
 def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> RunEntry:
     rate, unit = run.throughput
     text = units.spread(rate.mean, rate.std if rate.n > 1 else None, 0) if rate else units.NA
-    live = run.state if run.state != "finished" else run.validity.verdict if run.validity is not None and doubtful(run) else ""
-    style = "alert" if run.state == "failed" or live in ("degraded", "invalid") else "title" if run.state in ("starting", "running") else ""
+    live = (
+        run.state
+        if run.state != "finished"
+        else run.validity.verdict
+        if run.validity is not None and doubtful(run)
+        else ""
+    )
+    style = (
+        "alert"
+        if run.state == "failed" or live in ("degraded", "invalid")
+        else "title"
+        if run.state in ("starting", "running")
+        else ""
+    )
     unit = unit if rate else ""
     if before is None or not continues(run, before):
-        return RunEntry(run.id, f"baseline {run.scenario}" if before else "baseline", text, None, live, style, unit)
-    changes = run.changes or {name: value for name, value in run.knobs.items() if before.knobs.get(name) != value}
-    proof = next((trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == changes), None)
+        return RunEntry(
+            run.id,
+            f"baseline {run.scenario}" if before else "baseline",
+            text,
+            None,
+            live,
+            style,
+            unit,
+        )
+    changes = run.changes or {
+        name: value for name, value in run.knobs.items() if before.knobs.get(name) != value
+    }
+    proof = next(
+        (
+            trial
+            for trial in trials
+            if trial.kept and trial.baseline_run == before.id and trial.changes == changes
+        ),
+        None,
+    )
     change = describe_changes(changes, before.knobs)
     if proof is None:
         return RunEntry(run.id, change, text, None, live or "no trial", style, unit)
     gain = proof.speedup.estimate if proof.speedup else None
-    return RunEntry(run.id, change, text, gain, "failed" if run.state == "failed" else "kept", style, unit, proof.speedup)
+    return RunEntry(
+        run.id,
+        change,
+        text,
+        gain,
+        "failed" if run.state == "failed" else "kept",
+        style,
+        unit,
+        proof.speedup,
+    )
 
 
 def _trial(trial: Trial, run: Run) -> RunEntry:
     gain = trial.speedup.estimate if trial.speedup else None
     if trial.state == "running":
-        return RunEntry("–", describe_changes(trial.changes, run.knobs), "", gain, "on trial", "accent", "", trial.speedup)
+        return RunEntry(
+            "–",
+            describe_changes(trial.changes, run.knobs),
+            "",
+            gain,
+            "on trial",
+            "accent",
+            "",
+            trial.speedup,
+        )
     verdict = trial.state if trial.state in ("failed", "cancelled") else "reverted"
-    return RunEntry("–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim", "", trial.speedup)
+    return RunEntry(
+        "–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim", "", trial.speedup
+    )
 
 
 def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
     """All rows, for the terminal."""
-    columns = (Column("run"), Column("change", least=12), Column("throughput", ">"), Column("speedup", ">"), Column("verdict"))
+    columns = (
+        Column("run"),
+        Column("change", least=12),
+        Column("throughput", ">"),
+        Column("speedup", ">"),
+        Column("verdict"),
+    )
     rows = []
     for entry in run_entries(runs, trials):
         gain = units.speedup(entry.gain).strip() if entry.gain is not None else ""
         rate = f"{entry.rate} {entry.unit}".strip()
-        rows.append([(entry.number, ""), (entry.change, entry.style), (rate, ""), (gain, ""), (entry.verdict, entry.style)])
+        rows.append(
+            [
+                (entry.number, ""),
+                (entry.change, entry.style),
+                (rate, ""),
+                (gain, ""),
+                (entry.verdict, entry.style),
+            ]
+        )
     return Table(columns, rows)
 
 
@@ -100,26 +175,50 @@ SAME = 0.02
 
 
 def rates_differ(speedup: Speedup | None, before: Run, after: Run, clock: str) -> str:
-    """Why the rates before and after a change do not have the ratio that its trial measured; empty where they do, or are not known.
+    """Why the rates before and after a change do not have the ratio that its trial measured; empty
+    where they do, or are not known.
 
     `clock`: the clock of the trial.
     """
     (first, unit), (last, last_unit) = before.throughput, after.throughput
     estimate = 0.0 if speedup is None else speedup.estimate
-    if estimate <= 0 or first is None or last is None or unit != last_unit or first.mean <= 0 or after.steady_from_s is None:
+    if (
+        estimate <= 0
+        or first is None
+        or last is None
+        or unit != last_unit
+        or first.mean <= 0
+        or after.steady_from_s is None
+    ):
         return ""
     ratio = last.mean / first.mean
     if abs(ratio / estimate - 1) <= SAME:
         return ""
     paired, rates = units.speedup(estimate).strip(), units.speedup(ratio).strip()
     waits = " and include waits for a CPU core" if clock == "contention_free" else ""
-    return f"{paired} in alternating blocks; before and after differ by {rates}, because these rates come from different times{waits}"
+    return (
+        f"{paired} in alternating blocks; before and after differ by {rates}, because these rates"
+        f" come from different times{waits}"
+    )
 
 
 def all_differences(runs: Sequence[Run], trials: Sequence[Trial]) -> list[str]:
     """`rates_differ` for each kept change."""
-    pairs = ((trial, *pair) for pair in itertools.pairwise(runs) for trial in trials if _began(trial, *pair))
-    return list(filter(None, (rates_differ(trial.speedup, before, after, trial.clock) for trial, before, after in pairs)))
+    pairs = (
+        (trial, *pair)
+        for pair in itertools.pairwise(runs)
+        for trial in trials
+        if _began(trial, *pair)
+    )
+    return list(
+        filter(
+            None,
+            (
+                rates_differ(trial.speedup, before, after, trial.clock)
+                for trial, before, after in pairs
+            ),
+        )
+    )
 
 
 def _began(trial: Trial, before: Run, after: Run) -> bool:
@@ -129,10 +228,13 @@ def _began(trial: Trial, before: Run, after: Run) -> bool:
 
 def runs_report(runs: Sequence[Run], trials: Sequence[Trial]) -> Report:
     """The table, and why rates and speedups in it differ."""
-    return [runs_table(runs, trials), *(Line([(sentence, "dim")]) for sentence in all_differences(runs, trials))]
+    return [
+        runs_table(runs, trials),
+        *(Line([(sentence, "dim")]) for sentence in all_differences(runs, trials)),
+    ]
 
 
-# --- on the main screen --------------------------------------------------------------------------------------
+# --- on the main screen ---------------------------------------------------------------------------
 
 NUMBER = 2
 VERDICT = 9
@@ -144,14 +246,19 @@ APART_ROWS = 3
 
 
 def tried_rows(view: View) -> int:
-    """The rows that the whole table takes, without its box; with the rows of its explanation, if it needs one."""
-    return 1 + max(1, len(entries(view))) + APART_ROWS * bool(all_differences(view.runs, view.trials))
+    """The rows that the whole table takes, without its box; with the rows of its explanation, if it
+    needs one."""
+    return (
+        1 + max(1, len(entries(view))) + APART_ROWS * bool(all_differences(view.runs, view.trials))
+    )
 
 
 def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
-    """The table; if not all rows fit, the newest rows. The unit is in the head if it is the same for all rows, otherwise in each row.
+    """The table; if not all rows fit, the newest rows. The unit is in the head if it is the same
+    for all rows, otherwise in each row.
 
-    In a narrow table the gain has no interval; in a very narrow one the rate has no standard deviation either.
+    In a narrow table the gain has no interval; in a very narrow one the rate has no standard
+    deviation either.
     """
     if height <= 0:
         return []
@@ -162,18 +269,30 @@ def paint_runs(view: View, width: int, height: int, boxed: bool) -> list[Row]:
     if len(used) > 1:
         shown = [entry._replace(rate=f"{entry.rate} {entry.unit}".strip()) for entry in shown]
     full = _change_width(shown, unit, True, inner) >= MIN_CHANGE
-    if not full and _change_width(shown, unit, False, inner) < 12:  # too narrow for the standard deviation
+    # too narrow for the standard deviation
+    if not full and _change_width(shown, unit, False, inner) < 12:
         shown = [entry._replace(rate=_mean_alone(entry.rate)) for entry in shown]
     change, rates = _change_width(shown, unit, full, inner), _rates_width(shown, unit)
     gains = INTERVAL if full else SPEEDUP
     rows: list[Row] = []
     if room >= 2:
-        head = f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}  {'speedup':<{gains}}  {'verdict':<{VERDICT}}"
+        head = (
+            f"{'#':<{NUMBER}} {fit('change', change)}  {fit(unit, rates, '>')}"
+            f"  {'speedup':<{gains}}  {'verdict':<{VERDICT}}"
+        )
         rows.append(line(inner, (head, "dim")))
-    rows += [_row(entry, change, rates, full, inner) for entry in shown[-(room - len(rows)) :] if room > len(rows)]
+    rows += [
+        _row(entry, change, rates, full, inner)
+        for entry in shown[-(room - len(rows)) :]
+        if room > len(rows)
+    ]
     if not shown:
         rows.append(line(inner, ("nothing was tried yet", "dim")))
-    why = [row for sentence in all_differences(view.runs, view.trials)[-1:] for row in wrap(sentence, inner)]
+    why = [
+        row
+        for sentence in all_differences(view.runs, view.trials)[-1:]
+        for row in wrap(sentence, inner)
+    ]
     if len(rows) + len(why) <= room:
         rows += [line(inner, (row, "dim")) for row in why]
     return panel("tried", _against_baseline(view.run, inner - 12), rows, width, height, boxed)
@@ -185,7 +304,17 @@ def _rates_width(shown: Sequence[RunEntry], unit: str) -> int:
 
 def _change_width(shown: Sequence[RunEntry], unit: str, full: bool, width: int) -> int:
     """The columns that are left for the change."""
-    return width - NUMBER - 1 - _rates_width(shown, unit) - 2 - (INTERVAL if full else SPEEDUP) - 2 - VERDICT - 2
+    return (
+        width
+        - NUMBER
+        - 1
+        - _rates_width(shown, unit)
+        - 2
+        - (INTERVAL if full else SPEEDUP)
+        - 2
+        - VERDICT
+        - 2
+    )
 
 
 def _mean_alone(rate: str) -> str:
@@ -196,7 +325,8 @@ def _mean_alone(rate: str) -> str:
 
 
 def _against_baseline(run: Run | None, width: int) -> list[Segment]:
-    """The current run compared with its baseline, in the longest wording that fits. Red: the run is slower beyond noise."""
+    """The current run compared with its baseline, in the longest wording that fits. Red: the run is
+    slower beyond noise."""
     baseline = run.baseline if run is not None else None
     if baseline is None:
         return []
@@ -207,7 +337,10 @@ def _against_baseline(run: Run | None, width: int) -> list[Segment]:
 
 def _row(entry: RunEntry, change: int, rates: int, full: bool, width: int) -> Row:
     style = "good" if entry.verdict == "kept" else entry.style
-    text = f"{entry.number:<{NUMBER}} {fit(shorter(entry.change, change), change)}  {fit(entry.rate, rates, '>')}  "
+    text = (
+        f"{entry.number:<{NUMBER}} {fit(shorter(entry.change, change), change)}"
+        f"  {fit(entry.rate, rates, '>')}  "
+    )
     return line(
         width,
         (text, entry.style),
@@ -216,16 +349,20 @@ def _row(entry: RunEntry, change: int, rates: int, full: bool, width: int) -> Ro
     )
 
 
-# --- every figure of a run, one row each ---------------------------------------------------------------------
+# --- every figure of a run, one row each ----------------------------------------------------------
 
 
 def cause_report(run: Run) -> Report:
-    """Why a run failed, or why the agent of a job is off, with the last lines of the traceback, and where GPU memory ran out; empty where nothing
-    went wrong."""
+    """Why a run failed, or why the agent of a job is off, with the last lines of the traceback, and
+    where GPU memory ran out; empty where nothing went wrong."""
     report: Report = [labelled("error", visible(run.error), "alert")] if run.error else []
     if run.is_job and run.traceback:
         report.append(labelled("agent", visible(run.unavailable.get(AGENT, "")), "alert"))
-    return [*report, *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback), *memory_report(run)]
+    return [
+        *report,
+        *(Line([(clean(row.expandtabs()), "dim")], indent=2) for row in run.traceback),
+        *memory_report(run),
+    ]
 
 
 def figures(run: Run) -> Report:
@@ -237,17 +374,25 @@ def figures(run: Run) -> Report:
         report.append(
             labelled(
                 "throughput",
-                [(throughput(run), "title"), (f" (n={rate.n})", "dim"), (f"   {share}" if (share := share_text(run)) else "", "")],
+                [
+                    (throughput(run), "title"),
+                    (f" (n={rate.n})", "dim"),
+                    (f"   {share}" if (share := share_text(run)) else "", ""),
+                ],
             )
         )
     elif run.is_job and summary.steps:
-        report.append(labelled("throughput", f"{units.NA}: the number of samples in a batch is not known"))
+        report.append(
+            labelled("throughput", f"{units.NA}: the number of samples in a batch is not known")
+        )
     if run.baseline is not None:
         report.append(labelled("baseline", run.baseline.words))
     report += [*request_report(run), *watched_report(run)]
     if summary.step_time_s is not None:
         p50, p99 = units.p50_p99(summary.step_time_s.p50, summary.step_time_s.p99)
-        report.append(labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}"))
+        report.append(
+            labelled("step time", f"mean {figure_text(run, 'step_time_s')}   p50 {p50}   p99 {p99}")
+        )
     if summary.phases_ratio:
         report.append(labelled("request" if run.serves else "step", breakdown_segments(run)))
     return [*report, *latency_report(run), *figure_rows(run)]
@@ -256,6 +401,9 @@ def figures(run: Run) -> Report:
 def run_head(run: Run) -> Line:
     """The identity and the duration of a run."""
     change = describe_changes(run.changes) if run.changes else "baseline"
-    facts = f"  {run.scenario}  {run.place}  {run.state}  ({'' if run.watched else f'{change}; '}{run.duration_s:.1f} s, {work(run)})"
+    facts = (
+        f"  {run.scenario}  {run.place}  {run.state}"
+        f"  ({'' if run.watched else f'{change}; '}{run.duration_s:.1f} s, {work(run)})"
+    )
     style = "alert" if run.state == "failed" else ""
     return Line([(f"run {run.id}", "heading"), (facts, style)])

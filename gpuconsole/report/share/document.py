@@ -1,4 +1,5 @@
-"""The shape of a shared report: sections of text parts and charts, without a layout. `html.py` and `markdown.py` write the report."""
+"""The shape of a shared report: sections of text parts and charts, without a layout. `html.py` and
+`markdown.py` write the report."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from gpuconsole.model.text import clean
 from gpuconsole.report.cells import Segment
 from gpuconsole.report.parts import Line, Part, Report, Table
 
-# --- the shape of a shared report ----------------------------------------------------------------------------
+# --- the shape of a shared report -----------------------------------------------------------------
 
 
 class Trace(NamedTuple):
-    """Values over time. `times` in seconds. `style`: `trace`, or `dim` for the trace that another one is compared with."""
+    """Values over time. `times` in seconds. `style`: `trace`, or `dim` for the trace that another
+    one is compared with."""
 
     label: str
     times: Sequence[float]
@@ -32,7 +34,8 @@ class Trace(NamedTuple):
         return steps[len(steps) // 2] if steps else 0.0
 
     def pieces(self) -> list[list[tuple[float, float]]]:
-        """The points, divided where no value was measured for three times the usual distance of two points."""
+        """The points, divided where no value was measured for three times the usual distance of two
+        points."""
         longest = 3 * self.usual_step_s
         pieces: list[list[tuple[float, float]]] = []
         for n, point in enumerate(zip(self.times, self.values, strict=True)):
@@ -58,7 +61,8 @@ class Band(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """Throughput over time. `unit`: of the values. `missing`: the reason where there is no trace."""
+    """Throughput over time. `unit`: of the values. `missing`: the reason where there is no
+    trace."""
 
     traces: Sequence[Trace]
     unit: str
@@ -69,8 +73,10 @@ class Timeline(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """Bytes over time that add up, the first layer at the bottom. All layers have the same times. The style of a layer is its class in the style sheet.
-    `total`: the largest sum that is possible, such as the memory of the card; 0: not known. `extra`: values of the same kind outside of the sum."""
+    """Bytes over time that add up, the first layer at the bottom. All layers have the same times.
+    The style of a layer is its class in the style sheet. `total`: the largest sum that is possible,
+    such as the memory of the card; 0: not known. `extra`: values of the same kind outside of the
+    sum."""
 
     layers: Sequence[Trace]
     title: str
@@ -79,7 +85,13 @@ class Layers(NamedTuple):
 
     def row(self, trace: Trace) -> list[str]:
         """The label of a layer, its first and its last value, and its largest one."""
-        return [trace.label, *(units.size_bytes(value).strip() for value in (trace.values[0], trace.values[-1], max(trace.values)))]
+        return [
+            trace.label,
+            *(
+                units.size_bytes(value).strip()
+                for value in (trace.values[0], trace.values[-1], max(trace.values))
+            ),
+        ]
 
 
 LAYER_HEADS = ["", "first", "last", "largest"]
@@ -87,23 +99,27 @@ LAYER_HEADS = ["", "first", "last", "largest"]
 
 
 class Bar(NamedTuple):
-    """A step (or a request) of a run as parts that add up. `total_s`: its mean time in seconds; None: not known."""
+    """A step (or a request) of a run as parts that add up. `total_s`: its mean time in seconds;
+    None: not known."""
 
     label: str
     parts: Sequence[tuple[str, float]]
     total_s: float | None
 
     def figures(self, name: str) -> tuple[str, str]:
-        """`54 %` and `89.1 ms` of a part, as in the step breakdown of the terminal. The share is empty for a part below half a percent, the time
-        where it is not known."""
+        """`54 %` and `89.1 ms` of a part, as in the step breakdown of the terminal. The share is
+        empty for a part below half a percent, the time where it is not known."""
         ratio = dict(self.parts).get(name)
         if ratio is None:
             return "", ""
-        return units.percent(ratio).strip(), units.duration(ratio * self.total_s).strip() if self.total_s else ""
+        return units.percent(ratio).strip(), units.duration(
+            ratio * self.total_s
+        ).strip() if self.total_s else ""
 
 
 class StepBars(NamedTuple):
-    """Where a step goes, one bar for each run, all bars on one scale. `missing`: the reason where there is no bar."""
+    """Where a step goes, one bar for each run, all bars on one scale. `missing`: the reason where
+    there is no bar."""
 
     bars: Sequence[Bar]
     title: str
@@ -127,7 +143,8 @@ class Range(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Intervals on one scale. `reference`: a value with a line of its own, for example 1x; None: the scale begins at 0."""
+    """Intervals on one scale. `reference`: a value with a line of its own, for example 1x; None:
+    the scale begins at 0."""
 
     rows: Sequence[Range]
     title: str
@@ -136,8 +153,9 @@ class Ranges(NamedTuple):
 
 
 class StepLoss(NamedTuple):
-    """A part of the time of a step, from second `start_s` on. `duration`: its time as text; `cost`: what it costs of the rate. `style`: `work`
-    for the time at the attainable rate, `total` for the whole time, empty for a loss."""
+    """A part of the time of a step, from second `start_s` on. `duration`: its time as text; `cost`:
+    what it costs of the rate. `style`: `work` for the time at the attainable rate, `total` for the
+    whole time, empty for a loss."""
 
     label: str
     start_s: float
@@ -148,7 +166,8 @@ class StepLoss(NamedTuple):
 
 
 class Waterfall(NamedTuple):
-    """From the attainable rate down to the reached rate: each part begins where the part before it ends."""
+    """From the attainable rate down to the reached rate: each part begins where the part before it
+    ends."""
 
     rows: Sequence[StepLoss]
     title: str
@@ -198,7 +217,8 @@ class Section(NamedTuple):
 
 
 class StoryAnswer(NamedTuple):
-    """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it. `style`: the style of the headline."""
+    """`headline`: what was slow. `cost`: what it costs. `fixes`: what was tried against it.
+    `style`: the style of the headline."""
 
     headline: str
     cost: str = ""
@@ -207,7 +227,8 @@ class StoryAnswer(NamedTuple):
 
 
 class Document(NamedTuple):
-    """`kicker`: what the report is about. `labels`: what the reader must know about all figures, such as the kind of the device."""
+    """`kicker`: what the report is about. `labels`: what the reader must know about all figures,
+    such as the kind of the device."""
 
     title: str
     kicker: str
@@ -217,7 +238,7 @@ class Document(NamedTuple):
     foot: str
 
 
-# --- what HTML and Markdown have in common -------------------------------------------------------------------
+# --- what HTML and Markdown have in common --------------------------------------------------------
 
 Kind = Literal["facts", "blank", "code", "heading", "line"]
 
@@ -254,12 +275,14 @@ def code(part: Line) -> str:
 
 
 def compact(text: str) -> str:
-    """`text` without control characters. A wide gap between two figures becomes a point, because a page collapses blanks."""
+    """`text` without control characters. A wide gap between two figures becomes a point, because a
+    page collapses blanks."""
     return re.sub(r" {2,}", " · ", clean(text).strip())
 
 
 def joined(segments: Sequence[Segment], show: Callable[[str, str], str]) -> str:
-    """The segments as `show(text, style)` writes each. Blanks at the border of two segments stand outside of the styles."""
+    """The segments as `show(text, style)` writes each. Blanks at the border of two segments stand
+    outside of the styles."""
     texts: list[str] = []
     gap = ""
     for text, style in segments:

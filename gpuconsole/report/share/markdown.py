@@ -1,4 +1,5 @@
-"""A shared report as Markdown, for an issue tracker (GitHub, GitLab). Texts from outside are escaped, so that they stay text."""
+"""A shared report as Markdown, for an issue tracker (GitHub, GitLab). Texts from outside are
+escaped, so that they stay text."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ COLUMNS = 72
 ROWS = 4
 """The largest width and the height of the chart in letters."""
 BOLD = ("title", "good", "alert", "heading")
-_SPECIAL = re.compile(r"[\\`*\[\]<|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=[A-Za-z#])|:(?=//)|(?<=www)\.")
+_SPECIAL = re.compile(
+    r"[\\`*\[\]<|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=[A-Za-z#])|:(?=//)|(?<=www)\."
+)
 _MENTION = re.compile(r"[@#](?=\w)")
 BROKEN = r"\g<0>&#8203;"
 """A person or an issue: a blank without width behind the sign keeps it text."""
@@ -46,7 +49,8 @@ _START = re.compile(r"^([-+](?=\s|$)|[=#>/]|\d+[.)](?=\s|$))")
 
 
 def markdown_page(document: Document) -> str:
-    """The whole report. If it is too long for an issue tracker, the last sections lose their folded parts."""
+    """The whole report. If it is too long for an issue tracker, the last sections lose their folded
+    parts."""
     whole = _page(document, len(document.sections))
     for kept in range(len(document.sections) - 1, -1, -1):
         if len(whole) <= MAX_CHARACTERS:
@@ -57,13 +61,18 @@ def markdown_page(document: Document) -> str:
 
 def _page(document: Document, folds: int) -> str:
     """`folds`: so many sections keep their folded parts."""
-    lines = [_answer(title, answer, len(document.answers) > 1) for title, answer in document.answers]
+    lines = [
+        _answer(title, answer, len(document.answers) > 1) for title, answer in document.answers
+    ]
     lines.append(" · ".join(_escaped(label) for label in (document.kicker, *document.labels)))
     for n, section in enumerate(document.sections):
         blocks = [block for block in section.blocks if n < folds or not isinstance(block, Folded)]
         lines += [f"## {_escaped(section.title)}", *(_block(block) for block in blocks)]
         if len(blocks) < len(section.blocks):
-            lines.append("*Left out: an issue tracker takes no longer text. The HTML page has the whole report.*")
+            lines.append(
+                "*Left out: an issue tracker takes no longer text. The HTML page has the whole"
+                " report.*"
+            )
     return "\n\n".join([*filter(None, lines), f"<sub>{_escaped(document.foot)}</sub>"]) + "\n"
 
 
@@ -85,7 +94,8 @@ def _block(block: Block | Folded) -> str:
     match block:
         case Folded():
             inside = "\n\n".join(map(_block, block.blocks))
-            title = _MENTION.sub(BROKEN, escape(clean(block.title), quote=False))  # in this line, Markdown has no escapes
+            # in this line, Markdown has no escapes
+            title = _MENTION.sub(BROKEN, escape(clean(block.title), quote=False))
             return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
         case TextBlock():
             return parts_markdown(block.parts)
@@ -100,7 +110,10 @@ def _block(block: Block | Folded) -> str:
             return _steps(block)
         case Waterfall():
             rows = [[row.label, row.duration, row.cost] for row in block.rows]
-            return f"**{_escaped(block.title)}**, {_escaped(block.note)}\n\n{_table(['part', 'time', 'cost'], 'lrr', rows)}"
+            return (
+                f"**{_escaped(block.title)}**,"
+                f" {_escaped(block.note)}\n\n{_table(['part', 'time', 'cost'], 'lrr', rows)}"
+            )
         case Tiles() | Ranges():
             return ""  # their figures stand in the table or the text below them
 
@@ -111,7 +124,7 @@ def _fenced(text: str) -> str:
     return f"{'`' * ticks}text\n{text}\n{'`' * ticks}"
 
 
-# --- charts -------------------------------------------------------------------------------------------------
+# --- charts ---------------------------------------------------------------------------------------
 
 
 def _timeline(chart: Timeline) -> str:
@@ -121,31 +134,52 @@ def _timeline(chart: Timeline) -> str:
         return f"{title}: {_escaped(chart.missing)}"
     last = max(trace.times[-1] for trace in chart.traces) or 1.0
     top = max(value for trace in chart.traces for value in trace.values)
-    columns = max(10, min([COLUMNS, *(int(last / step) for trace in chart.traces if (step := trace.usual_step_s))]))
+    columns = max(
+        10,
+        min(
+            [COLUMNS, *(int(last / step) for trace in chart.traces if (step := trace.usual_step_s))]
+        ),
+    )
     rows = []
     for trace in chart.traces if len({trace.style for trace in chart.traces}) > 1 else [None]:
         points = [
-            (t, value) for other in chart.traces if trace in (None, other) for t, value in zip(other.times, other.values, strict=True)
+            (t, value)
+            for other in chart.traces
+            if trace in (None, other)
+            for t, value in zip(other.times, other.values, strict=True)
         ]
-        rows += [*([trace.label] if trace is not None else []), *_letters(points, columns, last, top)]
+        rows += [
+            *([trace.label] if trace is not None else []),
+            *_letters(points, columns, last, top),
+        ]
     axis = [" "] * columns
     for number, mark in enumerate(chart.marks, 1):
         axis[max(0, min(columns - 1, int(mark.t / last * columns)))] = str(number)[-1]
     rows += ["".join(axis).rstrip()] if chart.marks else []
     rows.append(f"{units.clock(0):<{max(6, columns - 5)}}{units.clock(last)}")
-    marks = [f"{number}. {units.clock(mark.t)}: {_escaped(mark.change)}" for number, mark in enumerate(chart.marks, 1)]
+    marks = [
+        f"{number}. {units.clock(mark.t)}: {_escaped(mark.change)}"
+        for number, mark in enumerate(chart.marks, 1)
+    ]
     head = f"{title}, {_escaped(chart.unit)}; the highest column is {_escaped(units.rate(top, 0))}"
     return "\n\n".join(filter(None, [head, _fenced("\n".join(rows)), "\n".join(marks)]))
 
 
-def _letters(points: Sequence[tuple[float, float]], columns: int, last: float, top: float) -> list[str]:
+def _letters(
+    points: Sequence[tuple[float, float]], columns: int, last: float, top: float
+) -> list[str]:
     """Means of the points in columns of equal time."""
     sums, counts = [0.0] * columns, [0] * columns
     for t, value in points:
         column = max(0, min(columns - 1, int(t / last * columns)))
         sums[column] += value
         counts[column] += 1
-    return [row.rstrip() for row in spark([total / n if n else None for total, n in zip(sums, counts, strict=True)], ROWS, top)]
+    return [
+        row.rstrip()
+        for row in spark(
+            [total / n if n else None for total, n in zip(sums, counts, strict=True)], ROWS, top
+        )
+    ]
 
 
 def _steps(chart: StepBars) -> str:
@@ -153,19 +187,28 @@ def _steps(chart: StepBars) -> str:
     if chart.missing:
         return f"{title}: {_escaped(chart.missing)}"
     heads = ["part", *(bar.label or "share and time" for bar in chart.bars)]
-    rows = [[NAMES.get(name, name), *(" · ".join(filter(None, bar.figures(name))) for bar in chart.bars)] for name in chart.names]
+    rows = [
+        [
+            NAMES.get(name, name),
+            *(" · ".join(filter(None, bar.figures(name))) for bar in chart.bars),
+        ]
+        for name in chart.names
+    ]
     return f"{title}\n\n{_table(heads, 'l' + 'r' * len(chart.bars), rows)}"
 
 
 def _table(heads: Sequence[str], aligns: str, rows: Sequence[Sequence[str]]) -> str:
     """A table of plain texts. A column without a text in its cells is left out."""
     kept = [n for n in range(len(heads)) if any(row[n].strip() for row in rows)]
-    lines = [[_escaped(heads[n]) for n in kept], [":---" if aligns[n] == "l" else "---:" for n in kept]]
+    lines = [
+        [_escaped(heads[n]) for n in kept],
+        [":---" if aligns[n] == "l" else "---:" for n in kept],
+    ]
     lines += [[_escaped(row[n]) for n in kept] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# --- text parts ---------------------------------------------------------------------------------------------
+# --- text parts -----------------------------------------------------------------------------------
 
 
 def parts_markdown(report: Report) -> str:
@@ -199,7 +242,9 @@ def _heading(line: Line) -> str:
 
 def _segments(segments: Sequence[Segment]) -> str:
     """The segments, the important ones bold."""
-    return joined(segments, lambda text, style: f"**{_escaped(text)}**" if style in BOLD else _escaped(text))
+    return joined(
+        segments, lambda text, style: f"**{_escaped(text)}**" if style in BOLD else _escaped(text)
+    )
 
 
 def _part_table(table: Table) -> str:

@@ -13,7 +13,14 @@ from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, in_words
 from gpuconsole.model.run import Run
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Segment
-from gpuconsole.report.experiments import CHANGES_TRAINING, NO_CAUSE, measured, promised, setting, verdict
+from gpuconsole.report.experiments import (
+    CHANGES_TRAINING,
+    NO_CAUSE,
+    measured,
+    promised,
+    setting,
+    verdict,
+)
 from gpuconsole.report.run.diagnosis import failure, recoverable, sentence, stake
 from gpuconsole.report.run.figures import client_title, doubtful, served
 from gpuconsole.report.run.runs import rates_differ
@@ -37,7 +44,11 @@ class RunChain(NamedTuple):
 
     @property
     def title(self) -> str:
-        return client_title(self.first) if self.first.client else f"{self.first.scenario} {self.first.place}"
+        return (
+            client_title(self.first)
+            if self.first.client
+            else f"{self.first.scenario} {self.first.place}"
+        )
 
     def knobs_before(self, trial: Trial) -> Knobs:
         """The knobs of the run that a trial started from."""
@@ -54,7 +65,8 @@ class RunChain(NamedTuple):
 
     @property
     def gain(self) -> Speedup | None:
-        """The gain of all kept changes together, measured in one trial. None where no trial measured it."""
+        """The gain of all kept changes together, measured in one trial. None where no trial
+        measured it."""
         if self.proof is not None:
             return self.proof.speedup.inverse if self.proof.speedup else None
         kept = [trial for trial in self.trials if trial.kept]
@@ -62,9 +74,12 @@ class RunChain(NamedTuple):
 
     @property
     def apart(self) -> str:
-        """Why the rates of the first and the last run do not have the ratio that `gain` names; empty where they do. See `rates_differ`."""
+        """Why the rates of the first and the last run do not have the ratio that `gain` names;
+        empty where they do. See `rates_differ`."""
         trial = self.proof or next((trial for trial in self.trials if trial.kept), None)
-        return rates_differ(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
+        return (
+            rates_differ(self.gain, self.first, self.last, trial.clock) if trial is not None else ""
+        )
 
 
 def chains(snapshot: Snapshot) -> list[RunChain]:
@@ -83,10 +98,18 @@ def _trials(snapshot: Snapshot, runs: set[str]) -> tuple[Trial, ...]:
 
 
 def cause(chain: RunChain) -> Finding | None:
-    """The finding of the first run that the first kept change cured; else the finding that the diagnosis ranked first."""
+    """The finding of the first run that the first kept change cured; else the finding that the
+    diagnosis ranked first."""
     firing = facts.firing(chain.first)
-    kept = next((trial for trial in chain.trials if trial.kept and trial.baseline_run == chain.first.id), None)
-    cured = (finding for finding in firing if kept and any(suggestion.changes == kept.changes for suggestion in finding.suggestions))
+    kept = next(
+        (trial for trial in chain.trials if trial.kept and trial.baseline_run == chain.first.id),
+        None,
+    )
+    cured = (
+        finding
+        for finding in firing
+        if kept and any(suggestion.changes == kept.changes for suggestion in finding.suggestions)
+    )
     return next(cured, firing[0] if firing else None)
 
 
@@ -99,9 +122,16 @@ def answer(chain: RunChain) -> StoryAnswer:
     kept = next((trial for trial in chain.trials if trial.kept), None)
     if finding is None and kept is not None:
         return StoryAnswer(
-            f"{sentence(in_words(kept.changes))}: {measured(kept)}  {verdict(kept)}", "no rule had named the cause", fixes, "good"
+            f"{sentence(in_words(kept.changes))}: {measured(kept)}  {verdict(kept)}",
+            "no rule had named the cause",
+            fixes,
+            "good",
         )
-    if (finding is None or finding.note) and (gap := unexplained(run)) is not None and run.steady_from_s is not None:
+    if (
+        (finding is None or finding.note)
+        and (gap := unexplained(run)) is not None
+        and run.steady_from_s is not None
+    ):
         return StoryAnswer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
     if finding is None:
         why = why_no_claim(run)
@@ -110,7 +140,12 @@ def answer(chain: RunChain) -> StoryAnswer:
         if why:
             return StoryAnswer(f"No conclusion: {why}", "", fixes, "alert")
         return StoryAnswer("No rule found time that can be recovered", "", fixes, "good")
-    return StoryAnswer(finding.title, _cost(finding, run), fixes or _untried(finding, run), "good" if finding.note else "wait")
+    return StoryAnswer(
+        finding.title,
+        _cost(finding, run),
+        fixes or _untried(finding, run),
+        "good" if finding.note else "wait",
+    )
 
 
 def _cost(finding: Finding, run: Run) -> str:
@@ -119,19 +154,37 @@ def _cost(finding: Finding, run: Run) -> str:
 
 
 def _fixes(chain: RunChain) -> list[list[Segment]]:
-    """One row for each trial, the kept changes first; then the gain of all kept changes, where one trial measured it."""
+    """One row for each trial, the kept changes first; then the gain of all kept changes, where one
+    trial measured it."""
     tried = [trial for trial in chain.trials if trial is not chain.proof]
     rows = [_outcome(chain, trial) for trial in sorted(tried, key=lambda trial: not trial.kept)]
     if chain.proof is not None and (gain := chain.gain) is not None:
         total = units.measured(gain.estimate, gain.low, gain.high)
-        rows.append([("all kept changes together", "title"), ("  ", ""), (total, "good"), ("  against the start", "")])
+        rows.append(
+            [
+                ("all kept changes together", "title"),
+                ("  ", ""),
+                (total, "good"),
+                ("  against the start", ""),
+            ]
+        )
     return rows
 
 
 def _outcome(chain: RunChain, trial: Trial) -> list[Segment]:
     style = "good" if trial.kept else ""
-    outcome = (trial.error or NO_CAUSE) if trial.state == "failed" else measured(trial) if trial.speedup else ""
-    row = [*_change(trial.changes, chain.change(trial)), (f"  {outcome}" if outcome else "", style), (f"  {verdict(trial)}", style)]
+    outcome = (
+        (trial.error or NO_CAUSE)
+        if trial.state == "failed"
+        else measured(trial)
+        if trial.speedup
+        else ""
+    )
+    row = [
+        *_change(trial.changes, chain.change(trial)),
+        (f"  {outcome}" if outcome else "", style),
+        (f"  {verdict(trial)}", style),
+    ]
     return [*row, (f"  {CHANGES_TRAINING}", "dim")] if trial.changes_training else row
 
 
@@ -163,6 +216,12 @@ def sweep_answer(sweep: Sweep) -> StoryAnswer:
     if sweep.rivals:
         others = ", ".join(setting(rival, sweep.varied) for rival in sweep.rivals)
         return StoryAnswer(
-            f"{setting(best, sweep.varied)} has the highest rate: not proven", f"{rate}; {others} may be the best too", style="wait"
+            f"{setting(best, sweep.varied)} has the highest rate: not proven",
+            f"{rate}; {others} may be the best too",
+            style="wait",
         )
-    return StoryAnswer(f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings", rate, style="good")
+    return StoryAnswer(
+        f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings",
+        rate,
+        style="good",
+    )

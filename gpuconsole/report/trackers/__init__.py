@@ -1,1 +1,2 @@
-"""Copies of a session's figures in experiment trackers: TensorBoard, Weights & Biases, MLflow, OpenTelemetry (`--log-to`)."""
+"""Copies of a session's figures in experiment trackers: TensorBoard, Weights & Biases, MLflow,
+OpenTelemetry (`--log-to`)."""

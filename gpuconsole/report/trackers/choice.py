@@ -13,7 +13,8 @@ if TYPE_CHECKING:  # every command imports this module
 
 
 class Kind(NamedTuple):
-    """`needs`: the module without which its extra, which has the name of the tracker, is not installed. `takes`: what may follow `=`."""
+    """`needs`: the module without which its extra, which has the name of the tracker, is not
+    installed. `takes`: what may follow `=`."""
 
     name: str
     module: str
@@ -56,7 +57,8 @@ def why_not(kind: Kind) -> str:
         library = None
     if library is not None:
         return ""
-    from gpuconsole.host.installation import install_command  # it reads the metadata of packages, which takes 16 ms
+    # it reads the metadata of packages, which takes 16 ms
+    from gpuconsole.host.installation import install_command
 
     return f"{kind.name} is not installed: {install_command(kind.name)}"
 

@@ -1,4 +1,5 @@
-"""Passes the readings of a session to trackers. Each tracker has a thread and a queue of its own: one that is slow or down delays nothing."""
+"""Passes the readings of a session to trackers. Each tracker has a thread and a queue of its own:
+one that is slow or down delays nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +16,24 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import without_credentials
 from gpuconsole.report.share.html import html_page
 from gpuconsole.report.share.session import session_document
-from gpuconsole.report.trackers.readings import Final, Point, SessionFacts, Tracker, TrackerEvent, ViewReader, facts_of, summary_point
+from gpuconsole.report.trackers.readings import (
+    Final,
+    Point,
+    SessionFacts,
+    Tracker,
+    TrackerEvent,
+    ViewReader,
+    facts_of,
+    summary_point,
+)
 from gpuconsole.session.api import View
 
 EVERY_S = 1.0
 MAX_WAITING = 600
 """Points that wait for a tracker, ten minutes. Further points are lost, and counted."""
 SETTINGS_S = 15.0
-"""How long the first point waits for the settings of a user's job, which are known after its first steps."""
+"""How long the first point waits for the settings of a user's job, which are known after its first
+steps."""
 END_S = 10.0
 """How long the end of the program waits for all trackers together."""
 SHORT_S = 0.5
@@ -30,7 +41,8 @@ SHORT_S = 0.5
 
 
 class Delivery(NamedTuple):
-    """What a tracker got: points delivered and lost, and its first failure. `ended`: the tracker has taken all that it got."""
+    """What a tracker got: points delivered and lost, and its first failure. `ended`: the tracker
+    has taken all that it got."""
 
     delivered: int
     lost: int
@@ -46,7 +58,8 @@ class _Worker:
         self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self._delivered = self._lost = 0
         self.failure = ""
-        """The first failure of the tracker, in one line: those that follow are often its consequences."""
+        """The first failure of the tracker, in one line: those that follow are often its
+        consequences."""
         self._under_way: Any = None
         self._tracker: Tracker | None = None
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
@@ -70,7 +83,8 @@ class _Worker:
         return Delivery(self._delivered, self._lost + waiting, self.failure, ended=False)
 
     def _run(self) -> None:
-        self._attempt(self._open)  # before there is an item: the import of a library may take ten seconds
+        # before there is an item: the import of a library may take ten seconds
+        self._attempt(self._open)
         while True:
             self._under_way = item = self._queue.get()
             done = self._attempt(lambda item=item: self._pass_on(item))  # type: ignore[misc]
@@ -84,7 +98,9 @@ class _Worker:
         try:
             action()
         except Exception as problem:
-            self.failure = self.failure or without_credentials(f"{type(problem).__name__}: {problem}".splitlines()[0])
+            self.failure = self.failure or without_credentials(
+                f"{type(problem).__name__}: {problem}".splitlines()[0]
+            )
             return False
         return True
 
@@ -107,8 +123,9 @@ class _Worker:
 
 
 class TrackerFeed:
-    """Feeds the trackers of one session, from its first run on. `serve` runs while the session is open, `finish` when its runs have ended, and
-    `wait` once the session is closed, so that no tracker delays the end of the screen."""
+    """Feeds the trackers of one session, from its first run on. `serve` runs while the session is
+    open, `finish` when its runs have ended, and `wait` once the session is closed, so that no
+    tracker delays the end of the screen."""
 
     def __init__(
         self,
@@ -119,10 +136,15 @@ class TrackerFeed:
         note: Callable[[str], None],
         command: str = "",
     ) -> None:
-        """`makers`: name and constructor of each tracker; the constructor runs on the tracker's thread. `note`: a line for the user.
-        `command`: see `SessionFacts`."""
+        """`makers`: name and constructor of each tracker; the constructor runs on the tracker's
+        thread. `note`: a line for the user. `command`: see `SessionFacts`."""
         self._command = command
-        self._view, self._environment, self._snapshot, self._note = view, environment, snapshot, note
+        self._view, self._environment, self._snapshot, self._note = (
+            view,
+            environment,
+            snapshot,
+            note,
+        )
         self._reader = ViewReader()
         self._makers = makers
         self._workers: list[_Worker] = []
@@ -153,12 +175,15 @@ class TrackerFeed:
         self._put(final)
 
     def wait(self, say: Callable[[str], None], seconds: float | None = None) -> list[str]:
-        """Wait for the end of all trackers, `seconds` together (default END_S); Ctrl-C ends the wait. Returns a line for each tracker that did not
-        get everything. `say`: takes a line for the user if the wait is not short."""
+        """Wait for the end of all trackers, `seconds` together (default END_S); Ctrl-C ends the
+        wait. Returns a line for each tracker that did not get everything. `say`: takes a line for
+        the user if the wait is not short."""
         seconds = END_S if seconds is None else seconds
         workers = self._workers if self._has_begun else []
         with contextlib.suppress(KeyboardInterrupt):
-            if slow := [worker.name for worker in workers if not worker.join(SHORT_S / len(workers)).ended]:
+            if slow := [
+                worker.name for worker in workers if not worker.join(SHORT_S / len(workers)).ended
+            ]:
                 say(f"waiting up to {seconds:g} s for {', '.join(slow)}: Ctrl-C ends the wait")
             until = time.monotonic() + seconds
             for worker in workers:
@@ -168,14 +193,19 @@ class TrackerFeed:
             delivery = worker.join(0.0)
             why = delivery.failure or ("" if delivery.ended else "the tracker did not end")
             if delivery.lost or why:
-                lost = f"{delivery.lost} of {delivery.lost + delivery.delivered} points were not delivered"
+                lost = (
+                    f"{delivery.lost} of {delivery.lost + delivery.delivered} points were not"
+                    " delivered"
+                )
                 problems.append(f"--log-to {worker.name}: {lost}" + (f" ({why})" if why else ""))
         return problems
 
     def _take(self, ends: bool = False) -> None:
         view = self._view()
         run = view.run
-        if run is None or not (self._has_begun or ends or run.settings or view.running_s > SETTINGS_S):
+        if run is None or not (
+            self._has_begun or ends or run.settings or view.running_s > SETTINGS_S
+        ):
             return
         if not self._has_begun:
             self._open()

@@ -1,4 +1,5 @@
-"""MLflow: a run of its own, with the server and the experiment of MLflow's environment variables."""
+"""MLflow: a run of its own, with the server and the experiment of MLflow's environment
+variables."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ class MLflow:
     def begin(self, facts: SessionFacts) -> None:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         experiment = self._client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+        number = (
+            experiment.experiment_id
+            if experiment is not None
+            else self._client.create_experiment(name)
+        )
         self._run = self._client.create_run(number, run_name=facts.title).info.run_id
         params = [Param(name, value[:MAX_CHARACTERS]) for name, value in facts.values.items()]
         self._client.log_batch(self._run, params=params)
@@ -29,10 +34,15 @@ class MLflow:
     def log(self, point: Point) -> None:
         """The step of a metric is the second of the session."""
         at = round(point.wall * 1000), round(point.elapsed_s)
-        self._client.log_batch(self._run, metrics=[Metric(reading.name, reading.value, *at) for reading in point.readings])
+        self._client.log_batch(
+            self._run,
+            metrics=[Metric(reading.name, reading.value, *at) for reading in point.readings],
+        )
 
     def note(self, event: TrackerEvent) -> None:
-        self._client.set_tag(self._run, f"{event.kind}.{event.name}"[:250], event.text[:MAX_CHARACTERS])
+        self._client.set_tag(
+            self._run, f"{event.kind}.{event.name}"[:250], event.text[:MAX_CHARACTERS]
+        )
 
     def end(self, final: Final) -> None:
         self.log(final.point)

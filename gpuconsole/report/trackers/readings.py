@@ -13,7 +13,8 @@ from gpuconsole.session.api import View
 
 
 class MetricReading(NamedTuple):
-    """A value of the metric catalogue, the share of a phase of the step, or a figure of a run's summary. `device`: such as `gpu:0`; empty for a figure."""
+    """A value of the metric catalogue, the share of a phase of the step, or a figure of a run's
+    summary. `device`: such as `gpu:0`; empty for a figure."""
 
     metric: str
     device: str
@@ -21,8 +22,13 @@ class MetricReading(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in a tracker that has no labels: `gpu.power_w/gpu:0`. Values of the run have the metric's name alone."""
-        return self.metric if not self.device or self.metric.startswith("workload.") else f"{self.metric}/{self.device}"
+        """The name in a tracker that has no labels: `gpu.power_w/gpu:0`. Values of the run have the
+        metric's name alone."""
+        return (
+            self.metric
+            if not self.device or self.metric.startswith("workload.")
+            else f"{self.metric}/{self.device}"
+        )
 
 
 class Point(NamedTuple):
@@ -34,7 +40,8 @@ class Point(NamedTuple):
 
 
 class TrackerEvent(NamedTuple):
-    """Something that happened: a finding, or the end of a trial. `kind`: `finding` or `trial`; `name`: the rule, or the changes."""
+    """Something that happened: a finding, or the end of a trial. `kind`: `finding` or `trial`;
+    `name`: the rule, or the changes."""
 
     wall: float
     elapsed_s: float
@@ -44,15 +51,17 @@ class TrackerEvent(NamedTuple):
 
 
 class Final(NamedTuple):
-    """The end of the session: the figures of its last run. `page` makes the page of the session as HTML, which takes a second for a long session."""
+    """The end of the session: the figures of its last run. `page` makes the page of the session as
+    HTML, which takes a second for a long session."""
 
     point: Point
     page: Callable[[], str]
 
 
 class SessionFacts(NamedTuple):
-    """What does not change while the session runs: the machine, its software and the settings at the start. `command`: the command line, where the
-    user wants it published (`--log-command`); it is one of `values` too."""
+    """What does not change while the session runs: the machine, its software and the settings at
+    the start. `command`: the command line, where the user wants it published (`--log-command`); it
+    is one of `values` too."""
 
     title: str
     values: Mapping[str, str]
@@ -60,7 +69,8 @@ class SessionFacts(NamedTuple):
 
 
 class Tracker(Protocol):
-    """A tracker that is open. Each method may take long, and may raise anything. All calls come from one thread."""
+    """A tracker that is open. Each method may take long, and may raise anything. All calls come
+    from one thread."""
 
     def begin(self, facts: SessionFacts) -> None: ...
 
@@ -80,7 +90,8 @@ class ViewReader:
         self._trials: set[str] = set()
 
     def point(self, view: View) -> Point | None:
-        """The values that are newer than those of the last call, and the shares of the step. Links and other parts of a device are left out."""
+        """The values that are newer than those of the last call, and the shares of the step. Links
+        and other parts of a device are left out."""
         readings = []
         for key, value in view.latest.items():
             metric, _, device = key.removesuffix("}").partition("{device=")
@@ -89,8 +100,13 @@ class ViewReader:
                 continue
             self._at[key] = at
             readings.append(MetricReading(metric, device, value))
-        if view.run is not None and any(reading.metric.startswith("workload.") for reading in readings):
-            readings += [MetricReading(f"phase.{phase}", "", share) for phase, share in view.run.summary.phases_ratio.items()]
+        if view.run is not None and any(
+            reading.metric.startswith("workload.") for reading in readings
+        ):
+            readings += [
+                MetricReading(f"phase.{phase}", "", share)
+                for phase, share in view.run.summary.phases_ratio.items()
+            ]
         return Point(view.wall, view.now, tuple(readings)) if readings else None
 
     def events(self, view: View) -> list[TrackerEvent]:
@@ -98,13 +114,33 @@ class ViewReader:
         events = []
         run = view.run
         for finding in run.findings if run is not None else ():
-            if run is not None and finding.state == "fires" and (run.id, finding.rule) not in self._findings:
+            if (
+                run is not None
+                and finding.state == "fires"
+                and (run.id, finding.rule) not in self._findings
+            ):
                 self._findings.add((run.id, finding.rule))
-                events.append(TrackerEvent(view.wall, view.now, "finding", finding.rule, f"{finding.title}. {finding.summary}".strip()))
+                events.append(
+                    TrackerEvent(
+                        view.wall,
+                        view.now,
+                        "finding",
+                        finding.rule,
+                        f"{finding.title}. {finding.summary}".strip(),
+                    )
+                )
         for trial in view.trials:
             if trial.state != "running" and trial.id not in self._trials:
                 self._trials.add(trial.id)
-                events.append(TrackerEvent(view.wall, view.now, "trial", describe_changes(trial.changes), verdict_line(trial)))
+                events.append(
+                    TrackerEvent(
+                        view.wall,
+                        view.now,
+                        "trial",
+                        describe_changes(trial.changes),
+                        verdict_line(trial),
+                    )
+                )
         return events
 
 
@@ -121,20 +157,38 @@ def facts_of(environment: Environment, view: View, command: str = "") -> Session
         "cuda": environment.cuda,
         "driver": environment.driver,
         "command": command,
-        "devices": ", ".join(f"{device.id} {device.name}" for device in environment.devices if device.is_gpu),
+        "devices": ", ".join(
+            f"{device.id} {device.name}" for device in environment.devices if device.is_gpu
+        ),
     }
-    settings = {f"setting.{name}": value for name, value in (run.settings if run is not None else {}).items()}
+    settings = {
+        f"setting.{name}": value
+        for name, value in (run.settings if run is not None else {}).items()
+    }
     title = f"gpuconsole {run.scenario}" if run is not None else "gpuconsole"
-    return SessionFacts(title, {name: str(value) for name, value in {**machine, **settings}.items() if value not in (None, "")}, command)
+    return SessionFacts(
+        title,
+        {
+            name: str(value)
+            for name, value in {**machine, **settings}.items()
+            if value not in (None, "")
+        },
+        command,
+    )
 
 
 def summary_point(snapshot: Snapshot, wall: float, elapsed_s: float) -> Point:
-    """The figures of the last run, each as `summary.` and its name in the snapshot; of a distribution the mean."""
+    """The figures of the last run, each as `summary.` and its name in the snapshot; of a
+    distribution the mean."""
     readings = []
     summary = snapshot.runs[-1].summary if snapshot.runs else None
     for field in FIGURES if summary is not None else ():
         value = getattr(summary, field)
-        number = value if isinstance(value, (int, float)) or value is None else getattr(value, "mean", None)
+        number = (
+            value
+            if isinstance(value, (int, float)) or value is None
+            else getattr(value, "mean", None)
+        )
         if number is not None:
             readings.append(MetricReading(f"summary.{field}", "", float(number)))
     for phase, share in (summary.phases_ratio if summary is not None else {}).items():

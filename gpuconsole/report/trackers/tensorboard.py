@@ -19,10 +19,15 @@ FOLDER = "runs"
 
 
 class TensorBoard:
-    """Writes `FOLDER/gpuconsole-DATE-TIME`, or the folder that the user names; the page is `report.html` there."""
+    """Writes `FOLDER/gpuconsole-DATE-TIME`, or the folder that the user names; the page is
+    `report.html` there."""
 
     def __init__(self, folder: str = "") -> None:
-        self._folder = Path(folder) if folder else new_folder(Path(FOLDER) / time.strftime("gpuconsole-%Y%m%d-%H%M%S"))
+        self._folder = (
+            Path(folder)
+            if folder
+            else new_folder(Path(FOLDER) / time.strftime("gpuconsole-%Y%m%d-%H%M%S"))
+        )
 
     def begin(self, facts: SessionFacts) -> None:
         self._writer = EventFileWriter(str(self._folder))
@@ -31,7 +36,11 @@ class TensorBoard:
 
     def log(self, point: Point) -> None:
         for reading in point.readings:
-            self._add(scalar_pb(reading.name.replace(":", "_"), reading.value), point.wall, point.elapsed_s)
+            self._add(
+                scalar_pb(reading.name.replace(":", "_"), reading.value),
+                point.wall,
+                point.elapsed_s,
+            )
         self._writer.flush()
 
     def note(self, event: TrackerEvent) -> None:

@@ -1,4 +1,5 @@
-"""Weights & Biases: a run of its own, with the project, entity, key and mode of W&B's environment variables."""
+"""Weights & Biases: a run of its own, with the project, entity, key and mode of W&B's environment
+variables."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ WITHOUT_COMMAND = {
     "save_code": False,
     "disable_job_creation": True,
 }
-"""W&B copies the command line, the folder, the git remote, the list of packages and the code of the process by itself: those of the console, whose
-command line holds that of the job."""
+"""W&B copies the command line, the folder, the git remote, the list of packages and the code of the
+process by itself: those of the console, whose command line holds that of the job."""
 
 
 def settings(with_command: bool, **more: Any) -> wandb.Settings:
-    """The settings of a run. `with_command`: W&B may copy what it copies by itself (`--log-command`)."""
+    """The settings of a run. `with_command`: W&B may copy what it copies by itself
+    (`--log-command`)."""
     return QUIET.model_copy(update={**({} if with_command else WITHOUT_COMMAND), **more})
 
 
@@ -37,7 +39,12 @@ class WeightsAndBiases:
 
     def begin(self, facts: SessionFacts) -> None:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        self._run = wandb.init(project=project, name=facts.title, config=dict(facts.values), settings=settings(bool(facts.command)))
+        self._run = wandb.init(
+            project=project,
+            name=facts.title,
+            config=dict(facts.values),
+            settings=settings(bool(facts.command)),
+        )
         self._run.define_metric("*", step_metric="elapsed_s")
 
     def log(self, point: Point) -> None:
