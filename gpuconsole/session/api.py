@@ -1,7 +1,7 @@
 """The only interface between a session and a screen or a command.
 
-`View` is an immutable snapshot of the present state, and cheap to take. A live engine and a replayed recording offer the same
-`SessionApi`; only `View.recording` differs.
+`View` is an immutable snapshot of the present state, and cheap to take. A live engine and a
+replayed recording offer the same `SessionApi`; only `View.recording` differs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ class SessionError(RuntimeError):
 
 
 class Busy(SessionError):
-    """Another action is in progress and excludes this action. This action may be possible a moment later."""
+    """Another action is in progress and excludes this action. This action may be possible a moment
+    later."""
 
 
 A_RECORDING = "this is a recording: nothing runs that could be changed"
 
 
 class Playback(msgspec.Struct, frozen=True):
-    """Which moment of a recording is shown: `at_s` of `length_s` seconds, from its first event. `seeking`: what is shown is still another moment, because the events
-    before this one are being read again."""
+    """Which moment of a recording is shown: `at_s` of `length_s` seconds, from its first event.
+    `seeking`: what is shown is still another moment, because the events before this one are being
+    read again."""
 
     at_s: float
     length_s: float
@@ -53,29 +55,42 @@ class Playback(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """An immutable snapshot of everything that a screen shows.
 
-    Times are seconds on the clock of the session, which starts at 0. Series have names such as `gpu.power_w{device=gpu:0}`.
+    Times are seconds on the clock of the session, which starts at 0. Series have names such as
+    `gpu.power_w{device=gpu:0}`.
 
     - `now`: the time of this state; `wall`: the same moment in Unix time, 0 if it is unknown.
-    - `runs`: all runs; the last run is the current run. `state` is the state of the current run, empty without a run.
+    - `runs`: all runs; the last run is the current run. `state` is the state of the current run,
+      empty without a run.
     - `device`: the device of the current run, or of the next run if there is none.
-    - `stage`: what the current run does before its first step. `probing`: the probe or other measurement in progress.
-    - `latest`: the present values by series, `sampled`: their times, `unavailable`: the reasons for missing values.
+    - `stage`: what the current run does before its first step. `probing`: the probe or other
+      measurement in progress.
+    - `latest`: the present values by series, `sampled`: their times, `unavailable`: the reasons for
+      missing values.
     - `substitutes`: the source of a value that did not come from its usual source.
-    - `silent`: seconds since the last event of a device whose values are no longer fresh. `lost`: lost devices with the reason.
+    - `silent`: seconds since the last event of a device whose values are no longer fresh. `lost`:
+      lost devices with the reason.
     - `processes_missing`: devices that do not report their processes, with the reason.
     - `sources`: for each source, its period and whether it hangs.
     - `tuning`: the tuning session, reported at `tuning_at`.
-    - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent requests.
-    - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a recording in progress.
+    - `step_times`: seconds of recent steps; of a serving run, end-to-end seconds of recent
+      requests.
+    - `own_cpu_ratio`: CPU cores that the console and its sampler use. `recording_to`: the file of a
+      recording in progress.
     - `ended`: a replayed recording is at its end. `playback`: which moment of it is shown.
-    - `run_times`: for each run, when it was opened. `closed_s`: when the current run ended; None while it goes on. `trial_times`: for each trial by id, when it began and when it was last reported.
-    - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0 outside of trials.
+    - `run_times`: for each run, when it was opened. `closed_s`: when the current run ended; None
+      while it goes on. `trial_times`: for each trial by id, when it began and when it was last
+      reported.
+    - `sides`: when the steps changed to a side of a trial, and which: `BASELINE`, `CHANGED`, or 0
+      outside of trials.
     - `remote`: what an agent on the console's socket does (`RemoteApi.activity`).
-    - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or its first side starts.
+    - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or
+      its first side starts.
     - `undo`: the values that `revert` would bring back now; empty if there is nothing to take back.
-    - `xids`: the newest error (XID) of each GPU since the start of the console, and its session seconds.
+    - `xids`: the newest error (XID) of each GPU since the start of the console, and its session
+      seconds.
     - `ecc_before`: the uncorrected memory errors that each GPU had at the start of the console.
-    - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it answers.
+    - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it
+      answers.
     """
 
     now: float
@@ -159,7 +174,8 @@ class JobApi(Protocol):
         ...
 
     def interrupt(self) -> str:
-        """Send SIGINT to the job; the second call sends SIGTERM, the third SIGKILL. Returns what was done, for the user."""
+        """Send SIGINT to the job; the second call sends SIGTERM, the third SIGKILL. Returns what
+        was done, for the user."""
         ...
 
     def signal(self, number: int) -> None:
@@ -177,7 +193,8 @@ class JobApi(Protocol):
 
     @property
     def allows_loader(self) -> bool:
-        """Whether the user has allowed new workers of the DataLoader, which load ahead, from copies of the dataset."""
+        """Whether the user has allowed new workers of the DataLoader, which load ahead, from copies
+        of the dataset."""
         ...
 
     def allow_loader(self) -> None:
@@ -211,11 +228,13 @@ class RemoteApi(Protocol):
 
     @property
     def activity(self) -> str:
-        """What the agent does, or that agents are refused, in a clause; empty while no agent is connected."""
+        """What the agent does, or that agents are refused, in a clause; empty while no agent is
+        connected."""
         ...
 
     def switch(self) -> str:
-        """Take the control back from the agent, whose trial is taken back; the second call lets agents in again. Returns what was done."""
+        """Take the control back from the agent, whose trial is taken back; the second call lets
+        agents in again. Returns what was done."""
         ...
 
 
@@ -236,7 +255,8 @@ class PlayerApi(Protocol):
 
 
 class SessionApi(Protocol):
-    """What a screen or a command can do with a session. All methods are called on one event loop."""
+    """What a screen or a command can do with a session. All methods are called on one event
+    loop."""
 
     job: JobApi | None = None
     """The user's own job, if the session has started one on a terminal."""
@@ -246,11 +266,13 @@ class SessionApi(Protocol):
     """The player of a recording; None in a live session."""
 
     async def open(self) -> None:
-        """Begin the session; returns once the devices are known, or after some seconds. Raises SessionError."""
+        """Begin the session; returns once the devices are known, or after some seconds. Raises
+        SessionError."""
         ...
 
     async def close(self) -> None:
-        """End the session: end all child processes and complete all files. A second call changes nothing."""
+        """End the session: end all child processes and complete all files. A second call changes
+        nothing."""
         ...
 
     def view(self) -> View:
@@ -262,7 +284,8 @@ class SessionApi(Protocol):
         ...
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
-        """Means of the series `key` in `columns` equal time buckets of the last `seconds`, the newest last; None: no sample in the bucket."""
+        """Means of the series `key` in `columns` equal time buckets of the last `seconds`, the
+        newest last; None: no sample in the bucket."""
         ...
 
     def points(self, key: str) -> tuple[list[float], list[float]]:
@@ -278,7 +301,8 @@ class SessionApi(Protocol):
         ...
 
     async def keep_warm(self, wanted: bool) -> None:
-        """Keep a spare worker ready while the user chooses a scenario (`wanted`); a start is then 3 s faster."""
+        """Keep a spare worker ready while the user chooses a scenario (`wanted`); a start is then 3
+        s faster."""
         ...
 
     async def start(self, scenario: str, overrides: Knobs) -> None:
@@ -297,26 +321,31 @@ class SessionApi(Protocol):
         """Apply live changes now, without proof. Raises SessionError."""
         ...
 
-    async def try_change(self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True) -> Trial:
-        """Prove a change by paired blocks and keep the change if it wins; returns the finished trial. Without `keep` the change is only
-        measured. Raises SessionError."""
+    async def try_change(
+        self, changes: Knobs, predicted: Interval | None = None, *, keep: bool = True
+    ) -> Trial:
+        """Prove a change by paired blocks and keep the change if it wins; returns the finished
+        trial. Without `keep` the change is only measured. Raises SessionError."""
         ...
 
     async def keep_trial(self) -> Trial:
-        """Keep the change of the last trial, which was a win and only measured; returns the trial. Raises SessionError."""
+        """Keep the change of the last trial, which was a win and only measured; returns the trial.
+        Raises SessionError."""
         ...
 
     def cancel_trial(self) -> None:
-        """End the running trial and revert its change. The run goes on; the trial is recorded as cancelled. Raises SessionError where no
-        trial runs."""
+        """End the running trial and revert its change. The run goes on; the trial is recorded as
+        cancelled. Raises SessionError where no trial runs."""
         ...
 
     async def tune(self) -> Certificate:
-        """Try the most promising changes one by one and keep those that win, until none is left or the time is up. Raises SessionError."""
+        """Try the most promising changes one by one and keep those that win, until none is left or
+        the time is up. Raises SessionError."""
         ...
 
     def end_tuning(self) -> None:
-        """End the tuning session; the changes kept so far stay. Raises SessionError when there is none."""
+        """End the tuning session; the changes kept so far stay. Raises SessionError when there is
+        none."""
         ...
 
     def probe_only_for(self, knobs: Collection[str]) -> None:
@@ -324,11 +353,13 @@ class SessionApi(Protocol):
         ...
 
     async def profile(self, steps: int = STEPS, rank: int = 0) -> ProfileReport:
-        """Profile `steps` steps of the current run, and keep the report with the run. `rank`: the process, in a user's job of several. Raises SessionError."""
+        """Profile `steps` steps of the current run, and keep the report with the run. `rank`: the
+        process, in a user's job of several. Raises SessionError."""
         ...
 
     async def probe_server(self) -> dict[str, Signal]:
-        """Send a few requests to the server that is watched, and return what they show. The caller has asked the user. Raises SessionError."""
+        """Send a few requests to the server that is watched, and return what they show. The caller
+        has asked the user. Raises SessionError."""
         ...
 
     async def revert(self) -> None:
@@ -343,11 +374,13 @@ class SessionApi(Protocol):
         ...
 
     def signal_process(self, process: Process, number: int) -> None:
-        """Send signal `number` to exactly this process, and not to a later process with the same pid. Raises SessionError."""
+        """Send signal `number` to exactly this process, and not to a later process with the same
+        pid. Raises SessionError."""
         ...
 
     def export(self, path: Path | None = None) -> Path:
-        """Write the snapshot to `path`, or to a dated file in the current folder; returns the file. Raises SessionError."""
+        """Write the snapshot to `path`, or to a dated file in the current folder; returns the file.
+        Raises SessionError."""
         ...
 
     def toggle_recording(self, path: Path | None = None) -> Path | None:

@@ -30,8 +30,15 @@ def latest(view: View, metric: str, device: str | None = None) -> float | None:
 
 
 def device_of(view: View, metric: str) -> str:
-    """The device of a metric: the host for host metrics, the server for server metrics, otherwise the device of the run."""
-    return HOST if metric.startswith("host.") else SERVER if metric.startswith("server.") else view.device
+    """The device of a metric: the host for host metrics, the server for server metrics, otherwise
+    the device of the run."""
+    return (
+        HOST
+        if metric.startswith("host.")
+        else SERVER
+        if metric.startswith("server.")
+        else view.device
+    )
 
 
 def silent_s(view: View, device: str) -> float:
@@ -44,17 +51,30 @@ def reason(view: View, metric: str) -> str:
     device = device_of(view, metric)
     if not metric.startswith("workload.") and (silent := silent_s(view, device)):
         return f"last reading {silent:.0f} s ago"
-    why = view.unavailable.get(series_key(metric, device)) or (view.run.unavailable.get(metric) if view.run else None)
+    why = view.unavailable.get(series_key(metric, device)) or (
+        view.run.unavailable.get(metric) if view.run else None
+    )
     if why:
         return why
     if device in view.lost:
         return view.lost[device]
     if metric.startswith("workload.") and view.run is not None and view.run.state == "failed":
         return "the run failed"
-    if metric.startswith("workload.") and view.run is not None and view.run.is_job and view.run.summary.steps:
+    if (
+        metric.startswith("workload.")
+        and view.run is not None
+        and view.run.is_job
+        and view.run.summary.steps
+    ):
         return "not counted in this job"
     if metric.startswith("workload."):
-        return view.stage if active(view) and view.stage else "no steps yet" if active(view) else "nothing is running"
+        return (
+            view.stage
+            if active(view) and view.stage
+            else "no steps yet"
+            if active(view)
+            else "nothing is running"
+        )
     return NO_SAMPLE
 
 
@@ -64,14 +84,18 @@ def active(view: View) -> bool:
 
 
 def processes(run: Run | None) -> int:
-    """The number of processes of the run: the processes that have joined, or the number in the knobs during the start."""
+    """The number of processes of the run: the processes that have joined, or the number in the
+    knobs during the start."""
     nproc = run.knobs.get("nproc", 1) if run else 1
     return max(len(run.ranks) if run else 1, nproc if isinstance(nproc, int) else 1)
 
 
 def device(view: View) -> Device:
     """The device that the run uses, or the next run would use."""
-    return next((device for device in view.devices if device.id == view.device), Device(view.device or HOST, "unknown device"))
+    return next(
+        (device for device in view.devices if device.id == view.device),
+        Device(view.device or HOST, "unknown device"),
+    )
 
 
 def short_name(name: str) -> str:
@@ -91,7 +115,9 @@ def throughput_metric(view: View) -> tuple[str, str]:
     tokens = view.latest.get(series_key("workload.tokens_per_s", view.device)) is not None
     if not tokens and view.run is not None:
         tokens = view.run.summary.tokens_per_s is not None
-    return ("workload.tokens_per_s", "tokens/s") if tokens else ("workload.samples_per_s", "samples/s")
+    return (
+        ("workload.tokens_per_s", "tokens/s") if tokens else ("workload.samples_per_s", "samples/s")
+    )
 
 
 def firing(run: Run | None) -> list[Finding]:
@@ -103,7 +129,11 @@ def healthy(run: Run | None) -> Finding | None:
     """The finding that calls the run healthy, if all findings that fire are notes."""
     firing_findings = firing(run)
     healthy_findings = [finding for finding in firing_findings if finding.rule.endswith(HEALTHY)]
-    return healthy_findings[0] if healthy_findings and all(finding.note for finding in firing_findings) else None
+    return (
+        healthy_findings[0]
+        if healthy_findings and all(finding.note for finding in firing_findings)
+        else None
+    )
 
 
 def continues(run: Run, before: Run) -> bool:
@@ -122,44 +152,59 @@ def chain(view: View) -> list[Run]:
 
 
 def begun_s(view: View) -> float:
-    """When the current work began, in seconds of the session: the start of the first run that the current run continues."""
+    """When the current work began, in seconds of the session: the start of the first run that the
+    current run continues."""
     begun = dict(zip((run.id for run in view.runs), view.run_times, strict=False))
     first = chain(view)[:1]
     return begun.get(first[0].id, 0.0) if first else 0.0
 
 
 def clock_s(view: View) -> float:
-    """Return the seconds on the clock of every screen: from the start of the current work, as on the axis of the chart, to now or to the end of the work."""
+    """Return the seconds on the clock of every screen: from the start of the current work, as on
+    the axis of the chart, to now or to the end of the work."""
     if not view.run_times:
         return view.running_s
     return (view.now if view.closed_s is None else view.closed_s) - begun_s(view)
 
 
 def kept_changes(runs: Sequence[Run]) -> Knobs:
-    """The knobs that the console changed in the course of `runs` and that differ from the first run, with their values in the end.
+    """The knobs that the console changed in the course of `runs` and that differ from the first
+    run, with their values in the end.
 
-    The knobs of the user's own job are those that the agent has observed. They may differ without a change: where batches vary in size, the batch
-    size is that of the largest batch so far. A knob that the program changes by itself has no value that was kept.
+    The knobs of the user's own job are those that the agent has observed. They may differ without a
+    change: where batches vary in size, the batch size is that of the largest batch so far. A knob
+    that the program changes by itself has no value that was kept.
     """
     first, last = runs[0].knobs, runs[-1].knobs
-    changes: Knobs = {name: last.get(name, value) for run in runs[1:] for name, value in run.changes.items()}
-    return {name: value for name, value in changes.items() if first.get(name) != value and name not in runs[-1].varies}
+    changes: Knobs = {
+        name: last.get(name, value) for run in runs[1:] for name, value in run.changes.items()
+    }
+    return {
+        name: value
+        for name, value in changes.items()
+        if first.get(name) != value and name not in runs[-1].varies
+    }
 
 
 class Gain(NamedTuple):
-    """The rate of the current run over the rate at the start of this work. `proven`: paired blocks measured it. Otherwise two times are compared,
-    and other programs may have used the machine in one of them."""
+    """The rate of the current run over the rate at the start of this work. `proven`: paired blocks
+    measured it. Otherwise two times are compared, and other programs may have used the machine in
+    one of them."""
 
     ratio: float
     proven: bool
 
     @property
     def words(self) -> str:
-        return f"{units.speedup(self.ratio).strip()} {'in trials' if self.proven else 'since start, no trial'}"
+        return (
+            f"{units.speedup(self.ratio).strip()}"
+            f" {'in trials' if self.proven else 'since start, no trial'}"
+        )
 
 
 def since_start(view: View) -> Gain | None:
-    """The gain of all kept changes together. None where the settings are those of the start, or where a rate is not known."""
+    """The gain of all kept changes together. None where the settings are those of the start, or
+    where a rate is not known."""
     runs = chain(view)
     if len(runs) < 2 or not kept_changes(runs):
         return None
@@ -172,13 +217,17 @@ def since_start(view: View) -> Gain | None:
 
 
 def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
-    """The gain that one trial of all changes measured; else the product of the gains of all changes, each on top of the changes before it. None
-    where a change was kept without a trial."""
+    """The gain that one trial of all changes measured; else the product of the gains of all
+    changes, each on top of the changes before it. None where a change was kept without a trial."""
     if (whole := proof(runs, trials)) is not None and whole.speedup is not None:
         return whole.speedup.inverse.estimate
     gain = 1.0
     for before, after in itertools.pairwise(runs):
-        kept_trials = (trial for trial in trials if trial.kept and trial.baseline_run == before.id and trial.changes == after.changes)
+        kept_trials = (
+            trial
+            for trial in trials
+            if trial.kept and trial.baseline_run == before.id and trial.changes == after.changes
+        )
         trial = next(kept_trials, None)
         if trial is None or trial.speedup is None:
             return None
@@ -187,11 +236,23 @@ def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
 
 
 def proof(runs: Sequence[Run], trials: Sequence[Trial]) -> Trial | None:
-    """The trial at the end of a tuning session: from the last of `runs` back to the knobs of the first. None before its verdict."""
+    """The trial at the end of a tuning session: from the last of `runs` back to the knobs of the
+    first. None before its verdict."""
     first, last = runs[0], runs[-1]
     back = {name: first.knobs[name] for name in kept_changes(runs) if name in first.knobs}
-    decided = (trial for trial in trials if trial.state == "done" and trial.verdict not in (None, "undecided"))
-    return next((trial for trial in decided if back and trial.baseline_run == last.id and trial.changes == back), None)
+    decided = (
+        trial
+        for trial in trials
+        if trial.state == "done" and trial.verdict not in (None, "undecided")
+    )
+    return next(
+        (
+            trial
+            for trial in decided
+            if back and trial.baseline_run == last.id and trial.changes == back
+        ),
+        None,
+    )
 
 
 def current_trials(view: View) -> list[Trial]:
@@ -206,7 +267,8 @@ def suggestion_id(finding: Finding, suggestion: Suggestion) -> str:
 
 
 def suggestions(view: View) -> dict[str, tuple[Finding, Suggestion]]:
-    """The suggestions that can be tried from here, of all findings that fire, in the order of the screen."""
+    """The suggestions that can be tried from here, of all findings that fire, in the order of the
+    screen."""
     return {
         suggestion_id(finding, suggestion): (finding, suggestion)
         for finding in firing(view.run)
@@ -233,6 +295,8 @@ def percentiles(view: View) -> tuple[float | None, float | None]:
     """p50 and p99 of the recent steps, or of the summary where no recent step is known. Seconds."""
     times = sorted(view.step_times)
     if times:
-        return times[(len(times) - 1) // 2], times[min(len(times) - 1, round(0.99 * (len(times) - 1)))]
+        return times[(len(times) - 1) // 2], times[
+            min(len(times) - 1, round(0.99 * (len(times) - 1)))
+        ]
     spread = view.run.summary.step_time_s if view.run else None
     return (spread.p50, spread.p99) if spread else (None, None)

@@ -1,7 +1,9 @@
-"""Whether a value is fresh: the only place that decides it, for the screen, for the exporter and for figures that combine two values.
+"""Whether a value is fresh: the only place that decides it, for the screen, for the exporter and
+for figures that combine two values.
 
-A value is fresh until its reader withdraws it or stops reporting. Metrics that change rarely are read rarely, so an old value may still be correct:
-a reader that still reports other values of the device would have reported a change.
+A value is fresh until its reader withdraws it or stops reporting. Metrics that change rarely are
+read rarely, so an old value may still be correct: a reader that still reports other values of the
+device would have reported a change.
 """
 
 from __future__ import annotations
@@ -17,14 +19,24 @@ STALE_PERIODS = 3
 
 
 def stale_s(state: MachineState) -> float:
-    """Maximum seconds between two reports of a reader: 5, or three times the longest period between two readings."""
-    return max(STALE_S, STALE_PERIODS * max([state.interval_s, *(source.period_s for source in state.sources.values())]))
+    """Maximum seconds between two reports of a reader: 5, or three times the longest period between
+    two readings."""
+    return max(
+        STALE_S,
+        STALE_PERIODS
+        * max([state.interval_s, *(source.period_s for source in state.sources.values())]),
+    )
 
 
 def reported_at(state: MachineState, device: str, reader: str = USUAL) -> float | None:
-    """The time of the last report of `reader` about `device`. A report about a GPU counts for its links too, because links are read less often."""
+    """The time of the last report of `reader` about `device`. A report about a GPU counts for its
+    links too, because links are read less often."""
     reported = state.readings.reported
-    times = [reported[name][reader] for name in {device, parent(device)} if reader in reported.get(name, ())]
+    times = [
+        reported[name][reader]
+        for name in {device, parent(device)}
+        if reader in reported.get(name, ())
+    ]
     return max(times, default=None)
 
 
@@ -37,7 +49,8 @@ def is_fresh(state: MachineState, device: str, now: float, reader: str = USUAL) 
 
 
 def why_server_not_fresh(state: MachineState, now: float) -> str:
-    """The reason why the newest report of the model server does not describe its present state, in one line; empty if it does.
+    """The reason why the newest report of the model server does not describe its present state, in
+    one line; empty if it does.
 
     A report is fresh for 5 s, or for three times the usual time between two reports.
     """
@@ -47,13 +60,22 @@ def why_server_not_fresh(state: MachineState, now: float) -> str:
     if last is None:
         return "the server has not reported its state"
     age_s = now - last
-    return f"the last report of the server is {age_s:.0f} s old" if age_s > max(STALE_S, STALE_PERIODS * state.server_period_s) else ""
+    return (
+        f"the last report of the server is {age_s:.0f} s old"
+        if age_s > max(STALE_S, STALE_PERIODS * state.server_period_s)
+        else ""
+    )
 
 
 def fresh_value(state: MachineState, key: str, device: str, now: float) -> float | None:
     """The newest value of a series of `device`, if it is fresh."""
     value = state.readings.latest.get(key)
-    return value if value is not None and is_fresh(state, device, now, state.readings.readers.get(key, USUAL)) else None
+    return (
+        value
+        if value is not None
+        and is_fresh(state, device, now, state.readings.readers.get(key, USUAL))
+        else None
+    )
 
 
 def fresh_values(state: MachineState, now: float) -> dict[str, dict[str, float]]:
@@ -61,21 +83,38 @@ def fresh_values(state: MachineState, now: float) -> dict[str, dict[str, float]]
     readings = state.readings
     values_of: dict[str, dict[str, float]] = {}
     for device in readings.devices():
-        fresh = {reader for reader in readings.reported.get(device, ()) if is_fresh(state, device, now, reader)}
-        values_of[device] = {metric: value for metric, key, value in readings.values(device) if readings.readers.get(key, USUAL) in fresh}
+        fresh = {
+            reader
+            for reader in readings.reported.get(device, ())
+            if is_fresh(state, device, now, reader)
+        }
+        values_of[device] = {
+            metric: value
+            for metric, key, value in readings.values(device)
+            if readings.readers.get(key, USUAL) in fresh
+        }
     return values_of
 
 
 def silent_devices(state: MachineState, now: float) -> dict[str, float]:
-    """Devices whose values are not fresh, with the seconds since the last report of the usual reader."""
+    """Devices whose values are not fresh, with the seconds since the last report of the usual
+    reader."""
     limit_s = stale_s(state)
-    ages = {device: now - reported[USUAL] for device, reported in state.readings.reported.items() if USUAL in reported}
-    return {device: age_s for device, age_s in ages.items() if age_s > limit_s and not is_fresh(state, device, now)}
+    ages = {
+        device: now - reported[USUAL]
+        for device, reported in state.readings.reported.items()
+        if USUAL in reported
+    }
+    return {
+        device: age_s
+        for device, age_s in ages.items()
+        if age_s > limit_s and not is_fresh(state, device, now)
+    }
 
 
 def stuck_s(source: SourceState, t: float) -> float:
-    """Seconds for which a source has not answered; 0 if it answers. `t`: on the clock of the events. A source that was stuck at its last
-    report still counts as stuck."""
+    """Seconds for which a source has not answered; 0 if it answers. `t`: on the clock of the
+    events. A source that was stuck at its last report still counts as stuck."""
     return source.stuck_s + (t - source.t) if source.stuck_s else 0.0
 
 
@@ -104,7 +143,9 @@ def why_not_fresh(state: MachineState, now: float) -> str:
         last = reported_at(state, device.id)
         age_s = now - (state.devices_t if last is None else last)
         if age_s > limit_s and device.id not in state.lost:
-            return f"the newest sample of {device.id} is {age_s:.0f} s old" + (f"; {stuck}" if stuck else "")
+            return f"the newest sample of {device.id} is {age_s:.0f} s old" + (
+                f"; {stuck}" if stuck else ""
+            )
     return stuck if longest_s > limit_s else ""
 
 

@@ -1,4 +1,5 @@
-"""What each GPU does now, and what is wrong with it: one answer for the screen, `devices`, the exporter and the doctor.
+"""What each GPU does now, and what is wrong with it: one answer for the screen, `devices`, the
+exporter and the doctor.
 
 "free" and "busy" are claims, and each needs a proof. Without one the state is n/a, with the reason.
 """
@@ -17,17 +18,30 @@ Kind = Literal["free", "busy", "lost", "silent", "n/a"]
 
 UTILIZATION = ("gpu.sm_active_ratio", "gpu.utilization_ratio")
 PROCESSES = "gpu.processes"
-VITAL = ("gpu.utilization_ratio", "gpu.hbm_used_bytes", "gpu.power_w", "gpu.temperature_c", "gpu.sm_clock_hz", "gpu.sm_active_ratio")
-"""Metrics of which every GPU that answers has at least one. A GPU without any is unreadable; the first reason in this order says why."""
+VITAL = (
+    "gpu.utilization_ratio",
+    "gpu.hbm_used_bytes",
+    "gpu.power_w",
+    "gpu.temperature_c",
+    "gpu.sm_clock_hz",
+    "gpu.sm_active_ratio",
+)
+"""Metrics of which every GPU that answers has at least one. A GPU without any is unreadable; the
+first reason in this order says why."""
 BUSY_RATIO = 0.02
-"""A GPU without a known process is busy above this share of its utilization. An idle desktop GPU stays below it."""
+"""A GPU without a known process is busy above this share of its utilization. An idle desktop GPU
+stays below it."""
 MUCH_MEMORY = 2 * 2**30
-"""A GPU on which no process is seen is not free above so many used bytes. The driver itself keeps up to 1 GB, which version 1 of NVML's call counts as used
-(912 MB on an idle A100: rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek pull request 113)."""
+"""A GPU on which no process is seen is not free above so many used bytes. The driver itself keeps
+up to 1 GB, which version 1 of NVML's call counts as used (912 MB on an idle A100:
+rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek pull request
+113)."""
 LOWERED = 0.99
-"""A power limit below this share of the board's default was set by a person. At its default a cap is normal at full load (the rule hw.power)."""
+"""A power limit below this share of the board's default was set by a person. At its default a cap
+is normal at full load (the rule hw.power)."""
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
-"""XIDs that an error of a program causes. The GPU still works after them (NVIDIA's device plugin for Kubernetes ignores these in its health check)."""
+"""XIDs that an error of a program causes. The GPU still works after them (NVIDIA's device plugin
+for Kubernetes ignores these in its health check)."""
 NO_SAMPLE = "no sample yet"
 NOT_LISTED = "its processes are not known"
 
@@ -67,7 +81,8 @@ class CurrentReadings(NamedTuple):
 
 
 class GpuState(NamedTuple):
-    """`kind`: what the GPU counts as. `words`: a short text of it. `reason`: why it is lost, silent or n/a."""
+    """`kind`: what the GPU counts as. `words`: a short text of it. `reason`: why it is lost, silent
+    or n/a."""
 
     kind: Kind
     words: str
@@ -94,15 +109,20 @@ def in_words(gpus: Iterable[Device]) -> str:
 
 
 def gpu_states(seen: MachineReadings, gpus: Iterable[Device]) -> dict[str, GpuState]:
-    """The state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from its slices, which must be among `gpus`."""
+    """The state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from its
+    slices, which must be among `gpus`."""
     users: dict[str, set[int]] = {}
     for process in seen.processes:
-        for place in {process.device, parent(process.device)}:  # a process in a slice uses the GPU, too
+        # a process in a slice uses the GPU, too
+        for place in {process.device, parent(process.device)}:
             users.setdefault(place, set()).add(process.pid)
     states = {gpu.id: _state(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
     for gpu, state in states.items():
-        if state.kind == "n/a" and not unreadable(seen, gpu):  # the driver reports no utilization of a GPU in MIG mode
-            states[gpu] = _of_slices(state, [states[other].kind for other in states if parent(other) == gpu != other])
+        # the driver reports no utilization of a GPU in MIG mode
+        if state.kind == "n/a" and not unreadable(seen, gpu):
+            states[gpu] = _of_slices(
+                state, [states[other].kind for other in states if parent(other) == gpu != other]
+            )
     return states
 
 
@@ -122,7 +142,10 @@ def _state(seen: MachineReadings, gpu: str, users: int) -> GpuState:
         return GpuState("n/a", "n/a", why)
     if users:
         return GpuState("busy", f"{users} {'process' if users == 1 else 'processes'}")
-    share = next((seen.latest[key] for name in UTILIZATION if (key := series_key(name, gpu)) in seen.latest), None)
+    share = next(
+        (seen.latest[key] for name in UTILIZATION if (key := series_key(name, gpu)) in seen.latest),
+        None,
+    )
     if share is not None and share > BUSY_RATIO:
         return GpuState("busy", "busy")
     why = _why_not_free(seen, gpu, share)
@@ -134,7 +157,8 @@ def _state(seen: MachineReadings, gpu: str, users: int) -> GpuState:
 
 
 def unreadable(seen: MachineReadings, gpu: str) -> str:
-    """Why nothing of a GPU can be read: it has no handle, or no call works. Empty where something can, and before the first reading."""
+    """Why nothing of a GPU can be read: it has no handle, or no call works. Empty where something
+    can, and before the first reading."""
     if gpu in seen.lost or _is_known(seen, VITAL, gpu):
         return ""
     reasons = [seen.unavailable.get(series_key(name, gpu), "") for name in VITAL]
@@ -142,10 +166,18 @@ def unreadable(seen: MachineReadings, gpu: str) -> str:
 
 
 def _why_not_free(seen: MachineReadings, gpu: str, share: float | None) -> str:
-    """Why a GPU without a process, and without work that is known, cannot be called free; empty if it can."""
+    """Why a GPU without a process, and without work that is known, cannot be called free; empty if
+    it can."""
     whole = parent(gpu)
     if share is None:
-        why = next((why for name in reversed(UTILIZATION) if (why := seen.unavailable.get(series_key(name, gpu)))), NO_SAMPLE)
+        why = next(
+            (
+                why
+                for name in reversed(UTILIZATION)
+                if (why := seen.unavailable.get(series_key(name, gpu)))
+            ),
+            NO_SAMPLE,
+        )
         return f"util: {why}"
     listed = series_key(PROCESSES, whole)
     if listed not in seen.latest:
@@ -159,12 +191,13 @@ def _is_known(seen: MachineReadings, metrics: Iterable[str], gpu: str) -> bool:
     return any(series_key(name, gpu) in seen.latest for name in metrics)
 
 
-# --- what is wrong with a GPU -----------------------------------------------------------------------------------
+# --- what is wrong with a GPU ---------------------------------------------------------------------
 
 
 class Fault(NamedTuple):
-    """`is_new`: it lasts, or it came since the start of the console; else it is an old count. `t`: when it came, in session seconds, if that is known.
-    `breaks`: whether work on the GPU may fail or be wrong, so that the GPU is not free."""
+    """`is_new`: it lasts, or it came since the start of the console; else it is an old count. `t`:
+    when it came, in session seconds, if that is known. `breaks`: whether work on the GPU may fail
+    or be wrong, so that the GPU is not free."""
 
     words: str
     is_new: bool = True
@@ -195,10 +228,14 @@ def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
         found.append(Fault("power brake"))
     elif now("gpu.clocks_hw_slowdown"):
         found.append(Fault("HW slowdown"))
-    if now("gpu.clocks_power_cap") and 0 < now("gpu.power_limit_w") < LOWERED * now("gpu.power_limit_default_w"):
+    if now("gpu.clocks_power_cap") and 0 < now("gpu.power_limit_w") < LOWERED * now(
+        "gpu.power_limit_default_w"
+    ):
         found.append(Fault("power cap"))
     if old:
-        found.append(Fault(f"{old:.0f} before" if new > 0 else f"{_errors(old)} before", is_new=False))
+        found.append(
+            Fault(f"{old:.0f} before" if new > 0 else f"{_errors(old)} before", is_new=False)
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""What is known of the machine: the history of each metric, devices, processes, links, and the sources with their state."""
+"""What is known of the machine: the history of each metric, devices, processes, links, and the
+sources with their state."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ SERVER = "server"
 class Readings:
     """Values by series key (`gpu.power_w{device=gpu:0}`). All times are session seconds.
 
-    `latest` holds each value until its reader withdraws it. `session.freshness` decides whether the reader still reports.
+    `latest` holds each value until its reader withdraws it. `session.freshness` decides whether the
+    reader still reports.
     """
 
     def __init__(self, history: bool = True) -> None:
@@ -46,9 +48,11 @@ class Readings:
         self.sampled: dict[str, float] = {}
         """The time at which each value of `latest` was read."""
         self.substitutes: dict[str, str] = {}
-        """The source of each value of `latest` that did not come from the source in the catalogue."""
+        """The source of each value of `latest` that did not come from the source in the
+        catalogue."""
         self.readers: dict[str, str] = {}
-        """The reader of each value of `latest` that did not come from the usual reader of its device."""
+        """The reader of each value of `latest` that did not come from the usual reader of its
+        device."""
         self.reported: dict[str, dict[str, float]] = {}
         """The time of the last report, by device and then by reader."""
         self._history = history
@@ -66,9 +70,18 @@ class Readings:
         """Record that `reader` has reported about `device`."""
         self.reported.setdefault(device, {})[reader] = at
 
-    def add(self, metric: str, device: str, at: float, value: float, reader: str = USUAL, weight: float = 1.0) -> None:
-        """Store a value of a sample. `weight`: see `Series`. A value that is not finite, for example a loss of NaN, deletes the present value. Metrics that
-        are not in the catalogue come from a newer program and are ignored."""
+    def add(
+        self,
+        metric: str,
+        device: str,
+        at: float,
+        value: float,
+        reader: str = USUAL,
+        weight: float = 1.0,
+    ) -> None:
+        """Store a value of a sample. `weight`: see `Series`. A value that is not finite, for
+        example a loss of NaN, deletes the present value. Metrics that are not in the catalogue come
+        from a newer program and are ignored."""
         of_device = self._by_device.setdefault(device, {})
         entry = of_device.get(metric)
         if entry is None:
@@ -76,7 +89,10 @@ class Readings:
                 return
             key = series_key(metric, device)
             keep = self._history and CATALOGUE[metric].history
-            entry = of_device[metric] = (key, self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None)
+            entry = of_device[metric] = (
+                key,
+                self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None,
+            )
         key, series = entry
         if not math.isfinite(value):
             self.forget(key)
@@ -117,7 +133,9 @@ class Readings:
 
     def forget_gpu(self, device: str) -> None:
         """Delete the present `gpu.*` values of a GPU, of its links and of its slices."""
-        for name in [name for name in self._by_device if name == device or name.startswith(f"{device}/")]:
+        for name in [
+            name for name in self._by_device if name == device or name.startswith(f"{device}/")
+        ]:
             for key, _ in self._by_device[name].values():
                 if key.startswith("gpu."):
                     self.forget(key)
@@ -140,16 +158,20 @@ def parent(device: str) -> str:
 
 
 def reader_of(event: Sample) -> str:
-    """The reader of a sample: the named source if all values came from this one source, otherwise the usual reader."""
+    """The reader of a sample: the named source if all values came from this one source, otherwise
+    the usual reader."""
     others = set(event.sources.values())
-    return others.pop() if len(others) == 1 and event.sources.keys() == event.values.keys() else USUAL
+    return (
+        others.pop() if len(others) == 1 and event.sources.keys() == event.values.keys() else USUAL
+    )
 
 
-# --- the state of the machine, computed from the sampler's events --------------------------------------------
+# --- the state of the machine, computed from the sampler's events ---------------------------------
 
 XIDS = 100
 CONSOLE = "console"
-"""The device name in samples of the console's own process. All other samples come from the sampler."""
+"""The device name in samples of the console's own process. All other samples come from the
+sampler."""
 NO_SAMPLE = "no sample has come yet"
 FromSampler = Sample | Unavailable | Devices | DeviceLost | Topology | Processes | Xid | SourceState
 
@@ -157,7 +179,8 @@ FromSampler = Sample | Unavailable | Devices | DeviceLost | Topology | Processes
 class MachineState:
     """Devices, their readings, and the reasons for missing readings.
 
-    `t0` and the times of events are seconds on CLOCK_MONOTONIC; times without an event are session seconds, which begin at `t0`.
+    `t0` and the times of events are seconds on CLOCK_MONOTONIC; times without an event are session
+    seconds, which begin at `t0`.
     """
 
     def __init__(self, interval_s: float, history: bool) -> None:
@@ -191,24 +214,36 @@ class MachineState:
         self.server_down = ""
         """The reason why the model server does not answer; empty while it answers."""
         self.server_period_s = 0.0
-        """The usual time between two reports of the model server; 0 before there are two reports."""
+        """The usual time between two reports of the model server; 0 before there are two
+        reports."""
         self._lost_t: dict[str, float] = {}
 
     def session_time(self, t: float) -> float:
         return t - (self.t0 if self.t0 is not None else t)
 
     def memory_used(self, device: str) -> tuple[float, float] | None:
-        """Used and total bytes of memory on `device`; None if they are not measured. Of unified memory, what the host uses counts, too: a GPU cannot have it."""
+        """Used and total bytes of memory on `device`; None if they are not measured. Of unified
+        memory, what the host uses counts, too: a GPU cannot have it."""
         if any(listed.id == device and listed.is_unified for listed in self.devices):
-            free, total = (self.readings.latest.get(series_key(f"gpu.hbm_{part}_bytes", device)) for part in ("free", "total"))
+            free, total = (
+                self.readings.latest.get(series_key(f"gpu.hbm_{part}_bytes", device))
+                for part in ("free", "total")
+            )
             return (total - free, total) if free and total else None
-        names = ("host.memory_used_bytes", "host.memory_total_bytes") if device == "cpu" else ("gpu.hbm_used_bytes", "gpu.hbm_total_bytes")
+        names = (
+            ("host.memory_used_bytes", "host.memory_total_bytes")
+            if device == "cpu"
+            else ("gpu.hbm_used_bytes", "gpu.hbm_total_bytes")
+        )
         used, total = (self.readings.latest.get(series_key(name, device)) for name in names)
         return (used, total) if used and total else None
 
     def apply_to_machine(self, event: Event) -> str:
-        """Apply an event of the sampler; returns a line for the user, or an empty text. Other events change nothing."""
-        if isinstance(event, FromSampler) and not (isinstance(event, Sample) and event.device == CONSOLE):
+        """Apply an event of the sampler; returns a line for the user, or an empty text. Other
+        events change nothing."""
+        if isinstance(event, FromSampler) and not (
+            isinstance(event, Sample) and event.device == CONSOLE
+        ):
             self.sampler_t = self.session_time(event.t)
         match event:
             case Hello(role="sampler"):
@@ -235,7 +270,10 @@ class MachineState:
                 self.xids.append(event)
                 self.last_xid[event.device] = event.code
                 self.xid_times[event.device] = (event.code, self.session_time(event.t))
-                return f"{event.device}: XID {event.code}{f', {event.meaning}' if event.meaning else ''}"
+                return (
+                    f"{event.device}: XID {event.code}"
+                    f"{f', {event.meaning}' if event.meaning else ''}"
+                )
             case SourceState():
                 self.sources[event.source] = event
             case SamplerEnded():
@@ -247,23 +285,33 @@ class MachineState:
     def _add_sample(self, event: Sample) -> None:
         if event.device != CONSOLE:
             self.sampler_down = ""
-        lost_t = max(self._lost_t.get(event.device, float("-inf")), self._lost_t.get(parent(event.device), float("-inf")))
+        lost_t = max(
+            self._lost_t.get(event.device, float("-inf")),
+            self._lost_t.get(parent(event.device), float("-inf")),
+        )
         is_lost = event.device in self.lost or parent(event.device) in self.lost
         if is_lost and (event.t <= lost_t or reader_of(event) != USUAL):
-            return  # an old value: from the round in which the device was lost, or from the memory of another reader
+            # an old value: from the round in which the device was lost, or from the memory of
+            # another reader
+            return
         if event.values and self.lost.pop(event.device, None) is not None:
             self.reasons_version += 1
         if (errors := event.values.get("gpu.ecc_uncorrected")) is not None:
-            self.ecc_before[event.device] = min(errors, self.ecc_before.get(event.device, errors))  # a reset of the GPU clears the count
+            # a reset of the GPU clears the count
+            self.ecc_before[event.device] = min(errors, self.ecc_before.get(event.device, errors))
         self.readings.add_sample(event, self.session_time(event.t))
-        # Each reader of a device has its own thread, so a value may arrive before the event that withdraws its reason.
+        # Each reader of a device has its own thread, so a value may arrive before the event that
+        # withdraws its reason.
         missing = self.unavailable.get(event.device)
         if missing and not missing.keys().isdisjoint(event.values):
-            self.unavailable[event.device] = {metric: reason for metric, reason in missing.items() if metric not in event.values}
+            self.unavailable[event.device] = {
+                metric: reason for metric, reason in missing.items() if metric not in event.values
+            }
             self.reasons_version += 1
 
     def _set_devices(self, event: Devices) -> None:
-        """Use a new list of devices. Earlier GPU readings belong to closed handles and are dropped. Another GPU starts a new history."""
+        """Use a new list of devices. Earlier GPU readings belong to closed handles and are dropped.
+        Another GPU starts a new history."""
         before = {device.id: device.uuid for device in self.devices}
         for device in event.devices:
             if before.get(device.id, device.uuid) != device.uuid:
@@ -281,13 +329,15 @@ class MachineState:
         self.processes, self.processes_missing = [], {}
         listed = {device.id for device in event.devices}
         self.unavailable = {
-            device: reasons for device, reasons in self.unavailable.items() if not device.startswith("gpu") or device in listed
+            device: reasons
+            for device, reasons in self.unavailable.items()
+            if not device.startswith("gpu") or device in listed
         }
         self.reasons_version += 1
         self.readings.forget_all("gpu.")
 
 
-# --- the energy of a run -------------------------------------------------------------------------------------
+# --- the energy of a run --------------------------------------------------------------------------
 
 OTHER_MACHINES = "the run uses devices of other machines, whose energy is not measured here"
 FOREIGN_SERVER = "the server was not started here: its devices are not known"
@@ -298,7 +348,8 @@ STARTED_HERE = "max_num_seqs"
 
 @dataclass
 class _EnergySpan:
-    """A device's counter at the first and at the last reading, in joules, with the tokens counted by then."""
+    """A device's counter at the first and at the last reading, in joules, with the tokens counted
+    by then."""
 
     first_j: float
     first_tokens: int
@@ -308,7 +359,8 @@ class _EnergySpan:
 
 
 class Energy:
-    """Counters of all devices while a run is steady. The devices of the run are known later than the first readings."""
+    """Counters of all devices while a run is steady. The devices of the run are known later than
+    the first readings."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -318,21 +370,30 @@ class Energy:
         self._tokens += tokens
 
     def add(self, device: str, uuid: str, joules: float) -> None:
-        """Add one reading of a device's energy counter. If the `uuid` has changed, the counter belongs to another GPU, so counting starts again."""
+        """Add one reading of a device's energy counter. If the `uuid` has changed, the counter
+        belongs to another GPU, so counting starts again."""
         span = self._spans.get(device)
         if span is None or span.uuid != uuid:
             self._spans[device] = _EnergySpan(joules, self._tokens, joules, self._tokens, uuid)
         else:
-            if joules < span.last_j:  # the driver has restarted its counter: keep the energy that was counted before
+            # the driver has restarted its counter: keep the energy that was counted before
+            if joules < span.last_j:
                 span.first_j += joules - span.last_j
             span.last_j, span.last_tokens = joules, self._tokens
 
     def total(self, devices: Collection[str]) -> tuple[float, float] | None:
-        """Joules of all `devices` together, and the tokens of that time; None where a counter is missing or did not rise."""
+        """Joules of all `devices` together, and the tokens of that time; None where a counter is
+        missing or did not rise."""
         spans = [self._spans[device] for device in devices if device in self._spans]
-        if not spans or len(spans) < len(devices) or any(span.last_j <= span.first_j for span in spans):
+        if (
+            not spans
+            or len(spans) < len(devices)
+            or any(span.last_j <= span.first_j for span in spans)
+        ):
             return None
-        return sum(span.last_j - span.first_j for span in spans), statistics.fmean(span.last_tokens - span.first_tokens for span in spans)
+        return sum(span.last_j - span.first_j for span in spans), statistics.fmean(
+            span.last_tokens - span.first_tokens for span in spans
+        )
 
 
 def devices_used(
@@ -340,7 +401,8 @@ def devices_used(
 ) -> tuple[frozenset[str], str]:
     """The devices of the run. If they are not known: no device, and the reason.
 
-    `joined`: the processes of the run. `device_of`: the GPU of each process id, as the driver lists them (in a container it may list none).
+    `joined`: the processes of the run. `device_of`: the GPU of each process id, as the driver lists
+    them (in a container it may list none).
     """
     if not run.device.startswith("gpu"):
         return frozenset((run.device,)), ""
@@ -357,7 +419,11 @@ def devices_used(
     if joined and all(rank.pid in device_of for rank in joined):
         return listed, ""
     gpus = frozenset(device.id for device in devices if device.is_gpu and not device.is_mig)
-    return (gpus, "") if len(gpus) == processes else (frozenset(), NOT_KNOWN.format(processes, len(gpus)))
+    return (
+        (gpus, "")
+        if len(gpus) == processes
+        else (frozenset(), NOT_KNOWN.format(processes, len(gpus)))
+    )
 
 
 def _processes_wanted(run: Run) -> int:

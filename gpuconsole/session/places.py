@@ -1,4 +1,5 @@
-"""The places of the program that take the time of a step, from samples of the training thread's stack."""
+"""The places of the program that take the time of a step, from samples of the training thread's
+stack."""
 
 from __future__ import annotations
 
@@ -9,7 +10,17 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.stacks import ANOMALY, NATIVE, PARTS, PYTHON, THREAD, WAITS, WITHIN, Place, StackSample
+from gpuconsole.model.stacks import (
+    ANOMALY,
+    NATIVE,
+    PARTS,
+    PYTHON,
+    THREAD,
+    WAITS,
+    WITHIN,
+    Place,
+    StackSample,
+)
 from gpuconsole.wire.events import Stacks
 
 MESSAGES = 150
@@ -20,22 +31,31 @@ MAX_PLACES = 10
 ONE_CALLER = 0.8
 """Share of a function's samples that one line must have called, to be named as its caller."""
 SCRIPT = ("feed", "between")
-"""The parts of a step between the segments, in which the program's own lines run; after the model's call the loss belongs to them where it is not torch."""
+"""The parts of a step between the segments, in which the program's own lines run; after the model's
+call the loss belongs to them where it is not torch."""
 MIN_REST_SHARE = 1 / 3
-"""Share of the time after a pass without functions of torch from which on it counts as the program's own: below, it is the Python between two functions."""
+"""Share of the time after a pass without functions of torch from which on it counts as the
+program's own: below, it is the Python between two functions."""
 PASSES = ("forward", "no_grad", "loss", "backward", "clip")
 """The parts of a step in which a function of the program may be what is slow."""
-SIDE_WORK = {"comm": "collectives", "logging": "log records", "checkpoint": "checkpoints", "eval": "passes in eval mode"}
+SIDE_WORK = {
+    "comm": "collectives",
+    "logging": "log records",
+    "checkpoint": "checkpoints",
+    "eval": "passes in eval mode",
+}
 """The parts of a step that are not passes, with their words for the source of a signal."""
 ISSUING = ("feed", "forward", "no_grad", "loss", "clip", "optimizer", "between")
-"""The parts of a step in which the training thread issues work by itself. In the backward pass it waits for a thread of torch."""
+"""The parts of a step in which the training thread issues work by itself. In the backward pass it
+waits for a thread of torch."""
 MODULES = ("forward", "no_grad")
 """The parts among PASSES in which modules call modules."""
 MIN_PASSES = 1.5
 """From this mean number of passes per step on, a step has time between two passes."""
 NOWHERE = "nowhere"
 ELSEWHERE = 0.05
-"""From this share of its samples in other parts of a step on, a function is one that contains these parts, for example the training loop."""
+"""From this share of its samples in other parts of a step on, a function is one that contains these
+parts, for example the training loop."""
 
 
 class StackRecord:
@@ -59,15 +79,32 @@ class StackRecord:
 
     def since(self, begun: float) -> list[StackSample]:
         """The samples of the training thread in the messages after the time `begun`."""
-        return [sample for event in self._messages if event.t > begun for sample in event.samples if sample.part != THREAD]
+        return [
+            sample
+            for event in self._messages
+            if event.t > begun
+            for sample in event.samples
+            if sample.part != THREAD
+        ]
 
     def of_others(self, begun: float) -> list[StackSample]:
         """The samples of the program's other threads in the messages after the time `begun`."""
-        return [sample for event in self._messages if event.t > begun for sample in event.samples if sample.part == THREAD]
+        return [
+            sample
+            for event in self._messages
+            if event.t > begun
+            for sample in event.samples
+            if sample.part == THREAD
+        ]
 
     def between(self, begun: float, ended: float) -> list[StackSample]:
         """The samples of the messages after the time `begun`, up to the time `ended`."""
-        return [sample for event in self._messages if begun < event.t <= ended for sample in event.samples]
+        return [
+            sample
+            for event in self._messages
+            if begun < event.t <= ended
+            for sample in event.samples
+        ]
 
     @property
     def first_t(self) -> float:
@@ -76,12 +113,15 @@ class StackRecord:
 
 
 _memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = WeakKeyDictionary()
-"""The last places of each record, with what they were made from: a view is made more often than a message comes."""
+"""The last places of each record, with what they were made from: a view is made more often than a
+message comes."""
 
 
 def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str, Signal]:
-    """The share of samples in the script's own lines outside of named phases, the function with most of them, and how much of its time that function computes;
-    empty with too few samples. `loss_ratio`: the share of a step in the loss. Samples between two calls of the model do not belong to the loss."""
+    """The share of samples in the script's own lines outside of named phases, the function with
+    most of them, and how much of its time that function computes; empty with too few samples.
+    `loss_ratio`: the share of a step in the loss. Samples between two calls of the model do not
+    belong to the loss."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return {}
@@ -95,18 +135,27 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
         if sample.part in parts
         and sample.lines
         and not (sample.part == "loss" and is_torch(sample))
-        and not (sample.callee and sample.lines[0] in whole)  # Python of a framework that runs the whole loop, as in `trainer.fit()`
+        # Python of a framework that runs the whole loop, as in `trainer.fit()`
+        and not (sample.callee and sample.lines[0] in whole)
     ]
     most = _largest(_with_called(own, samples, total))
     source = f"{total:.0f} stack samples of ordinary steps"
     signals = {
         "stack.script_ratio": Signal(
-            sum(sample.weight for sample in own) / total, "ratio", f"{source}: in the script, outside of named phases"
+            sum(sample.weight for sample in own) / total,
+            "ratio",
+            f"{source}: in the script, outside of named phases",
         ),
-        "stack.line_ratio": Signal(most.share_ratio, "ratio", f"{source}, most of them at {most.line} {most.function}, {PARTS[most.part]}"),
+        "stack.line_ratio": Signal(
+            most.share_ratio,
+            "ratio",
+            f"{source}, most of them at {most.line} {most.function}, {PARTS[most.part]}",
+        ),
     }
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
-    signals["stack.anomaly_ratio"] = Signal(anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators")
+    signals["stack.anomaly_ratio"] = Signal(
+        anomaly / total, "ratio", f"{source}: in anomaly mode's stack traces of operators"
+    )
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     signals |= _outside_signals(samples, total)
     if most.samples:
@@ -116,8 +165,8 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
 
 
 def thread_signals(others: list[StackSample], training: list[StackSample]) -> dict[str, Signal]:
-    """How often another thread of the program was in Python, or waited for the interpreter's lock to go on, for each sample of the training thread; with its
-    line. Empty with too few samples."""
+    """How often another thread of the program was in Python, or waited for the interpreter's lock
+    to go on, for each sample of the training thread; with its line. Empty with too few samples."""
     total = sum(sample.weight for sample in training)
     if total < MIN_SAMPLES:
         return {}
@@ -125,12 +174,19 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
     by_function = sorted(_functions(inside, total), key=lambda place: -place.share_ratio)
     where = f"{by_function[0].function} at {by_function[0].line}" if by_function else NOWHERE
     share = min(1.0, sum(sample.weight for sample in inside) / total)
-    return {"stack.thread_ratio": Signal(share, "ratio", f"{total:.0f} stack samples: another thread in Python, most of them in: {where}")}
+    return {
+        "stack.thread_ratio": Signal(
+            share,
+            "ratio",
+            f"{total:.0f} stack samples: another thread in Python, most of them in: {where}",
+        )
+    }
 
 
 def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
-    """Return the share of the samples in each kind of side work, with the line that has most of these samples; empty with too few samples. Side work may be
-    rare, so `samples` are all that are kept."""
+    """Return the share of the samples in each kind of side work, with the line that has most of
+    these samples; empty with too few samples. Side work may be rare, so `samples` are all that are
+    kept."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return {}
@@ -138,51 +194,99 @@ def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
     for part, words in SIDE_WORK.items():
         if inside := [sample for sample in samples if sample.part == part and sample.lines]:
             share = sum(sample.weight for sample in inside) / total
-            signals[f"stack.{part}_ratio"] = Signal(share, "ratio", f"{source}: in {words}, most of them at {_line_with_caller(inside)}")
+            signals[f"stack.{part}_ratio"] = Signal(
+                share, "ratio", f"{source}: in {words}, most of them at {_line_with_caller(inside)}"
+            )
     return signals
 
 
-def _function_signals(samples: list[StackSample], parts: list[str], total: float) -> dict[str, Signal]:
-    """The function of the program with most of the time in these parts, without that in functions of torch: its share of a step, and how much of this time is
-    Python, and how much is waiting."""
-    own = [sample for sample in samples if sample.part in parts and not sample.callee.startswith("torch.")]
+def _function_signals(
+    samples: list[StackSample], parts: list[str], total: float
+) -> dict[str, Signal]:
+    """The function of the program with most of the time in these parts, without that in functions
+    of torch: its share of a step, and how much of this time is Python, and how much is waiting."""
+    own = [
+        sample
+        for sample in samples
+        if sample.part in parts and not sample.callee.startswith("torch.")
+    ]
     alone = [sample for sample in own if sample.part in MODULES]  # a module calls all modules in it
-    functions = _functions(alone, total) + _with_called([sample for sample in own if sample.part not in MODULES], samples, total)
+    functions = _functions(alone, total) + _with_called(
+        [sample for sample in own if sample.part not in MODULES], samples, total
+    )
     largest = _largest(functions)
     source = f"{total:.0f} stack samples of ordinary steps"
     called = f", called by {largest.caller}" if largest.caller else ""
-    where = f"{largest.function} at {largest.line}{called}, in {WITHIN.get(largest.part, PARTS[largest.part])}"
+    where = (
+        f"{largest.function} at {largest.line}{called}, in"
+        f" {WITHIN.get(largest.part, PARTS[largest.part])}"
+    )
     python = 1 - largest.waits_ratio - largest.native_ratio if largest.samples else 0.0
     without = [sample for sample in samples if sample.part == "no_grad" and sample.lines]
-    caller, _ = _heaviest(((sample.lines[1:] or sample.lines)[0], sample.weight) for sample in without) if without else (NOWHERE, 0.0)
+    caller, _ = (
+        _heaviest(((sample.lines[1:] or sample.lines)[0], sample.weight) for sample in without)
+        if without
+        else (NOWHERE, 0.0)
+    )
     return {
         "stack.no_grad_ratio": Signal(
             sum(sample.weight for sample in without) / total,
             "ratio",
             f"{source}: in passes without gradients, most of them called by {caller}",
         ),
-        "stack.function_ratio": Signal(largest.share_ratio, "ratio", f"{source}, without functions of torch, most of them in: {where}"),
-        "stack.function_python_ratio": Signal(python, "ratio", f"{largest.samples} stack samples in this function"),
-        "stack.function_waits_ratio": Signal(largest.waits_ratio, "ratio", f"{largest.samples} stack samples in this function"),
+        "stack.function_ratio": Signal(
+            largest.share_ratio,
+            "ratio",
+            f"{source}, without functions of torch, most of them in: {where}",
+        ),
+        "stack.function_python_ratio": Signal(
+            python, "ratio", f"{largest.samples} stack samples in this function"
+        ),
+        "stack.function_waits_ratio": Signal(
+            largest.waits_ratio, "ratio", f"{largest.samples} stack samples in this function"
+        ),
     }
 
 
 def _outside_signals(samples: list[StackSample], total: float) -> dict[str, Signal]:
-    """The share of the samples in which the thread runs or waits outside of Python, in the one line of the program that has most of them: an operator of torch that this
-    line calls. On a GPU operators return at once, unless they wait for the GPU."""
-    outside = [s for s in samples if s.part in ISSUING and s.kind != PYTHON and s.lines and (not s.callee or s.callee.startswith("torch."))]
+    """The share of the samples in which the thread runs or waits outside of Python, in the one line
+    of the program that has most of them: an operator of torch that this line calls. On a GPU
+    operators return at once, unless they wait for the GPU."""
+    outside = [
+        s
+        for s in samples
+        if s.part in ISSUING
+        and s.kind != PYTHON
+        and s.lines
+        and (not s.callee or s.callee.startswith("torch."))
+    ]
     if not outside:
-        return {"stack.outside_ratio": Signal(0.0, "ratio", f"{total:.0f} stack samples of ordinary steps: outside of Python in one line")}
+        return {
+            "stack.outside_ratio": Signal(
+                0.0,
+                "ratio",
+                f"{total:.0f} stack samples of ordinary steps: outside of Python in one line",
+            )
+        }
     line, weight = _heaviest((sample.lines[0], sample.weight) for sample in outside)
     place = _line_with_caller([sample for sample in outside if sample.lines[0] == line])
-    source = f"{total:.0f} stack samples of ordinary steps: outside of Python in one line of the program, most of them at {place}"
+    source = (
+        f"{total:.0f} stack samples of ordinary steps: outside of Python in one line of the"
+        f" program, most of them at {place}"
+    )
     return {"stack.outside_ratio": Signal(weight / total, "ratio", source)}
 
 
-def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample], passes: float) -> list[StackSample]:
-    """Return the samples of `after` that may lie between two calls of the model. `after`: the samples after a call of the model. `passes`: the passes of a
-    step. If the program calls the model in at least this number of lines, code below the last of these lines is the loss, and its samples are left out."""
-    steps = {_function(line) for sample in samples if sample.part == "backward" for line in sample.lines}
+def between_passes(
+    after: Iterable[StackSample], samples: Iterable[StackSample], passes: float
+) -> list[StackSample]:
+    """Return the samples of `after` that may lie between two calls of the model. `after`: the
+    samples after a call of the model. `passes`: the passes of a step. If the program calls the
+    model in at least this number of lines, code below the last of these lines is the loss, and its
+    samples are left out."""
+    steps = {
+        _function(line) for sample in samples if sample.part == "backward" for line in sample.lines
+    }
     calls = {_common(sample, steps) for sample in samples if sample.part == "forward"} - {None}
     if passes < MIN_PASSES or len(calls) < round(passes):
         return list(after)
@@ -195,13 +299,24 @@ def between_passes(after: Iterable[StackSample], samples: Iterable[StackSample],
 
 
 def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
-    """Return the share of the time between an optimizer step and the next pass that belongs to lines below the step. Line and step are compared in the
-    innermost function of the program that both stacks have in common. The other lines make the next batch. Return 0 for fewer than `least` samples."""
-    passes, steps, between = defaultdict[tuple[str, str], int](int), defaultdict[tuple[str, str], int](int), list[StackSample]()
+    """Return the share of the time between an optimizer step and the next pass that belongs to
+    lines below the step. Line and step are compared in the innermost function of the program that
+    both stacks have in common. The other lines make the next batch. Return 0 for fewer than `least`
+    samples."""
+    passes, steps, between = (
+        defaultdict[tuple[str, str], int](int),
+        defaultdict[tuple[str, str], int](int),
+        list[StackSample](),
+    )
     for sample in samples:
         if sample.part == "between":
             between.append(sample)
-        elif sample.part in ("forward", "backward", "clip", "optimizer") and not sample.callee.endswith(".zero_grad"):
+        elif sample.part in (
+            "forward",
+            "backward",
+            "clip",
+            "optimizer",
+        ) and not sample.callee.endswith(".zero_grad"):
             lines = passes if sample.part == "forward" else steps
             for file, number, function in map(_parts, sample.lines):
                 lines[file, function] = max(lines[file, function], number)
@@ -215,41 +330,56 @@ def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
 
 
 def torch_ratio(samples: Iterable[StackSample]) -> float:
-    """The share of the time from the end of the model's call to the backward pass that functions of torch take; 1 where it is not known."""
+    """The share of the time from the end of the model's call to the backward pass that functions of
+    torch take; 1 where it is not known."""
     after = [sample for sample in samples if sample.part == "loss"]
     total = sum(sample.weight for sample in after)
     return sum(sample.weight for sample in after if is_torch(sample)) / total if total else 1.0
 
 
 def is_torch(sample: StackSample) -> bool:
-    """Whether the thread is in a function of torch, or runs an operator that the program's line calls."""
+    """Whether the thread is in a function of torch, or runs an operator that the program's line
+    calls."""
     return sample.callee.startswith("torch.") or (sample.kind == NATIVE and not sample.callee)
 
 
 def places_of(samples: list[StackSample]) -> list[Place]:
-    """The functions of the program with the largest shares of the time of a step, each within one part of it."""
+    """The functions of the program with the largest shares of the time of a step, each within one
+    part of it."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return []
     return sorted(_functions(samples, total), key=lambda place: -place.share_ratio)[:MAX_PLACES]
 
 
-def growing(early: list[StackSample], late: list[StackSample], early_s: float, late_s: float) -> tuple[Place, float] | None:
-    """The function of the program whose time in a step grows most, as the later samples show it, and the seconds by which it grows. None with too few samples,
-    or where no function grows. `early_s`, `late_s`: the time of a step when the samples were taken."""
+def growing(
+    early: list[StackSample], late: list[StackSample], early_s: float, late_s: float
+) -> tuple[Place, float] | None:
+    """The function of the program whose time in a step grows most, as the later samples show it,
+    and the seconds by which it grows. None with too few samples, or where no function grows.
+    `early_s`, `late_s`: the time of a step when the samples were taken."""
     totals = [sum(sample.weight for sample in samples) for samples in (early, late)]
     if min(totals) < MIN_SAMPLES:
         return None
     before = {_key(place): place.share_ratio * early_s for place in _functions(early, totals[0])}
-    grown = [(place.share_ratio * late_s - before.get(_key(place), 0.0), place) for place in _functions(late, totals[1])]
+    grown = [
+        (place.share_ratio * late_s - before.get(_key(place), 0.0), place)
+        for place in _functions(late, totals[1])
+    ]
     seconds, place = max(grown, key=lambda entry: entry[0], default=(0.0, None))
     return (place, seconds) if place is not None and seconds > 0 else None
 
 
-def _with_called(samples: Iterable[StackSample], every: Iterable[StackSample], total: float) -> list[Place]:
-    """Return the functions of the program, each within one part of a step, with the time of the functions that it calls. Leaves out functions that contain
-    several parts of a step (see ELSEWHERE). `every`: the samples of all parts. `total`: the number of samples that makes 100 %."""
-    weights: defaultdict[tuple[str, str], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+def _with_called(
+    samples: Iterable[StackSample], every: Iterable[StackSample], total: float
+) -> list[Place]:
+    """Return the functions of the program, each within one part of a step, with the time of the
+    functions that it calls. Leaves out functions that contain several parts of a step (see
+    ELSEWHERE). `every`: the samples of all parts. `total`: the number of samples that makes
+    100 %."""
+    weights: defaultdict[tuple[str, str], defaultdict[str, float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
     for sample in every:
         for function in {_function(line) for line in sample.lines}:
             weights[function][sample.part] += sample.weight
@@ -258,20 +388,32 @@ def _with_called(samples: Iterable[StackSample], every: Iterable[StackSample], t
         counted = set[tuple[str, str]]()
         for depth, line in enumerate(sample.lines):
             function = _function(line)
-            others = sum(weight for part, weight in weights[function].items() if part != sample.part)
-            if function not in counted and (not depth or others < ELSEWHERE * weights[function][sample.part]):
+            others = sum(
+                weight for part, weight in weights[function].items() if part != sample.part
+            )
+            if function not in counted and (
+                not depth or others < ELSEWHERE * weights[function][sample.part]
+            ):
                 counted.add(function)
-                by_function[sample.part, *function].append(msgspec.structs.replace(sample, lines=sample.lines[depth:]))
-    return [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
+                by_function[sample.part, *function].append(
+                    msgspec.structs.replace(sample, lines=sample.lines[depth:])
+                )
+    return [
+        _place(part, function, inside, total) for (part, _, function), inside in by_function.items()
+    ]
 
 
 def _largest(places: list[Place]) -> Place:
-    """Return the place with the largest share. If a called function has nearly all of the time of its caller, return the called function, because it is more
-    precise."""
+    """Return the place with the largest share. If a called function has nearly all of the time of
+    its caller, return the called function, because it is more precise."""
     rest = sorted(places, key=lambda place: -place.share_ratio)
     most = place = rest.pop(0) if rest else Place("between", NOWHERE, NOWHERE, 0.0)
     for called in rest:
-        within = called.part == place.part and called.caller and _function(called.caller) == (_file(place), place.function)
+        within = (
+            called.part == place.part
+            and called.caller
+            and _function(called.caller) == (_file(place), place.function)
+        )
         if within and called.share_ratio >= ONE_CALLER * most.share_ratio:
             place = called
     return place
@@ -286,20 +428,27 @@ def _file(place: Place) -> str:
 
 
 def _functions(samples: Iterable[StackSample], total: float) -> list[Place]:
-    """The functions of the program in these samples, each within one part of a step. `total`: the samples of which a share is taken."""
+    """The functions of the program in these samples, each within one part of a step. `total`: the
+    samples of which a share is taken."""
     by_function: defaultdict[tuple[str, str, str], list[StackSample]] = defaultdict(list)
     for sample in samples:
         if sample.lines:
             place, function = _split(sample.lines[0])
             by_function[sample.part, place.rpartition(":")[0], function].append(sample)
-    return [_place(part, function, inside, total) for (part, _, function), inside in by_function.items()]
+    return [
+        _place(part, function, inside, total) for (part, _, function), inside in by_function.items()
+    ]
 
 
 def _place(part: str, function: str, samples: list[StackSample], total: float) -> Place:
     weight = sum(sample.weight for sample in samples)
     line, _ = _heaviest((sample.lines[0], sample.weight) for sample in samples)
-    callee, _ = _heaviest((sample.callee, sample.weight) for sample in samples if sample.lines[0] == line)
-    caller, called = _heaviest((sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples)
+    callee, _ = _heaviest(
+        (sample.callee, sample.weight) for sample in samples if sample.lines[0] == line
+    )
+    caller, called = _heaviest(
+        (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples
+    )
     return Place(
         part,
         function,
@@ -322,10 +471,13 @@ def _heaviest(weighed: Iterable[tuple[str, float]]) -> tuple[str, float]:
 
 
 def _line_with_caller(samples: list[StackSample]) -> str:
-    """Return the line with most of these samples. Adds the line that calls its function, if nearly all calls come from one line."""
+    """Return the line with most of these samples. Adds the line that calls its function, if nearly
+    all calls come from one line."""
     line, most = _heaviest((sample.lines[0], sample.weight) for sample in samples)
     caller, called = _heaviest(
-        (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight) for sample in samples if sample.lines[0] == line
+        (sample.lines[1] if len(sample.lines) > 1 else "", sample.weight)
+        for sample in samples
+        if sample.lines[0] == line
     )
     return f"{line}, called by {caller}" if caller and called >= ONE_CALLER * most else line
 
@@ -336,10 +488,19 @@ def _function(line: str) -> tuple[str, str]:
     return place.rpartition(":")[0], function
 
 
-def _common(sample: StackSample, functions: Container[tuple[str, str]]) -> tuple[tuple[str, str], int] | None:
+def _common(
+    sample: StackSample, functions: Container[tuple[str, str]]
+) -> tuple[tuple[str, str], int] | None:
     """The innermost of these functions in a stack, and its line there."""
     lines = map(_parts, sample.lines)
-    return next((((file, function), number) for file, number, function in lines if (file, function) in functions), None)
+    return next(
+        (
+            ((file, function), number)
+            for file, number, function in lines
+            if (file, function) in functions
+        ),
+        None,
+    )
 
 
 def _parts(line: str) -> tuple[str, int, str]:

@@ -1,4 +1,5 @@
-"""The live series of a run: one point per second from the worker, and one point per reading of a model server."""
+"""The live series of a run: one point per second from the worker, and one point per reading of a
+model server."""
 
 from __future__ import annotations
 
@@ -28,11 +29,14 @@ SERVER_RATES = ("preemptions", "prompt_tokens", "generation_tokens", "flops", "r
 class Add(Protocol):
     """Adds a point. `weight`: for a rate, the seconds over which it was measured."""
 
-    def __call__(self, metric: str, device: str, t: float, value: float, reader: str, weight: float = 1.0, /) -> None: ...
+    def __call__(
+        self, metric: str, device: str, t: float, value: float, reader: str, weight: float = 1.0, /
+    ) -> None: ...
 
 
 class Rates(NamedTuple):
-    """References for the rates of a run: the FLOP/s peak, the watts of all its devices, and the price per hour."""
+    """References for the rates of a run: the FLOP/s peak, the watts of all its devices, and the
+    price per hour."""
 
     peak: Peak | None
     power_w: float | None
@@ -65,7 +69,9 @@ class RunPoints:
         self._steps_since = event.t
         return steps
 
-    def add_steps(self, record: RunRecord, event: Steps, steps: Sequence[Step], rates: Rates) -> None:
+    def add_steps(
+        self, record: RunRecord, event: Steps, steps: Sequence[Step], rates: Rates
+    ) -> None:
         """Points of `steps`, which are ordinary steps of the run."""
         device = record.run.device
         wall = sum(step.wall_s for step in steps)
@@ -74,11 +80,17 @@ class RunPoints:
             points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
             if record.serving.watched:
                 counted = record.serving.states[-1].totals if record.serving.states else {}
-                points = {metric: rate for metric, rate in points.items() if COUNTED_BY[metric] in counted}
+                points = {
+                    metric: rate for metric, rate in points.items() if COUNTED_BY[metric] in counted
+                }
         else:
             points = {"workload.memory_bytes": event.memory_bytes}
-            for metric, rate in (("workload.samples_per_s", samples), ("workload.tokens_per_s", tokens)):
-                if rate or metric in self._counted:  # a second without work counts where there was work before
+            for metric, rate in (
+                ("workload.samples_per_s", samples),
+                ("workload.tokens_per_s", tokens),
+            ):
+                # a second without work counts where there was work before
+                if rate or metric in self._counted:
                     points[metric] = rate
                     self._counted.add(metric)
             points["workload.step_time_s"] = percentile(sorted(step.wall_s for step in steps), 0.5)
@@ -92,7 +104,9 @@ class RunPoints:
             if rates.peak and (mfu := utilization(flops, rates.peak)) is not None:
                 points["workload.mfu_ratio"] = mfu
         whole = record.whole_ratio  # power and price belong to all processes
-        points |= rates_per_watt(tokens * whole, samples * whole or None, flops * whole, rates.power_w)
+        points |= rates_per_watt(
+            tokens * whole, samples * whole or None, flops * whole, rates.power_w
+        )
         if rates.price_per_hour is not None and tokens:
             points[COST] = cost_per_million_tokens(tokens * whole, rates.price_per_hour)
         for metric, value in points.items():
@@ -108,16 +122,27 @@ class RunPoints:
         if span < EVERY_S:
             return
         good = [request for request in self._requests if not request.error]
-        times = {field: request_times(good, field) for field in REQUEST_TIMES} | {"itl_s": [gap for gap, _ in itl_pairs(good)]}
+        times = {field: request_times(good, field) for field in REQUEST_TIMES} | {
+            "itl_s": [gap for gap, _ in itl_pairs(good)]
+        }
         for field, seconds in times.items():
             if seconds:
-                self._add(f"workload.{field}", device, event.t, percentile(sorted(seconds), 0.5), WORKLOAD)
-        self._add("workload.failed_requests_per_s", device, event.t, (len(self._requests) - len(good)) / span, WORKLOAD)
+                self._add(
+                    f"workload.{field}", device, event.t, percentile(sorted(seconds), 0.5), WORKLOAD
+                )
+        self._add(
+            "workload.failed_requests_per_s",
+            device,
+            event.t,
+            (len(self._requests) - len(good)) / span,
+            WORKLOAD,
+        )
         self._requests, self._requests_since = [], event.t
 
     def add_server_state(self, event: ServerState, watched: str = "") -> None:
-        """Points of a server's state: gauges unchanged, totals as rates since the last reading. No rates after a restart of the server. `watched`: the
-        device of a run that only watches; its latencies are the means since the last reading."""
+        """Points of a server's state: gauges unchanged, totals as rates since the last reading. No
+        rates after a restart of the server. `watched`: the device of a run that only watches; its
+        latencies are the means since the last reading."""
         for name, value in event.gauges.items():
             self._add(f"server.{name}", SERVER, event.t, value, SERVER)
         last, self._last = self._last, event
@@ -128,9 +153,27 @@ class RunPoints:
             return
         for name in OF_HISTOGRAMS if watched else ():
             if deltas.get(f"{name}_count"):
-                self._add(f"workload.{name}", watched, event.t, deltas[f"{name}_sum"] / deltas[f"{name}_count"], WORKLOAD)
+                self._add(
+                    f"workload.{name}",
+                    watched,
+                    event.t,
+                    deltas[f"{name}_sum"] / deltas[f"{name}_count"],
+                    WORKLOAD,
+                )
         for name in SERVER_RATES:
             if name in deltas and name in last.totals:
-                self._add(f"server.{name}_per_s", SERVER, event.t, deltas[name] / (event.t - last.t), SERVER)
+                self._add(
+                    f"server.{name}_per_s",
+                    SERVER,
+                    event.t,
+                    deltas[name] / (event.t - last.t),
+                    SERVER,
+                )
         if deltas.get("prefix_queries") and "prefix_hits" in deltas:
-            self._add("server.prefix_hit_ratio", SERVER, event.t, deltas["prefix_hits"] / deltas["prefix_queries"], SERVER)
+            self._add(
+                "server.prefix_hit_ratio",
+                SERVER,
+                event.t,
+                deltas["prefix_hits"] / deltas["prefix_queries"],
+                SERVER,
+            )

@@ -17,7 +17,13 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.memory import MAX_FAILURES, MemoryFailure
 from gpuconsole.model.profile import OP_MIX, SYNC_GAPS, window_signals
 from gpuconsole.model.run import COUNTS, PHASES, Rank, Run, Step
-from gpuconsole.session.communication import CollectivesRecord, Exchanges, exposed_of_each, least_exposed_s, why_not_compared
+from gpuconsole.session.communication import (
+    CollectivesRecord,
+    Exchanges,
+    exposed_of_each,
+    least_exposed_s,
+    why_not_compared,
+)
 from gpuconsole.session.counters import CompileCounts, WorkCounts
 from gpuconsole.session.figures.breakdown import steady_from, wall_shares
 from gpuconsole.session.figures.distributions import distribution
@@ -57,7 +63,8 @@ SAMPLED_STEPS = 30
 RECENT_STEPS = 200
 COMM = PHASES.index("comm")
 COLLECTIVES = "comm.collectives"
-"""The key in `Run.unavailable` for the reason why the processes of a job are not compared by their collectives."""
+"""The key in `Run.unavailable` for the reason why the processes of a job are not compared by their
+collectives."""
 
 
 class Ranks:
@@ -109,21 +116,27 @@ class Ranks:
     def add(self, event: Steps) -> None:
         self._last[event.rank] = event
         if event.rank in self._joined:
-            self._steps[event.rank].extend(step for step in event.steps if step.kind == COUNTS and step.arm == 0)
+            self._steps[event.rank].extend(
+                step for step in event.steps if step.kind == COUNTS and step.arm == 0
+            )
             self._memory[event.rank] = event.memory_bytes
             self.exchanges[event.rank].add(event.exchanges, event.counters)
             self.collectives[event.rank].add(event.collectives)
 
     def why_not_compared(self, device: str) -> str:
-        """Why the processes of a job on `device` are not compared by their collectives; empty where they are."""
-        return why_not_compared(self.collectives, device, len({event.host for event in self.joined}))
+        """Why the processes of a job on `device` are not compared by their collectives; empty where
+        they are."""
+        return why_not_compared(
+            self.collectives, device, len({event.host for event in self.joined})
+        )
 
     def summaries(self, limit: int | None = None) -> list[Rank]:
         """A summary of each process over its last `limit` steps, by rank."""
         return [self._summary(event, limit or KEPT_STEPS) for event in self.joined]
 
     def signals(self) -> dict[str, Signal]:
-        """The process with the longest time outside communication, and this time over the median of the other processes.
+        """The process with the longest time outside communication, and this time over the median of
+        the other processes.
 
         Empty until every process has made some steps.
         """
@@ -138,7 +151,10 @@ class Ranks:
             if timed
             else "median time without communication and run-queue delay"
         )
-        source = f"step breakdown of {len(busy)} processes: {how}, over the median of the other processes"
+        source = (
+            f"step breakdown of {len(busy)} processes: {how}, over the median of the other"
+            " processes"
+        )
         return self._least_communication() | {
             "ranks.busy_ratio": Signal(busy[busiest] / max(1e-9, others), "x", source),
             "ranks.busiest": Signal(float(busiest), "", "step breakdown"),
@@ -146,41 +162,64 @@ class Ranks:
         }
 
     def _busy_by_breakdown(self) -> dict[int, float]:
-        """Seconds of a step without communication and run-queue delay, by rank. Empty where no phase shows communication: with sharding or split
-        matrices, processes wait inside their passes, so their times cannot be compared."""
+        """Seconds of a step without communication and run-queue delay, by rank. Empty where no
+        phase shows communication: with sharding or split matrices, processes wait inside their
+        passes, so their times cannot be compared."""
         sampled = {rank: steps for rank in self._joined if (steps := self._sampled(rank))}
         if not any(step.phases[COMM] for steps in sampled.values() for step in steps):
             return {}
-        return {rank: statistics.median(_busy_s(step) for step in steps) for rank, steps in sampled.items()}
+        return {
+            rank: statistics.median(_busy_s(step) for step in steps)
+            for rank, steps in sampled.items()
+        }
 
     def _busy_by_exchanges(self) -> dict[int, float]:
-        """Seconds of a step in which a process waits for no other, by rank: the mean step, less its waits in the exchanges that all have timed and
-        in the collectives that the program calls."""
+        """Seconds of a step in which a process waits for no other, by rank: the mean step, less its
+        waits in the exchanges that all have timed and in the collectives that the program calls."""
         processes = [self.exchanges[rank] for rank in self._joined]
-        recent = [step.wall_s for steps in self._steps.values() for step in itertools.islice(reversed(steps), RECENT_STEPS)]
+        recent = [
+            step.wall_s
+            for steps in self._steps.values()
+            for step in itertools.islice(reversed(steps), RECENT_STEPS)
+        ]
         if min(len(steps) for steps in self._steps.values()) < MIN_STEPS:
             return {}
         step_s = statistics.fmean(recent)  # of all processes: their steps are equally long
         return {
             rank: step_s - exposed_s - process.collectives_s()
-            for rank, process, exposed_s in zip(self._joined, processes, exposed_of_each(processes), strict=False)
+            for rank, process, exposed_s in zip(
+                self._joined, processes, exposed_of_each(processes), strict=False
+            )
         }
 
     def _least_communication(self) -> dict[str, Signal]:
-        """Communication time without waiting. In each step, the process that communicates least has arrived last, so it waited for no other
-        process. Where DistributedDataParallel times the exchanges, this holds for each exchange that all processes have timed; the other
-        collectives count as the process with the least of them does."""
-        recent = [{step.index: step for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)} for rank in self._joined]
+        """Communication time without waiting. In each step, the process that communicates least has
+        arrived last, so it waited for no other process. Where DistributedDataParallel times the
+        exchanges, this holds for each exchange that all processes have timed; the other collectives
+        count as the process with the least of them does."""
+        recent = [
+            {
+                step.index: step
+                for step in itertools.islice(reversed(self._steps[rank]), RECENT_STEPS)
+            }
+            for rank in self._joined
+        ]
         common = set.intersection(*(set(steps) for steps in recent))
         if len(common) < MIN_STEPS:
             return {}
         wall = sum(statistics.fmean(steps[index].wall_s for steps in recent) for index in common)
-        source = f"step breakdown of {len(recent)} processes, n={len(common)}: in each step, the process that communicated least"
+        source = (
+            f"step breakdown of {len(recent)} processes, n={len(common)}: in each step, the process"
+            " that communicated least"
+        )
         timed = [self.exchanges[rank] for rank in self._joined]
         if all(timed):
             others = min(exchanges.collectives_s() for exchanges in timed) * len(common)
             least = others + least_exposed_s(timed) * len(common)
-            source += "; exchanges of gradients: in each one, the process that waited least (DistributedDataParallel's own timer)"
+            source += (
+                "; exchanges of gradients: in each one, the process that waited least"
+                " (DistributedDataParallel's own timer)"
+            )
         else:
             least = sum(min(steps[index].phases[COMM] for steps in recent) for index in common)
         outside = min(exchanges.outside_s() for exchanges in timed) * len(common)
@@ -189,21 +228,31 @@ class Ranks:
             "comm.outside_ratio": Signal(
                 min(outside, least) / wall,
                 "ratio",
-                "step breakdown: collectives that exchange no gradients, of the process that spends the least time in them",
+                (
+                    "step breakdown: collectives that exchange no gradients, of the process that"
+                    " spends the least time in them"
+                ),
             ),
             "comm.outside_steps_ratio": Signal(
-                min(exchanges.outside_steps() for exchanges in timed), "ratio", "steps with such a collective, over all steps"
+                min(exchanges.outside_steps() for exchanges in timed),
+                "ratio",
+                "steps with such a collective, over all steps",
             ),
             "comm.outside_calls_per_step": Signal(
-                min(exchanges.outside_calls() for exchanges in timed), "", "calls of those collectives on the training thread"
+                min(exchanges.outside_calls() for exchanges in timed),
+                "",
+                "calls of those collectives on the training thread",
             ),
         }
 
     def _sampled(self, rank: int) -> list[Step]:
-        """The last steps for which run-queue delay was read, or the last ones where it is not read: on a GPU, where the times are those of the stream. Empty
-        while there are fewer than MIN_STEPS."""
+        """The last steps for which run-queue delay was read, or the last ones where it is not read:
+        on a GPU, where the times are those of the stream. Empty while there are fewer than
+        MIN_STEPS."""
         steps = self._steps[rank]
-        sampled = ([step for step in steps if step.runq is not None] or list(steps))[-SAMPLED_STEPS:]
+        sampled = ([step for step in steps if step.runq is not None] or list(steps))[
+            -SAMPLED_STEPS:
+        ]
         return sampled if len(sampled) >= MIN_STEPS else []
 
     def _summary(self, event: RankJoined, limit: int) -> Rank:
@@ -221,13 +270,15 @@ class Ranks:
 
 
 def _busy_s(step: Step) -> float:
-    """Seconds of a step without communication and without run-queue delay. Communication includes the wait for other processes."""
+    """Seconds of a step without communication and without run-queue delay. Communication includes
+    the wait for other processes."""
     runq = step.runq or (0.0,) * len(PHASES)
     return step.wall_s - sum(runq) - (step.phases[COMM] - runq[COMM])
 
 
 MAX_STEPS = 20_000
-"""Steps kept of the current run: the summary of a finished run is over its last 20 000 steady steps."""
+"""Steps kept of the current run: the summary of a finished run is over its last 20 000 steady
+steps."""
 LIVE_STEPS = 1500
 """Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
 STEADY_EVERY_S = 0.5
@@ -238,13 +289,15 @@ STEP_TIMES = 1000
 
 TRACEBACK_LINES = 12
 TRACEBACK_COLUMNS = 300
-"""What is kept of a traceback: its last lines, each with so many characters. The message of an error of torch may have hundreds of lines."""
+"""What is kept of a traceback: its last lines, each with so many characters. The message of an
+error of torch may have hundreds of lines."""
 
 
 class RunRecord:
     """Builds the stored part of a `Run` from its events.
 
-    `run` holds the values from the events. Its summary, its ranks and its figures are empty: `figures.summary.summarized` computes them.
+    `run` holds the values from the events. Its summary, its ranks and its figures are empty:
+    `figures.summary.summarized` computes them.
     """
 
     def __init__(self, opened: RunOpened, started: str) -> None:
@@ -266,9 +319,11 @@ class RunRecord:
         self.first_step_t: float | None = None
         self.steady_t: float | None = None
         self.start_s: float | None = None
-        """Seconds from the start of the worker to the end of its preparation; in a serving run, until the model server was ready."""
+        """Seconds from the start of the worker to the end of its preparation; in a serving run,
+        until the model server was ready."""
         self.knobs_in_force: Knobs = opened.knobs
-        """The knobs that the worker last confirmed. During a trial these are the knobs of the running side."""
+        """The knobs that the worker last confirmed. During a trial these are the knobs of the
+        running side."""
         self.changed_at = 0
         """The step before which all processes of a job made the last change; 0: not known."""
         self.notes: dict[str, str] = {}
@@ -286,7 +341,8 @@ class RunRecord:
         """The steps of the whole run of a user's job: steps before the run is steady count too."""
         self._side_work: SideWork | None = None
         self._delay_before: tuple[float, float] | None = None
-        """Of the last message: its time, and the seconds so far in which the training thread waited for a core."""
+        """Of the last message: its time, and the seconds so far in which the training thread waited
+        for a core."""
         self.ranks = Ranks()
         self.serving = ServingRecord(self.run.watched) if self.run.serves else None
         self.compiled = CompileCounts()
@@ -296,14 +352,16 @@ class RunRecord:
         self._server_processes: list[int] = []
         """The processes of a watched server on this machine."""
         self.device_of: dict[int, str] = {}
-        """The GPU of each process of the run, by process id, if the driver has listed the process."""
+        """The GPU of each process of the run, by process id, if the driver has listed the
+        process."""
         self.others_ratio: float | None = None
         """Share of the console's cores that other programs keep busy; None if it is not known."""
         self.version = 0
-        """Incremented with every event of the run. Results computed at the same version are equal."""
+        """Incremented with every event of the run. Results computed at the same version are
+        equal."""
         self.live: tuple[ServingRecord, list[Step]] | None = None
-        """Serving runs: the requests and ticks in the summary of a live view. They are copied once a second, because computing percentiles of
-        thousands of gaps for every view is too slow."""
+        """Serving runs: the requests and ticks in the summary of a live view. They are copied once
+        a second, because computing percentiles of thousands of gaps for every view is too slow."""
         self.live_version = 0
         """Incremented when a live summary may change."""
         self.archived: Run | None = None
@@ -316,10 +374,15 @@ class RunRecord:
         return self.run.facts
 
     def carry_on(self, before: RunRecord) -> None:
-        """Begin the record of the next run after a kept change: the same worker continues with new knobs."""
+        """Begin the record of the next run after a kept change: the same worker continues with new
+        knobs."""
         self.start_s = before.start_s
         self.run.facts, self.notes, self.run.server = before.facts, before.notes, before.run.server
-        self.run.job, self.run.unavailable, self.run.effects = before.run.job, dict(before.run.unavailable), before.run.effects
+        self.run.job, self.run.unavailable, self.run.effects = (
+            before.run.job,
+            dict(before.run.unavailable),
+            before.run.effects,
+        )
         self.run.traceback, self.run.varies = before.run.traceback, before.run.varies
         self.run.at_step = before.changed_at
         self.ranks.carry_on(before.ranks)
@@ -328,7 +391,8 @@ class RunRecord:
         self.run.state = "running"
 
     def apply(self, event: AnyEvent) -> None:
-        """Apply an event of this run's worker, or the event that ends the run. Other events change nothing."""
+        """Apply an event of this run's worker, or the event that ends the run. Other events change
+        nothing."""
         self.knobs_in_force = confirmed_knobs(event) or self.knobs_in_force
         match event:
             case Started():
@@ -337,7 +401,9 @@ class RunRecord:
                 self.changed_at = event.at_step or event.step
                 return
             case AgentOff() if event.where:
-                self.run.unavailable[AGENT] = f"the agent has switched itself off at {event.where}: {event.cause}"
+                self.run.unavailable[AGENT] = (
+                    f"the agent has switched itself off at {event.where}: {event.cause}"
+                )
                 self.run.traceback = _last_lines(event.detail)
             case JobKnown():
                 self.ranks.about[event.rank] = event.facts
@@ -346,8 +412,15 @@ class RunRecord:
             case OutOfMemory():
                 self._memory_failed(event.failure)
             case MemoryLines() if event.held.failed or self.ranks.leads(event.rank):
-                others = [held for held in self.run.memory_lines if (held.rank, held.failed) != (event.rank, event.held.failed)]
-                self.run.memory_lines = [*others, msgspec.structs.replace(event.held, rank=event.rank)]
+                others = [
+                    held
+                    for held in self.run.memory_lines
+                    if (held.rank, held.failed) != (event.rank, event.held.failed)
+                ]
+                self.run.memory_lines = [
+                    *others,
+                    msgspec.structs.replace(event.held, rank=event.rank),
+                ]
             case MemoryOwners() if event.signals and self.ranks.leads(event.rank):
                 self.probe_signals |= event.signals
             case Stacks():
@@ -380,34 +453,55 @@ class RunRecord:
             self.live_version += 1
 
     def _started(self, event: Started) -> None:
-        """Store facts about the workload. Facts of the other side of a trial do not belong to this run. A user's job first reports the knobs
-        that the agent observed."""
-        self.run.varies = sorted(name.removeprefix(VARIES) for name in event.notes if name.startswith(VARIES))
+        """Store facts about the workload. Facts of the other side of a trial do not belong to this
+        run. A user's job first reports the knobs that the agent observed."""
+        self.run.varies = sorted(
+            name.removeprefix(VARIES) for name in event.notes if name.startswith(VARIES)
+        )
         if (
             self.run.is_job and (not self.run.knobs or not self.steady_t)
         ) or self.run.watched:  # a watched server may restart with other limits
             self.run.knobs = event.knobs
-        own = {name: event.knobs[name] for name in LIVE_KNOBS if self.run.knobs.get(name) == 0 and name in event.knobs}
-        if {**self.run.knobs, **own} == event.knobs:  # a model server has chosen limits itself, and reports them
+        own = {
+            name: event.knobs[name]
+            for name in LIVE_KNOBS
+            if self.run.knobs.get(name) == 0 and name in event.knobs
+        }
+        # a model server has chosen limits itself, and reports them
+        if {**self.run.knobs, **own} == event.knobs:
             self.run.knobs = event.knobs
         if event.knobs == self.run.knobs:
             self.run.facts, self.notes = event.facts, event.notes
-            others = {name: why for name, why in self.run.unavailable.items() if not name.startswith("knob.")}
+            others = {
+                name: why
+                for name, why in self.run.unavailable.items()
+                if not name.startswith("knob.")
+            }
             self.run.unavailable = others | {
                 f"knob.{name.removeprefix(prefix)}": why
                 for name, why in event.notes.items()
                 for prefix in (NO_EFFECT, FIXED)
                 if name.startswith(prefix)
             }
-            self.run.effects = {name.removeprefix(EFFECT): effect for name, effect in event.notes.items() if name.startswith(EFFECT)}
+            self.run.effects = {
+                name.removeprefix(EFFECT): effect
+                for name, effect in event.notes.items()
+                if name.startswith(EFFECT)
+            }
         if self.run.state == "starting":
             self.start_s = event.t - self.opened.t
             self.run.state = "running"
 
     def _memory_failed(self, failure: MemoryFailure) -> None:
         """Keep a failed allocation; a later report of the same one replaces the earlier one."""
-        others = [earlier for earlier in self.run.memory_failures if (earlier.t, earlier.rank) != (failure.t, failure.rank)]
-        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[-MAX_FAILURES:]
+        others = [
+            earlier
+            for earlier in self.run.memory_failures
+            if (earlier.t, earlier.rank) != (failure.t, failure.rank)
+        ]
+        self.run.memory_failures = sorted([*others, failure], key=lambda kept: kept.t)[
+            -MAX_FAILURES:
+        ]
 
     def _add_steps(self, event: Steps) -> None:
         """Add steps of any process. The steps of the leading process represent the run."""
@@ -433,7 +527,9 @@ class RunRecord:
         self.steps.extend(counted)
         if self.run.is_job:
             self.blocks.add(counted, self._delay_ratio(event))
-        self.run.duration_s = event.t - (self.first_step_t if self.first_step_t is not None else event.t)
+        self.run.duration_s = event.t - (
+            self.first_step_t if self.first_step_t is not None else event.t
+        )
         if not self.run.is_job:
             self.energy.add_tokens(sum(step.tokens for step in event.steps))
         if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
@@ -441,14 +537,16 @@ class RunRecord:
             self._detect_steady()
         elif self._side_work is not None:
             self._side_work.add(counted)
-        if self.serving is not None and (self.live is None or event.t - self._live_t >= LIVE_EVERY_S):
+        if self.serving is not None and (
+            self.live is None or event.t - self._live_t >= LIVE_EVERY_S
+        ):
             self._live_t = event.t
             self.live = self.serving.copied(), self.summary_steps(LIVE_STEPS)
             self.live_version += 1
 
     def _count_work(self, event: Steps) -> None:
-        """Count the work of a process of a user's job. Each process of such a job reports its own work; each process of a built-in run reports the work of
-        all processes."""
+        """Count the work of a process of a user's job. Each process of such a job reports its own
+        work; each process of a built-in run reports the work of all processes."""
         work = sum(step.tokens or step.samples for step in event.steps)
         self._work += work
         self._leaders_work += work if self.ranks.leads(event.rank) else 0
@@ -456,18 +554,21 @@ class RunRecord:
 
     @property
     def whole_ratio(self) -> float:
-        """The work of all processes over the work of the leading process. The figures of the run count only the work of the leading process."""
+        """The work of all processes over the work of the leading process. The figures of the run
+        count only the work of the leading process."""
         return max(1.0, self._work / self._leaders_work) if self._leaders_work else 1.0
 
     def _delay_ratio(self, event: Steps) -> float:
-        """The share of the time since the last message in which the training thread waited for a core. On a GPU it is hidden, and counts as 0."""
+        """The share of the time since the last message in which the training thread waited for a
+        core. On a GPU it is hidden, and counts as 0."""
         before, self._delay_before = self._delay_before, (event.t, event.runq_s)
         if before is None or self.run.device != "cpu" or event.t <= before[0]:
             return 0.0
         return min(MAX_DELAY, max(0.0, (event.runq_s - before[1]) / (event.t - before[0])))
 
     def tried(self, begun: float, ended: float) -> None:
-        """Record the end of a trial. The model server's reports during the trial belong to both sides."""
+        """Record the end of a trial. The model server's reports during the trial belong to both
+        sides."""
         self.version += 1
         self.live_version += 1
         if self.serving is not None:
@@ -476,7 +577,8 @@ class RunRecord:
     def _probe_done(self, event: ProbeDone) -> None:
         self.probe_signals |= event.signals
         self.probes_s += event.cost_s
-        if event.error is None or event.cost_s:  # a probe that was refused has taken no time, and has changed no count
+        # a probe that was refused has taken no time, and has changed no count
+        if event.error is None or event.cost_s:
             self.work.probed()
             self.compiled.probed()
             if self.serving is not None:
@@ -487,11 +589,12 @@ class RunRecord:
             self.run.unavailable.pop(f"probe.{event.probe}", None)
 
     def _profiled(self, event: Profiled) -> None:
-        """Store a profile, and the signals that rules read of it. The last window replaces earlier windows. The reason for a missing window is kept only
-        while there is no window."""
+        """Store a profile, and the signals that rules read of it. The last window replaces earlier
+        windows. The reason for a missing window is kept only while there is no window."""
         if event.report is not None:
             self.run.profile = event.report
-            if event.report.rank is None or self.ranks.leads(event.report.rank):  # rules are about the leading process
+            # rules are about the leading process
+            if event.report.rank is None or self.ranks.leads(event.report.rank):
                 self.probe_signals |= window_signals(event.report)
             self.run.unavailable.pop("profile", None)
             for probe in (OP_MIX, SYNC_GAPS) if event.report.stalls is not None else (OP_MIX,):
@@ -505,15 +608,24 @@ class RunRecord:
             self.energy.add(device, uuid, joules)
 
     def _list_processes(self, processes: list[Process]) -> None:
-        """Record the GPUs of the run's processes. The run of a watched server is on the first of them."""
+        """Record the GPUs of the run's processes. The run of a watched server is on the first of
+        them."""
         if self.run.watched and self.closed_t is None and not self.run.server_devices:
-            of_server = {process.device for process in processes if process.pid in self._server_processes and process.device}
+            of_server = {
+                process.device
+                for process in processes
+                if process.pid in self._server_processes and process.device
+            }
             if of_server:
                 self.run.server_devices = sorted(of_server)
                 self.run.device = self.run.server_devices[0]
         if self.closed_t is None and self.ranks.joined:
             pids = {joined.pid for joined in self.ranks.joined}
-            self.device_of |= {process.pid: process.device for process in processes if process.pid in pids and process.device}
+            self.device_of |= {
+                process.pid: process.device
+                for process in processes
+                if process.pid in pids and process.device
+            }
 
     def _close(self, event: RunClosed) -> None:
         if self.closed_t is not None:
@@ -524,28 +636,40 @@ class RunRecord:
             self.run.error = event.error
 
     def archive(self, summarized: Run) -> None:
-        """Replace the steps and requests of a closed run by its summary, because they take several megabytes."""
+        """Replace the steps and requests of a closed run by its summary, because they take several
+        megabytes."""
         self.archived = summarized
         self.steps.clear()
         self.ranks.clear()
-        self.work, self.stacks, self.blocks, self._side_work = WorkCounts(), StackRecord(), StepBlocks(), None
+        self.work, self.stacks, self.blocks, self._side_work = (
+            WorkCounts(),
+            StackRecord(),
+            StepBlocks(),
+            None,
+        )
         if self.serving is not None:
             self.serving, self.live = ServingRecord(self.run.watched), None
 
     def durations(self) -> list[float]:
-        """Seconds of the recent steady steps, oldest first; in a serving run, E2E seconds of the recent requests."""
+        """Seconds of the recent steady steps, oldest first; in a serving run, E2E seconds of the
+        recent requests."""
         if self.serving is not None:
             recent = itertools.islice(reversed(self.serving.requests), STEP_TIMES)
             return [request.e2e_s for request in recent if request.e2e_s is not None][::-1]
         return [step.wall_s for step in self.steady_steps(STEP_TIMES)]
 
     def steady_steps(self, limit: int | None = None, since_s: float | None = None) -> list[Step]:
-        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds. Empty for an archived run. In a serving run:
-        without the ticks in which the server did not answer."""
+        """Steady steps, oldest first: the last `limit` of them, of the last `since_s` seconds.
+        Empty for an archived run. In a serving run: without the ticks in which the server did not
+        answer."""
         if self.steady_t is None or not self.steps:
             return []
         start = self.steady_t if since_s is None else max(self.steady_t, self.steps[-1].t - since_s)
-        steps = list(itertools.takewhile(lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)))
+        steps = list(
+            itertools.takewhile(
+                lambda step: step.t >= start, itertools.islice(reversed(self.steps), limit)
+            )
+        )
         steps.reverse()
         return steps if self.serving is None else self.serving.outages.answered(steps)
 
@@ -558,7 +682,8 @@ class RunRecord:
         return side_work
 
     def summary_steps(self, limit: int | None) -> list[Step]:
-        """The steps of a summary: the last `limit` steady steps (None: all), or the last steps while no step is steady."""
+        """The steps of a summary: the last `limit` steady steps (None: all), or the last steps
+        while no step is steady."""
         steady = self.steady_steps(limit)
         if steady or self.steady_t is not None:
             return steady
@@ -576,4 +701,6 @@ class RunRecord:
 
 def _last_lines(detail: str) -> list[str]:
     """The last lines of a traceback that are not empty."""
-    return [row[:TRACEBACK_COLUMNS] for row in detail.splitlines() if row.strip()][-TRACEBACK_LINES:]
+    return [row[:TRACEBACK_COLUMNS] for row in detail.splitlines() if row.strip()][
+        -TRACEBACK_LINES:
+    ]

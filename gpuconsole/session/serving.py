@@ -1,4 +1,5 @@
-"""A serving run while it is measured: its requests, the state of the load generator, and the reports of the server."""
+"""A serving run while it is measured: its requests, the state of the load generator, and the
+reports of the server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.breakdown import REQUEST_TIMES, itl_pairs, request_shares, request_times, server_shares, summarize_serving
+from gpuconsole.session.figures.breakdown import (
+    REQUEST_TIMES,
+    itl_pairs,
+    request_shares,
+    request_times,
+    server_shares,
+    summarize_serving,
+)
 from gpuconsole.session.figures.distributions import Latencies, of_histogram, percentile
 from gpuconsole.wire.events import Requests, ServerState
 
@@ -25,7 +33,8 @@ Name = TypeVar("Name", bound=str | tuple[str, float])
 MAX_OUTAGES = 1000
 MAX_REQUESTS = 20_000
 MAX_GAPS = 200_000
-"""Gaps between chunks that are kept one by one. While a run has fewer, percentiles of ITL are exact."""
+"""Gaps between chunks that are kept one by one. While a run has fewer, percentiles of ITL are
+exact."""
 LIVE_GAPS = 4000
 LIVE_REQUESTS = 1000
 MAX_STATES = 4000
@@ -34,25 +43,30 @@ PERIODS = 5
 CLIENT, SERVER = "load generator", "the server's /metrics"
 UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
 OF_WATCHED = (
-    ("requests_deferred", "requests"), ("requests_short_of_capacity", "requests"), ("front_waiting", "requests"), ("models_loaded", "models"),
-    ("on_gpu_ratio", "ratio"), ("asleep", ""),
+    ("requests_deferred", "requests"), ("requests_short_of_capacity", "requests"),
+    ("front_waiting", "requests"), ("models_loaded", "models"), ("on_gpu_ratio", "ratio"),
+    ("asleep", ""),
 )  # fmt: skip
 """Gauges whose mean the rules about watched servers read, with their units."""
 PROMPTS = 2.0
 MOSTLY = 0.5
-"""A token budget is inferred where iterations have twice as many tokens as sequences run, and half of them are in the last bucket that has any."""
+"""A token budget is inferred where iterations have twice as many tokens as sequences run, and half
+of them are in the last bucket that has any."""
 MIN_QUEUED = 5
 FLAT = 0.95
-"""A limit is inferred from so many readings with a queue, if nearly all of them have nearly the same number of running requests."""
+"""A limit is inferred from so many readings with a queue, if nearly all of them have nearly the
+same number of running requests."""
 OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
 """The figures that come from a server's histograms in a run that only watches."""
 FULL_KV = 0.9
 DRAIN_S = 2.0
-"""For this time after a probe or a trial, requests of its load still end, and the server's counters still include them."""
+"""For this time after a probe or a trial, requests of its load still end, and the server's counters
+still include them."""
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """A time without an answer of the server, in seconds on the clock of the events. `ended`: None while the outage lasts. `why`: the cause."""
+    """A time without an answer of the server, in seconds on the clock of the events. `ended`: None
+    while the outage lasts. `why`: the cause."""
 
     begun: float
     ended: float | None
@@ -85,7 +99,11 @@ class Outages:
             begun = event.down_since or event.t
             self._all.append(Outage(max(begun, before or begun), None, event.down))
         elif now is not None:
-            self._all[-1] = Outage(now.begun, None, event.down) if event.down else Outage(now.begun, event.t, now.why)
+            self._all[-1] = (
+                Outage(now.begun, None, event.down)
+                if event.down
+                else Outage(now.begun, event.t, now.why)
+            )
 
     def copied(self) -> Outages:
         copied = Outages()
@@ -94,7 +112,11 @@ class Outages:
 
     def overlap_s(self, begun: float, ended: float) -> float:
         """The seconds between `begun` and `ended` in which the server did not answer."""
-        parts = (min(ended, outage.ended if outage.ended is not None else ended) - max(begun, outage.begun) for outage in self._all)
+        parts = (
+            min(ended, outage.ended if outage.ended is not None else ended)
+            - max(begun, outage.begun)
+            for outage in self._all
+        )
         return sum(part for part in parts if part > 0)
 
     def total_s(self, since: float) -> float:
@@ -102,7 +124,8 @@ class Outages:
         return self.overlap_s(since, self._until)
 
     def ratio(self, since: float) -> float:
-        """The share of the time after `since`, up to the newest message, in which the server did not answer."""
+        """The share of the time after `since`, up to the newest message, in which the server did
+        not answer."""
         return self.total_s(since) / (self._until - since) if self._until > since else 0.0
 
     def count(self, since: float) -> int:
@@ -111,14 +134,19 @@ class Outages:
 
     def answered(self, ticks: Sequence[Step]) -> list[Step]:
         """The ticks in which the server answered all the time."""
-        return [tick for tick in ticks if self.overlap_s(tick.t - tick.wall_s, tick.t) <= 0] if self._all else list(ticks)
+        return (
+            [tick for tick in ticks if self.overlap_s(tick.t - tick.wall_s, tick.t) <= 0]
+            if self._all
+            else list(ticks)
+        )
 
 
 class ServingRecord:
     """The requests of the ordinary run (not of trials, not of the warm-up), newest last."""
 
     def __init__(self, watched: bool = False) -> None:
-        """`watched`: the load is that of other clients, so everything comes from the server's own reports."""
+        """`watched`: the load is that of other clients, so everything comes from the server's own
+        reports."""
         self.watched = watched
         self.requests: deque[Request] = deque()
         self.states: deque[ServerState] = deque(maxlen=MAX_STATES)
@@ -127,9 +155,11 @@ class ServingRecord:
         self.answered = 0
         """Answered requests of the whole run. `requests` holds only the newest."""
         self.failed_in_outages = 0
-        """Counted requests that failed while the server did not answer. They are in `failures` too."""
+        """Counted requests that failed while the server did not answer. They are in `failures`
+        too."""
         self.uncounted: Counter[str] = Counter()
-        """Requests of the warm-up and of the times after a change, by error; an empty error: answered."""
+        """Requests of the warm-up and of the times after a change, by error; an empty error:
+        answered."""
         self.counted_from: float | None = None
         """The time of the message with the first counted request; None during the warm-up."""
         self.outages = Outages()
@@ -138,25 +168,41 @@ class ServingRecord:
         self._spilled = False
         self._probes: list[tuple[float, float]] = []
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
-        """The times of the first report after each restart of the server: a total is lower than before."""
+        """The times of the first report after each restart of the server: a total is lower than
+        before."""
 
     @staticmethod
     def counted(event: Requests) -> list[Request]:
-        """The requests of the ordinary load: not of a trial's other side, of a probe, or of the time after a change."""
-        return [request for request in event.requests if request.arm == 0 and request.kind == COUNTS]
+        """The requests of the ordinary load: not of a trial's other side, of a probe, or of the
+        time after a change."""
+        return [
+            request for request in event.requests if request.arm == 0 and request.kind == COUNTS
+        ]
 
     def copied(self) -> ServingRecord:
         """A copy of the present record; later messages do not change the copy."""
         copied = copy.copy(self)
-        copied.requests, copied.states, copied.load = self.requests.copy(), self.states.copy(), self.load.copy()
+        copied.requests, copied.states, copied.load = (
+            self.requests.copy(),
+            self.states.copy(),
+            self.load.copy(),
+        )
         copied.failures, copied._probes = self.failures.copy(), list(self._probes)
-        copied.uncounted, copied.outages, copied._restarts = self.uncounted.copy(), self.outages.copied(), self._restarts.copy()
+        copied.uncounted, copied.outages, copied._restarts = (
+            self.uncounted.copy(),
+            self.outages.copied(),
+            self._restarts.copy(),
+        )
         return copied
 
     def add_requests(self, event: Requests) -> None:
         counted = self.counted(event)
         self.outages.add(event)
-        self.uncounted.update(request.error for request in event.requests if request.arm == 0 and request.kind == SETTLING)
+        self.uncounted.update(
+            request.error
+            for request in event.requests
+            if request.arm == 0 and request.kind == SETTLING
+        )
         if counted and self.counted_from is None:
             self.counted_from = event.t
         for request in counted:
@@ -169,7 +215,9 @@ class ServingRecord:
             self._gaps += len(request.gaps)
             for value, weight in itl_pairs([request]):
                 self._itl.add(value, weight)
-        while len(self.requests) > MAX_REQUESTS or (self._gaps > MAX_GAPS and len(self.requests) > 1):
+        while len(self.requests) > MAX_REQUESTS or (
+            self._gaps > MAX_GAPS and len(self.requests) > 1
+        ):
             self._gaps -= len(self.requests.popleft().gaps)
             self._spilled = True
         self.load.append(msgspec.structs.replace(event, requests=[]))
@@ -185,7 +233,8 @@ class ServingRecord:
         self._probes.append((begun, ended))
 
     def recent(self, since: float, most_gaps: int = MAX_GAPS) -> list[Request]:
-        """Requests that ended after `since`, oldest first. If they have more than `most_gaps` gaps, only the newest requests."""
+        """Requests that ended after `since`, oldest first. If they have more than `most_gaps` gaps,
+        only the newest requests."""
         newest: list[Request] = []
         gaps = 0
         for request in reversed(self.requests):
@@ -196,13 +245,16 @@ class ServingRecord:
         return newest[::-1]
 
     def summary(self, ticks: Sequence[Step], objective: Objective | None, live: bool) -> Summary:
-        """The summary over the steady `ticks`. A live summary uses only the last LIVE_REQUESTS requests and the last LIVE_GAPS gaps."""
+        """The summary over the steady `ticks`. A live summary uses only the last LIVE_REQUESTS
+        requests and the last LIVE_GAPS gaps."""
         since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
         if self.watched:
             return self._watched_summary(ticks, since)
         requests = self.recent(since)
         if live:
-            summary = summarize_serving(requests[-LIVE_REQUESTS:], ticks, objective, self.recent(since, LIVE_GAPS))
+            summary = summarize_serving(
+                requests[-LIVE_REQUESTS:], ticks, objective, self.recent(since, LIVE_GAPS)
+            )
             summary.requests = sum(1 for request in requests if not request.error)
             summary.failed_requests = len(requests) - summary.requests
         else:
@@ -225,21 +277,37 @@ class ServingRecord:
             summary.requests_per_s = None
         summary.samples_per_s = None
         summary.requests = round(gained.get("requests", 0.0))
-        outcomes = {name: round(gained.get(f"requests_{name}", 0.0)) for name in ("aborted", "failed", "rejected")}
-        summary.failures = {f"{name} (by the server's count)": count for name, count in outcomes.items() if count}
+        outcomes = {
+            name: round(gained.get(f"requests_{name}", 0.0))
+            for name in ("aborted", "failed", "rejected")
+        }
+        summary.failures = {
+            f"{name} (by the server's count)": count for name, count in outcomes.items() if count
+        }
         summary.failed_requests = sum(outcomes.values())
         buckets, _ = self._gained(since, _buckets)
         for name in OF_HISTOGRAMS:
-            setattr(summary, name, of_histogram(name, gained, {bound: count for (of, bound), count in buckets.items() if of == name}))
+            setattr(
+                summary,
+                name,
+                of_histogram(
+                    name,
+                    gained,
+                    {bound: count for (of, bound), count in buckets.items() if of == name},
+                ),
+            )
         means = self.means(since)
         if {"queue_s", "prefill_s", "decode_s"} <= means.keys() and means.get("e2e_s"):
             summary.phases_ratio = server_shares(means)
         return summary
 
     def runq_ratio(self, since: float) -> float | None:
-        """The share of the time after `since` in which the load generator was ready to run and waited for a CPU; None where it is not known."""
+        """The share of the time after `since` in which the load generator was ready to run and
+        waited for a CPU; None where it is not known."""
         waited = wall = 0.0
-        for before, after in itertools.pairwise(tick for tick in self.load if tick.t >= since and tick.runq_s is not None):
+        for before, after in itertools.pairwise(
+            tick for tick in self.load if tick.t >= since and tick.runq_s is not None
+        ):
             if self.is_own(before.t) and self.is_own(after.t):
                 waited += (after.runq_s or 0.0) - (before.runq_s or 0.0)
                 wall += after.t - before.t
@@ -252,9 +320,14 @@ class ServingRecord:
 
     @property
     def period_s(self) -> float:
-        """The usual seconds between two reports of the server: the median of the last gaps. 0 before there are two reports."""
+        """The usual seconds between two reports of the server: the median of the last gaps. 0
+        before there are two reports."""
         last = list(itertools.islice(reversed(self.states), PERIODS + 1))
-        return statistics.median(later.t - earlier.t for later, earlier in itertools.pairwise(last)) if len(last) > 1 else 0.0
+        return (
+            statistics.median(later.t - earlier.t for later, earlier in itertools.pairwise(last))
+            if len(last) > 1
+            else 0.0
+        )
 
     @property
     def restarts(self) -> int:
@@ -262,9 +335,14 @@ class ServingRecord:
         return sum(map(self.is_own, self._restarts))
 
     def means(self, since: float) -> dict[str, float]:
-        """Means that the server reports, over the requests, tokens and iterations that it finished after `since`."""
+        """Means that the server reports, over the requests, tokens and iterations that it finished
+        after `since`."""
         gained, _ = self._gained(since, _totals)
-        counts = {key.removesuffix("_count"): count for key, count in gained.items() if key.endswith("_count") and count > 0}
+        counts = {
+            key.removesuffix("_count"): count
+            for key, count in gained.items()
+            if key.endswith("_count") and count > 0
+        }
         return {name: gained.get(f"{name}_sum", 0.0) / count for name, count in counts.items()}
 
     def rates(self, since: float) -> dict[str, float]:
@@ -273,14 +351,16 @@ class ServingRecord:
         return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
-        """The signals that rules read, from the requests and states after `since`. While the server does not answer: none, because the last
-        reports describe another situation."""
+        """The signals that rules read, from the requests and states after `since`. While the server
+        does not answer: none, because the last reports describe another situation."""
         if self.outages.current is not None:
             return {}
         client = {} if self.watched else _client_signals(self, since, knobs)
         return client | self._server_signals(since, knobs, facts)
 
-    def _server_signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
+    def _server_signals(
+        self, since: float, knobs: Knobs, facts: dict[str, float]
+    ) -> dict[str, Signal]:
         states = [state for state in self.states if state.t >= since and self.is_own(state.t)]
         if len(states) < 2:
             return {}
@@ -289,15 +369,23 @@ class ServingRecord:
             return [state.gauges[name] for state in states if name in state.gauges]
 
         signals: dict[str, Signal] = {}
-        means = (("requests_running", "requests"), ("requests_waiting", "requests"), ("kv_cache_usage_ratio", "ratio"))
+        means = (
+            ("requests_running", "requests"),
+            ("requests_waiting", "requests"),
+            ("kv_cache_usage_ratio", "ratio"),
+        )
         for name, unit in (*means, *(OF_WATCHED if self.watched else ())):
             if values := gauges(name):
-                signals[f"server.{name}"] = Signal(statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}")
+                signals[f"server.{name}"] = Signal(
+                    statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}"
+                )
         if busy := gauges("frontend_cpu_ratio"):
             source = f"/proc of the process that answers, n={len(busy)}"
             signals["server.frontend_cpu_ratio"] = Signal(statistics.fmean(busy), "ratio", source)
         if usage := gauges("kv_cache_usage_ratio"):
-            signals["server.kv_cache_peak_ratio"] = Signal(max(usage), "ratio", f"{SERVER}, highest of {len(usage)}")
+            signals["server.kv_cache_peak_ratio"] = Signal(
+                max(usage), "ratio", f"{SERVER}, highest of {len(usage)}"
+            )
             full = sum(value >= FULL_KV for value in usage) / len(usage)
             source = f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
             signals["server.kv_cache_full_ratio"] = Signal(full, "ratio", source)
@@ -305,8 +393,11 @@ class ServingRecord:
         if self.watched:
             signals |= self._limits(states, facts)
             if busy := gauges("forward_busy_ratio"):
-                signals["server.forward_ratio"] = Signal(statistics.fmean(busy), "ratio", f"{SERVER}, mean of {len(busy)}")
-        elif running and facts.get("max_num_seqs"):  # the sequence slots of a server that was not started here are not known
+                signals["server.forward_ratio"] = Signal(
+                    statistics.fmean(busy), "ratio", f"{SERVER}, mean of {len(busy)}"
+                )
+        elif running and facts.get("max_num_seqs"):
+            # the sequence slots of a server that was not started here are not known
             seats = min(
                 facts["max_num_seqs"], float(knobs.get("max_num_seqs", 0)) or facts["max_num_seqs"]
             )  # a live change may have lowered the limit
@@ -314,107 +405,198 @@ class ServingRecord:
             source = f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
             signals["server.seats_taken_ratio"] = Signal(share, "ratio", source)
         deltas, wall = self._gained(since, _totals)
-        for name, unit in (("prompt_tokens", "tokens/s"), ("generation_tokens", "tokens/s"), ("preemptions", "/s"), ("requests", "/s")):
+        for name, unit in (
+            ("prompt_tokens", "tokens/s"),
+            ("generation_tokens", "tokens/s"),
+            ("preemptions", "/s"),
+            ("requests", "/s"),
+        ):
             if name in deltas and wall > 0:
-                signals[f"server.{name}_per_s"] = Signal(deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s")
+                signals[f"server.{name}_per_s"] = Signal(
+                    deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s"
+                )
         if deltas.get("requests") and "preemptions" in deltas:
             signals["server.preemptions_per_request"] = Signal(
                 deltas["preemptions"] / deltas["requests"], "", f"{SERVER}, over {wall:.0f} s"
             )
         elif deltas.get("preemptions"):
-            signals["server.preemptions_per_request"] = Signal(deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s")
+            signals["server.preemptions_per_request"] = Signal(
+                deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s"
+            )
         if deltas.get("prefix_queries") and "prefix_hits" in deltas:
             hits = deltas["prefix_hits"] / deltas["prefix_queries"]
-            signals["server.prefix_hit_ratio"] = Signal(hits, "ratio", f"{SERVER}, tokens found over tokens looked up")
+            signals["server.prefix_hit_ratio"] = Signal(
+                hits, "ratio", f"{SERVER}, tokens found over tokens looked up"
+            )
         elif reported := gauges("prefix_hit_ratio"):
-            signals["server.prefix_hit_ratio"] = Signal(statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}")
+            signals["server.prefix_hit_ratio"] = Signal(
+                statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}"
+            )
         if self.watched:
             signals |= self._of_histograms(since, deltas, wall)
-            if "server.token_limit" not in signals and (budget := self._token_budget(since, deltas, signals)) is not None:
+            if (
+                "server.token_limit" not in signals
+                and (budget := self._token_budget(since, deltas, signals)) is not None
+            ):
                 signals["server.token_limit"] = budget
         for name, value in self.means(since).items():
             unit = "tokens" if name.endswith("_tokens") else "s"
             signals[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
-        for name in ("weight_bytes", "kv_bytes_per_token", "kv_cache_tokens", "peak_bytes_per_s", "frontend_processes"):
+        for name in (
+            "weight_bytes",
+            "kv_bytes_per_token",
+            "kv_cache_tokens",
+            "peak_bytes_per_s",
+            "frontend_processes",
+        ):
             if name in facts:
                 unit = UNITS.get(name, "B")
                 signals[f"server.{name}"] = Signal(
-                    facts[name], unit, "the server" + (", layers of the model's shape for one row, measured there" if unit == "B/s" else "")
+                    facts[name],
+                    unit,
+                    "the server"
+                    + (
+                        ", layers of the model's shape for one row, measured there"
+                        if unit == "B/s"
+                        else ""
+                    ),
                 )
         return signals
 
-    def _of_histograms(self, since: float, gained: Mapping[str, float], wall: float) -> dict[str, Signal]:
-        """Signals that only a watched server has: tails of its histograms, the length of its requests, and the share of the time of its scheduler and of
-        its forward passes."""
+    def _of_histograms(
+        self, since: float, gained: Mapping[str, float], wall: float
+    ) -> dict[str, Signal]:
+        """Signals that only a watched server has: tails of its histograms, the length of its
+        requests, and the share of the time of its scheduler and of its forward passes."""
         signals: dict[str, Signal] = {}
         buckets, _ = self._gained(since, _buckets)
-        gaps = of_histogram("itl_s", gained, {bound: count for (of, bound), count in buckets.items() if of == "itl_s"})
+        gaps = of_histogram(
+            "itl_s",
+            gained,
+            {bound: count for (of, bound), count in buckets.items() if of == "itl_s"},
+        )
         if gaps is not None and gaps.within:
             source = f"{SERVER}, buckets of {gaps.n} gaps"
             median, tail = gaps.within["p50"], gaps.within["p99"]
             if median[1] is not None:
-                signals["server.itl_p50_upper_s"] = Signal(median[1], "s", f"{source}: p50 is below")
+                signals["server.itl_p50_upper_s"] = Signal(
+                    median[1], "s", f"{source}: p50 is below"
+                )
             signals["server.itl_p99_lower_s"] = Signal(tail[0], "s", f"{source}: p99 is above")
         ended = gained.get("requests", 0.0)
         tokens = gained.get("finished_prompt_tokens", gained.get("prompt_tokens"))
         if "request_prompt_tokens_count" not in gained and ended and tokens is not None:
-            signals["server.request_prompt_tokens"] = Signal(tokens / ended, "tokens", f"{SERVER}, prompt tokens over ended requests")
-        for total, name in (("scheduler_idle_s", "scheduler_idle_ratio"), ("forward_s", "forward_ratio")):
+            signals["server.request_prompt_tokens"] = Signal(
+                tokens / ended, "tokens", f"{SERVER}, prompt tokens over ended requests"
+            )
+        for total, name in (
+            ("scheduler_idle_s", "scheduler_idle_ratio"),
+            ("forward_s", "forward_ratio"),
+        ):
             if total in gained and wall > 0:
-                signals[f"server.{name}"] = Signal(min(1.0, gained[total] / wall), "ratio", f"{SERVER}, seconds of {wall:.0f} s")
+                signals[f"server.{name}"] = Signal(
+                    min(1.0, gained[total] / wall), "ratio", f"{SERVER}, seconds of {wall:.0f} s"
+                )
         return signals
 
-    def _token_budget(self, since: float, gained: Mapping[str, float], signals: Mapping[str, Signal]) -> Signal | None:
-        """The token budget of an iteration, inferred: most iterations are in one bucket of the histogram, none is larger, and prompts fill them."""
-        count, total = gained.get("iteration_tokens_count", 0.0), gained.get("iteration_tokens_sum", 0.0)
+    def _token_budget(
+        self, since: float, gained: Mapping[str, float], signals: Mapping[str, Signal]
+    ) -> Signal | None:
+        """The token budget of an iteration, inferred: most iterations are in one bucket of the
+        histogram, none is larger, and prompts fill them."""
+        count, total = (
+            gained.get("iteration_tokens_count", 0.0),
+            gained.get("iteration_tokens_sum", 0.0),
+        )
         needed = ("server.requests_running", "server.requests_waiting")
         if count <= 0 or not all(name in signals for name in needed):
             return None
         running, waiting = (signals[name].value for name in needed)
-        waiting = signals["server.requests_short_of_capacity"].value if "server.requests_short_of_capacity" in signals else waiting
-        if waiting < 1 or total / count < PROMPTS * running:  # iterations of decoding alone are as large as the batch
+        waiting = (
+            signals["server.requests_short_of_capacity"].value
+            if "server.requests_short_of_capacity" in signals
+            else waiting
+        )
+        # iterations of decoding alone are as large as the batch
+        if waiting < 1 or total / count < PROMPTS * running:
             return None
         buckets, _ = self._gained(since, _buckets)
-        counts = sorted((bound, number) for (of, bound), number in buckets.items() if of == "iteration_tokens")
+        counts = sorted(
+            (bound, number) for (of, bound), number in buckets.items() if of == "iteration_tokens"
+        )
         place = next((place for place, (_, number) in enumerate(counts) if number >= count), None)
         if place is None:
             return None
         bound, below = counts[place][0], counts[place - 1] if place else (0.0, 0.0)
         share = 1 - below[1] / count
-        source = f"inferred: {percent(share)} of the iterations have {below[0]:.0f} to {bound:.0f} tokens, and none has more"
+        source = (
+            f"inferred: {percent(share)} of the iterations have {below[0]:.0f} to {bound:.0f}"
+            " tokens, and none has more"
+        )
         return Signal(bound, "tokens", source) if share >= MOSTLY else None
 
     def _limits(self, states: Sequence[ServerState], facts: dict[str, float]) -> dict[str, Signal]:
-        """The limits of a watched server, and how often all its sequence slots are taken. A limit that nothing reports is inferred while requests wait:
-        the number of running ones then stays flat at its top."""
+        """The limits of a watched server, and how often all its sequence slots are taken. A limit
+        that nothing reports is inferred while requests wait: the number of running ones then stays
+        flat at its top."""
         signals: dict[str, Signal] = {}
-        tokens = next((state.gauges["token_limit"] for state in reversed(states) if "token_limit" in state.gauges), None)
+        tokens = next(
+            (
+                state.gauges["token_limit"]
+                for state in reversed(states)
+                if "token_limit" in state.gauges
+            ),
+            None,
+        )
         if tokens := tokens or facts.get("max_num_batched_tokens"):
-            signals["server.token_limit"] = Signal(tokens, "tokens", SERVER if "max_num_batched_tokens" not in facts else "the server")
-        both = [state.gauges for state in states if {"requests_running", "requests_waiting"} <= state.gauges.keys()]
+            signals["server.token_limit"] = Signal(
+                tokens, "tokens", SERVER if "max_num_batched_tokens" not in facts else "the server"
+            )
+        both = [
+            state.gauges
+            for state in states
+            if {"requests_running", "requests_waiting"} <= state.gauges.keys()
+        ]
         limit, source = facts.get("max_num_seqs"), "the server"
-        if not limit and (reported := [gauges["sequence_limit"] for gauges in both if gauges.get("sequence_limit")]):
+        if not limit and (
+            reported := [
+                gauges["sequence_limit"] for gauges in both if gauges.get("sequence_limit")
+            ]
+        ):
             limit, source = reported[-1], SERVER
         queued = [gauges["requests_running"] for gauges in both if gauges["requests_waiting"] >= 1]
         if not limit and len(queued) >= MIN_QUEUED and 2 * len(queued) >= len(both):
             top = max(queued)
             if top > 0 and sum(running >= FLAT * top for running in queued) >= FLAT * len(queued):
-                limit, source = top, f"inferred: at most {top:.0f} run, in nearly all of {len(queued)} readings with a queue"
+                limit, source = (
+                    top,
+                    (
+                        f"inferred: at most {top:.0f} run, in nearly all of {len(queued)} readings"
+                        " with a queue"
+                    ),
+                )
         if limit and both:
             signals["server.sequence_limit"] = Signal(limit, "requests", source)
             share = sum(gauges["requests_running"] >= FLAT * limit for gauges in both) / len(both)
             signals["server.seats_taken_ratio"] = Signal(
-                share, "ratio", f"{SERVER}, share of {len(both)} readings with every sequence slot taken"
+                share,
+                "ratio",
+                f"{SERVER}, share of {len(both)} readings with every sequence slot taken",
             )
         return signals
 
-    def _gained(self, since: float, of: Callable[[ServerState], Mapping[Name, float]]) -> tuple[dict[Name, float], float]:
-        """The increase of each count that `of` takes from a report, since the last report before `since`, and the seconds of this increase. Times of
-        other loads and outages are excluded."""
+    def _gained(
+        self, since: float, of: Callable[[ServerState], Mapping[Name, float]]
+    ) -> tuple[dict[Name, float], float]:
+        """The increase of each count that `of` takes from a report, since the last report before
+        `since`, and the seconds of this increase. Times of other loads and outages are excluded."""
         before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, self.states))
         gains: Counter[Name] = Counter()
         wall = 0.0
-        for own, stretch in itertools.groupby(itertools.islice(self.states, max(0, before - 1), None), lambda state: self.is_own(state.t)):
+        for own, stretch in itertools.groupby(
+            itertools.islice(self.states, max(0, before - 1), None),
+            lambda state: self.is_own(state.t),
+        ):
             states = list(stretch)
             if not own:
                 continue
@@ -438,11 +620,14 @@ def _totals(state: ServerState) -> Mapping[str, float]:
 
 
 def _buckets(state: ServerState) -> Mapping[tuple[str, float], float]:
-    return {(name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds}
+    return {
+        (name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds
+    }
 
 
 def _increase(before: Mapping[Name, float], after: Mapping[Name, float]) -> dict[Name, float]:
-    """The increase of each count between two reports without a restart of the server between them."""
+    """The increase of each count between two reports without a restart of the server between
+    them."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
@@ -454,31 +639,66 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
     signals: dict[str, Signal] = {}
     if len(load) > 1:
         wall = load[-1].t - load[0].t
-        signals["client.cpu_ratio"] = Signal((load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core")
+        signals["client.cpu_ratio"] = Signal(
+            (load[-1].cpu_s - load[0].cpu_s) / wall, "ratio", f"{CLIENT}, CPU time of one core"
+        )
         late = sorted(tick.lateness_s for tick in load)
-        signals["client.lateness_s"] = Signal(percentile(late, 0.5), "s", f"{CLIENT}, how late its event loop wakes, p95, median of ticks")
+        signals["client.lateness_s"] = Signal(
+            percentile(late, 0.5),
+            "s",
+            f"{CLIENT}, how late its event loop wakes, p95, median of ticks",
+        )
         if (waited := record.runq_ratio(since)) is not None:
-            signals["client.runq_ratio"] = Signal(waited, "ratio", f"{CLIENT}, /proc/self/schedstat: time in the run queue over wall time")
-        signals["client.active"] = Signal(statistics.fmean(tick.active for tick in load), "requests", f"{CLIENT}, on their way")
+            signals["client.runq_ratio"] = Signal(
+                waited,
+                "ratio",
+                f"{CLIENT}, /proc/self/schedstat: time in the run queue over wall time",
+            )
+        signals["client.active"] = Signal(
+            statistics.fmean(tick.active for tick in load), "requests", f"{CLIENT}, on their way"
+        )
     rate = float(knobs["request_rate"])
     signals["client.request_rate"] = Signal(rate, "/s", "setting request_rate (0: closed loop)")
-    shared = next((tick.shared_prefix_ratio for tick in reversed(load) if tick.shared_prefix_ratio is not None), None)
+    shared = next(
+        (
+            tick.shared_prefix_ratio
+            for tick in reversed(load)
+            if tick.shared_prefix_ratio is not None
+        ),
+        None,
+    )
     if shared is not None:
-        signals["client.shared_prefix_ratio"] = Signal(shared, "ratio", f"{CLIENT}, the text of its prompts")
+        signals["client.shared_prefix_ratio"] = Signal(
+            shared, "ratio", f"{CLIENT}, the text of its prompts"
+        )
     if recent:
-        signals["client.failed_ratio"] = Signal(1 - len(requests) / len(recent), "ratio", f"{CLIENT}, n={len(recent)}")
+        signals["client.failed_ratio"] = Signal(
+            1 - len(requests) / len(recent), "ratio", f"{CLIENT}, n={len(recent)}"
+        )
     if not requests:
         return signals
     n = f"{CLIENT}, n={len(requests)}"
     for field in REQUEST_TIMES:
         if seconds := request_times(requests, field):
             signals[f"client.{field}"] = Signal(statistics.fmean(seconds), "s", f"{n}, mean")
-            signals[f"client.{field.removesuffix('_s')}_p99_s"] = Signal(percentile(sorted(seconds), 0.99), "s", f"{n}, p99")
+            signals[f"client.{field.removesuffix('_s')}_p99_s"] = Signal(
+                percentile(sorted(seconds), 0.99), "s", f"{n}, p99"
+            )
     gaps = sorted(gap for request in requests for gap in request.gaps)
     if gaps:
-        signals["client.chunk_gap_s"] = Signal(statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps")
-        signals["client.chunk_gap_p50_s"] = Signal(percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps")
-        signals["client.chunk_gap_p99_s"] = Signal(percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps")
-    signals["client.prompt_tokens"] = Signal(statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean")
-    signals["client.output_tokens"] = Signal(statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean")
+        signals["client.chunk_gap_s"] = Signal(
+            statistics.fmean(gaps), "s", f"{CLIENT}, mean of {len(gaps)} gaps"
+        )
+        signals["client.chunk_gap_p50_s"] = Signal(
+            percentile(gaps, 0.5), "s", f"{CLIENT}, {len(gaps)} gaps"
+        )
+        signals["client.chunk_gap_p99_s"] = Signal(
+            percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps"
+        )
+    signals["client.prompt_tokens"] = Signal(
+        statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean"
+    )
+    signals["client.output_tokens"] = Signal(
+        statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean"
+    )
     return signals

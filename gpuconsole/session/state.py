@@ -1,4 +1,5 @@
-"""The state of a session, computed from events. A live engine, a replay, the exporter and `gpuconsole devices` all use this state."""
+"""The state of a session, computed from events. A live engine, a replay, the exporter and
+`gpuconsole devices` all use this state."""
 
 from __future__ import annotations
 
@@ -51,10 +52,12 @@ LATENCIES = tuple(figure.metric for figure in figures.LATENCIES if figure.live)
 
 
 class SessionState(MachineState):
-    """The complete state of a session, with bounded memory. Only `apply` changes the state; reading changes nothing."""
+    """The complete state of a session, with bounded memory. Only `apply` changes the state; reading
+    changes nothing."""
 
     def __init__(self, interval_s: float = 1.0, history: bool = True) -> None:
-        """`interval_s`: requested seconds between two samples. `history`: also keep the past values of readings."""
+        """`interval_s`: requested seconds between two samples. `history`: also keep the past values
+        of readings."""
         super().__init__(interval_s, history)
         self.wall0 = 0.0
         self.now = 0.0
@@ -65,7 +68,8 @@ class SessionState(MachineState):
         self.trial_times: dict[str, tuple[float, float]] = {}
         """When each trial began, and when it was last reported, on the clock of the events."""
         self.sides: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=SIDES)
-        """When the steps of the leading process changed to a side of a trial (`Step.arm`), in session seconds."""
+        """When the steps of the leading process changed to a side of a trial (`Step.arm`), in
+        session seconds."""
         self.tuning: Tuning | None = None
         self.tuning_at = 0.0
         self.notes: deque[str] = deque(maxlen=NOTES)
@@ -73,7 +77,7 @@ class SessionState(MachineState):
         self.stage_detail = ""
         self._points = RunPoints(self.add_point)
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     @property
     def record(self) -> RunRecord | None:
@@ -83,20 +87,25 @@ class SessionState(MachineState):
     def wall_clock(self, t: float) -> str:
         """`t` as UTC in ISO 8601; empty where no calendar has it, as in a damaged recording."""
         try:
-            moment = datetime.datetime.fromtimestamp(self.wall0 + self.session_time(t), datetime.UTC)
+            moment = datetime.datetime.fromtimestamp(
+                self.wall0 + self.session_time(t), datetime.UTC
+            )
         except (ValueError, OverflowError, OSError):
             return ""
         return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
     def power_w(self, record: RunRecord) -> float | None:
-        """Watts of all devices of a run; None if the power of a device is not known or not fresh."""
+        """Watts of all devices of a run; None if the power of a device is not known or not
+        fresh."""
         used, _ = devices_used(record.run, record.ranks.joined, record.device_of, self.devices)
         now = self.session_time(self.now)
-        powers = [fresh_value(self, series_key("gpu.power_w", device), device, now) for device in used]
+        powers = [
+            fresh_value(self, series_key("gpu.power_w", device), device, now) for device in used
+        ]
         measured = [power for power in powers if power is not None]
         return sum(measured) if measured and len(measured) == len(powers) else None
 
-    # --- events ---------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def apply(self, event: AnyEvent) -> None:
         if self.t0 is None:
@@ -123,7 +132,15 @@ class SessionState(MachineState):
             case _ if self.record is not None:
                 self._apply_to_run(self.record, event)
 
-    def add_point(self, metric: str, device: str, t: float, value: float, reader: str = USUAL, weight: float = 1.0) -> None:
+    def add_point(
+        self,
+        metric: str,
+        device: str,
+        t: float,
+        value: float,
+        reader: str = USUAL,
+        weight: float = 1.0,
+    ) -> None:
         self.readings.add(metric, device, self.session_time(t), value, reader, weight)
 
     def _update_trial(self, event: TrialUpdate) -> None:
@@ -145,12 +162,22 @@ class SessionState(MachineState):
     def with_trials(self, record: RunRecord, findings: list[Finding]) -> list[Finding]:
         """Return the findings of the run, together with what trials of the same job measured."""
         run = record.run
-        return with_trials(findings, self.trials.values(), run.id, of_same_job(run, (other.run for other in self.records)))
+        return with_trials(
+            findings,
+            self.trials.values(),
+            run.id,
+            of_same_job(run, (other.run for other in self.records)),
+        )
 
     def timed_trials(self) -> list[Trial]:
         """The trials, each with the session times at which it began and was last reported."""
-        times = {name: [self.session_time(t) for t in pair] for name, pair in self.trial_times.items()}
-        return [msgspec.structs.replace(trial, begun_s=times[name][0], ended_s=times[name][1]) for name, trial in self.trials.items()]
+        times = {
+            name: [self.session_time(t) for t in pair] for name, pair in self.trial_times.items()
+        }
+        return [
+            msgspec.structs.replace(trial, begun_s=times[name][0], ended_s=times[name][1])
+            for name, trial in self.trials.items()
+        ]
 
     def _conclude(self, event: Found | Compared) -> None:
         """Apply a conclusion of the console about a run. The run may have ended before."""
@@ -178,32 +205,47 @@ class SessionState(MachineState):
         self.records.append(record)
 
     def _device_of(self, record: RunRecord, job: JobFacts) -> str:
-        """The id of the device of a user's own job: by its uuid, by its process in the list of the driver, by its PCI address, or because there is one GPU only.
-        Else UNKNOWN_GPU: no other GPU is taken for that of the job. Empty while the job has no device yet."""
+        """The id of the device of a user's own job: by its uuid, by its process in the list of the
+        driver, by its PCI address, or because there is one GPU only. Else UNKNOWN_GPU: no other GPU
+        is taken for that of the job. Empty while the job has no device yet."""
         if job.device == "cpu" or not job.device:
             return job.device
-        by_uuid = (device.id for device in self.devices if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid)
-        by_process = (record.device_of[rank.pid] for rank in record.ranks.joined if rank.rank == 0 and rank.pid in record.device_of)
+        by_uuid = (
+            device.id
+            for device in self.devices
+            if job.device_uuid and device.uuid.partition("-")[2] == job.device_uuid
+        )
+        by_process = (
+            record.device_of[rank.pid]
+            for rank in record.ranks.joined
+            if rank.rank == 0 and rank.pid in record.device_of
+        )
         by_address = (
             device.id
             for device in self.devices
-            if device.is_gpu and _address(job.device_pci) and _address(device.facts.get("pci", "")) == _address(job.device_pci)
+            if device.is_gpu
+            and _address(job.device_pci)
+            and _address(device.facts.get("pci", "")) == _address(job.device_pci)
         )
         gpus = [device.id for device in self.devices if device.is_gpu]
         only = gpus if len(gpus) == 1 else []
         return next(chain(by_uuid, by_process, by_address, only), UNKNOWN_GPU)
 
     def _apply_to_run(self, record: RunRecord, event: AnyEvent) -> None:
-        """Apply an event of the worker or of the sampler to the current run. A message of steps that comes twice counts once."""
+        """Apply an event of the worker or of the sampler to the current run. A message of steps
+        that comes twice counts once."""
         if isinstance(event, Steps) and record.ranks.repeats(event):
             return
         record.apply(event)
-        if isinstance(event, JobKnown) and record.ranks.leads(event.rank) and not record.seen_steps:  # the session supposed the first GPU
+        # the session supposed the first GPU
+        if isinstance(event, JobKnown) and record.ranks.leads(event.rank) and not record.seen_steps:
             record.run.device = self._device_of(record, event.facts) or record.run.device
         device, serving = record.run.device, record.serving
         match event:
             case Sample() if "gpu.energy_j" in event.values:
-                uuid = next((listed.uuid for listed in self.devices if listed.id == event.device), "")
+                uuid = next(
+                    (listed.uuid for listed in self.devices if listed.id == event.device), ""
+                )
                 record.add_energy(event.device, uuid, event.values["gpu.energy_j"])
             case Progress():
                 self.stage, self.stage_detail = event.stage, event.detail
@@ -215,13 +257,17 @@ class SessionState(MachineState):
                 self.readings.note_report(device, WORKLOAD, self.session_time(event.t))
                 if steps := self._points.take_steps(event):
                     rates = Rates(
-                        peaks_of(record, self.devices, self.environment)[0], self.power_w(record), self.environment.price_per_hour
+                        peaks_of(record, self.devices, self.environment)[0],
+                        self.power_w(record),
+                        self.environment.price_per_hour,
                     )
                     self._points.add_steps(record, event, steps, rates)
             case MemoryOwners() if record.ranks.leads(event.rank):
                 for owner in (*OWNERS.values(), KEPT, CARD):
                     if owner.name in event.owners:
-                        self.add_point(owner.metric, device, event.t, event.owners[owner.name], WORKLOAD)
+                        self.add_point(
+                            owner.metric, device, event.t, event.owners[owner.name], WORKLOAD
+                        )
             case Requests() if serving is not None:
                 self.server_down = event.down
                 if event.down:
@@ -236,7 +282,8 @@ class SessionState(MachineState):
 
 
 def _address(pci: str) -> tuple[int, ...]:
-    """The numbers of a PCI address, with or without its function: `00000000:65:00.0` and `0:65:0` are the same. Empty for what is no address."""
+    """The numbers of a PCI address, with or without its function: `00000000:65:00.0` and `0:65:0`
+    are the same. Empty for what is no address."""
     try:
         return tuple(int(part, 16) for part in pci.partition(".")[0].split(":")) if pci else ()
     except ValueError:

@@ -1,4 +1,5 @@
-"""Snapshots of the state: for a screen, for a snapshot file, and for the beginning of a recording. Taking a snapshot changes nothing."""
+"""Snapshots of the state: for a screen, for a snapshot file, and for the beginning of a recording.
+Taking a snapshot changes nothing."""
 
 from __future__ import annotations
 
@@ -40,15 +41,19 @@ from gpuconsole.wire.events import (
 SERIES_POINTS = 600
 OF_SERVER = "server."
 REPEATED = 2
-"""Number of columns that repeat the previous sample if a column is narrower than the sampling period."""
+"""Number of columns that repeat the previous sample if a column is narrower than the sampling
+period."""
 
 _reasons: WeakKeyDictionary[MachineState, tuple[int, dict[str, str]]] = WeakKeyDictionary()
 """The last reasons of each state, with the version of the state at that time."""
 
 
 def run_now(state: SessionState, record: RunRecord) -> Run:
-    """A run with its present summary. If the run has not ended: over its last LIVE_STEPS steady steps."""
-    return summarized(record, state.devices, state.environment, LIVE_STEPS if record.closed_t is None else None)
+    """A run with its present summary. If the run has not ended: over its last LIVE_STEPS steady
+    steps."""
+    return summarized(
+        record, state.devices, state.environment, LIVE_STEPS if record.closed_t is None else None
+    )
 
 
 def make_view(
@@ -62,19 +67,26 @@ def make_view(
     recording_to: str,
     ended: bool,
 ) -> View:
-    """The view for a screen at `now`, a time on the clock of the events. `device`: without a run, the device that the next run would use."""
+    """The view for a screen at `now`, a time on the clock of the events. `device`: without a run,
+    the device that the next run would use."""
     record, readings = state.record, state.readings
     now = state.session_time(max(now, state.now))
     outage = outage_now(record)
     stale = _not_fresh(state, record, now)
-    stage = " ".join(filter(None, (state.stage, state.stage_detail))) if record is not None and record.run.state == "starting" else ""
+    stage = (
+        " ".join(filter(None, (state.stage, state.stage_detail)))
+        if record is not None and record.run.state == "starting"
+        else ""
+    )
     return View(
         now=now,
         environment=environment,
         devices=tuple(state.devices),
         device=record.run.device if record else device,
         no_gpu_reason=state.no_gpu_reason,
-        latest=dict(readings.latest) if not stale else {k: v for k, v in readings.latest.items() if not k.startswith(OF_SERVER)},
+        latest=dict(readings.latest)
+        if not stale
+        else {k: v for k, v in readings.latest.items() if not k.startswith(OF_SERVER)},
         wall=state.wall0 + now if state.wall0 else 0.0,
         sampled=dict(readings.sampled),
         substitutes=dict(readings.substitutes),
@@ -102,11 +114,16 @@ def make_view(
         down=outage.why if outage else "",
         down_s=max(0.0, now - state.session_time(outage.begun)) if outage else 0.0,
         run_times=tuple(state.session_time(record.opened.t) for record in state.records),
-        closed_s=state.session_time(record.closed_t) if record is not None and record.closed_t is not None else None,
+        closed_s=state.session_time(record.closed_t)
+        if record is not None and record.closed_t is not None
+        else None,
         sides=tuple(state.sides),
         xids=dict(state.xid_times),
         ecc_before=dict(state.ecc_before),
-        trial_times={name: (state.session_time(begun), state.session_time(last)) for name, (begun, last) in state.trial_times.items()},
+        trial_times={
+            name: (state.session_time(begun), state.session_time(last))
+            for name, (begun, last) in state.trial_times.items()
+        },
     )
 
 
@@ -125,32 +142,52 @@ def seen_now(state: MachineState, now: float) -> CurrentReadings:
 
 
 def outage_now(record: RunRecord | None) -> Outage | None:
-    """The outage of the model server that lasts now; None while the server answers, and after the end of the run."""
-    return record.serving.outages.current if record is not None and record.serving is not None and record.closed_t is None else None
+    """The outage of the model server that lasts now; None while the server answers, and after the
+    end of the run."""
+    return (
+        record.serving.outages.current
+        if record is not None and record.serving is not None and record.closed_t is None
+        else None
+    )
 
 
 def _not_fresh(state: SessionState, record: RunRecord | None, now: float) -> dict[str, str]:
-    """The reason for each series that a model server no longer reports, by key. Empty while its last report is fresh."""
+    """The reason for each series that a model server no longer reports, by key. Empty while its
+    last report is fresh."""
     if record is None or record.serving is None or not (why := why_server_not_fresh(state, now)):
         return {}
-    keys = [series_key(metric, record.run.device) for metric in LATENCIES] if state.server_down else []
-    return dict.fromkeys([*keys, *(key for key in state.readings.latest if key.startswith(OF_SERVER))], why)
+    keys = (
+        [series_key(metric, record.run.device) for metric in LATENCIES] if state.server_down else []
+    )
+    return dict.fromkeys(
+        [*keys, *(key for key in state.readings.latest if key.startswith(OF_SERVER))], why
+    )
 
 
 def reasons(state: MachineState) -> dict[str, str]:
     """The reasons for missing series, by key."""
     memo = _reasons.get(state)
     if memo is None or memo[0] != state.reasons_version:
-        by_key = {series_key(metric, device): reason for device, metrics in state.unavailable.items() for metric, reason in metrics.items()}
+        by_key = {
+            series_key(metric, device): reason
+            for device, metrics in state.unavailable.items()
+            for metric, reason in metrics.items()
+        }
         for device, reason in state.lost.items():
-            by_key |= {series_key(metric, device): f"device lost: {reason}" for metric in CATALOGUE if metric.startswith("gpu.")}
+            by_key |= {
+                series_key(metric, device): f"device lost: {reason}"
+                for metric in CATALOGUE
+                if metric.startswith("gpu.")
+            }
         memo = _reasons[state] = (state.reasons_version, by_key)
     return memo[1]
 
 
-def bucketed(state: SessionState, key: str, now: float, columns: int, seconds: float) -> list[float | None]:
-    """Means of a series in columns of `seconds / columns`, the last column at `now`. Columns are aligned to the clock, so a past column
-    never changes."""
+def bucketed(
+    state: SessionState, key: str, now: float, columns: int, seconds: float
+) -> list[float | None]:
+    """Means of a series in columns of `seconds / columns`, the last column at `now`. Columns are
+    aligned to the clock, so a past column never changes."""
     series = state.readings.series.get(key)
     if series is None or columns <= 0:
         return [None] * max(0, columns)
@@ -172,32 +209,53 @@ def points(state: SessionState, key: str) -> tuple[list[float], list[float]]:
 
 
 def make_snapshot(state: SessionState, environment: Environment, now: float) -> Snapshot:
-    """The session at `now`, a time on the clock of the events. The runs do not contain the figures of the models yet."""
+    """The session at `now`, a time on the clock of the events. The runs do not contain the figures
+    of the models yet."""
     now = max(now, state.now)
     calibration = state.records[-1].facts if state.records else {}
-    measured = {name: value for name, value in calibration.items() if name in ("peak_flops_per_s", "threads")}
+    measured = {
+        name: value
+        for name, value in calibration.items()
+        if name in ("peak_flops_per_s", "threads")
+    }
     return Snapshot(
         created=state.wall_clock(now),
         gpuconsole=__version__,
-        environment=msgspec.structs.replace(environment, calibration={**environment.calibration, **measured}),
+        environment=msgspec.structs.replace(
+            environment, calibration={**environment.calibration, **measured}
+        ),
         runs=[run_with_series(state, record, now) for record in state.records],
         trials=state.timed_trials(),
-        unavailable={**reasons(state), **({"gpu": state.no_gpu_reason} if state.no_gpu_reason else {})},
+        unavailable={
+            **reasons(state),
+            **({"gpu": state.no_gpu_reason} if state.no_gpu_reason else {}),
+        },
     )
 
 
-def prelude(state: SessionState, environment: Environment, last_started: Started | None, now: float) -> list[AnyEvent]:
-    """The first events of a recording that begins during a session: devices, and the present state of the current run."""
+def prelude(
+    state: SessionState, environment: Environment, last_started: Started | None, now: float
+) -> list[AnyEvent]:
+    """The first events of a recording that begins during a session: devices, and the present state
+    of the current run."""
     events: list[AnyEvent] = [
         Devices(now, state.devices, state.driver, state.no_gpu_reason, state.cuda),
         EnvironmentKnown(now, environment),
     ]
-    events += [Topology(now, state.links), Processes(now, state.processes, state.processes_missing), *state.sources.values()]
+    events += [
+        Topology(now, state.links),
+        Processes(now, state.processes, state.processes_missing),
+        *state.sources.values(),
+    ]
     events += [Unavailable(now, device, metrics) for device, metrics in state.unavailable.items()]
     events += [DeviceLost(now, device, reason) for device, reason in state.lost.items()]
     if state.record is not None:
         run = state.record.run
-        events.append(msgspec.structs.replace(state.record.opened, t=now, knobs=run.knobs, device=run.device, changes={}))
+        events.append(
+            msgspec.structs.replace(
+                state.record.opened, t=now, knobs=run.knobs, device=run.device, changes={}
+            )
+        )
         if run.job is not None:
             events.append(JobKnown(now, 0, run.job))
         events += [msgspec.structs.replace(joined, t=now) for joined in state.record.ranks.joined]
@@ -228,19 +286,27 @@ def _filled(values: list[float | None]) -> list[float | None]:
 
 def _own_cpu(state: SessionState) -> float | None:
     """CPU time of the console and its sampler, in cores; None before the first report of either."""
-    shares = [state.readings.series.get(series_key("console.cpu_ratio", process)) for process in ("console", "sampler")]
+    shares = [
+        state.readings.series.get(series_key("console.cpu_ratio", process))
+        for process in ("console", "sampler")
+    ]
     values = [series.last for series in shares if series is not None and series.last is not None]
     return sum(values) if values else None
 
 
 def run_with_series(state: SessionState, record: RunRecord, now: float) -> Run:
-    """A run with its summary over all stored steps, and its series until `now`, a time on the clock of the events."""
+    """A run with its summary over all stored steps, and its series until `now`, a time on the clock
+    of the events."""
     run = summarized(record, state.devices, state.environment)
     series = series_of(state, record, now, "")
-    return msgspec.structs.replace(run, series=series, unavailable={**reasons(state), **run.unavailable})
+    return msgspec.structs.replace(
+        run, series=series, unavailable={**reasons(state), **run.unavailable}
+    )
 
 
-def series_of(state: SessionState, record: RunRecord, now: float, prefix: str) -> dict[str, SeriesData]:
+def series_of(
+    state: SessionState, record: RunRecord, now: float, prefix: str
+) -> dict[str, SeriesData]:
     """The series of a run until `now` whose names begin with `prefix`, by key."""
     readings = state.readings
     start = state.session_time(record.opened.t)
@@ -252,23 +318,34 @@ def series_of(state: SessionState, record: RunRecord, now: float, prefix: str) -
         inside = [sample for sample in history.weighed(start) if sample.t <= end]
         if inside:
             series[key] = _thinned(inside, readings.substitutes.get(key, history.source))
-    for key, value in readings.latest.items():  # the present value is all that is known of metrics without a history
+    # the present value is all that is known of metrics without a history
+    for key, value in readings.latest.items():
         at = readings.sampled[key]
-        if key.startswith(prefix) and key not in readings.series and "/link:" not in key and start <= at <= end:
+        if (
+            key.startswith(prefix)
+            and key not in readings.series
+            and "/link:" not in key
+            and start <= at <= end
+        ):
             source = readings.substitutes.get(key, CATALOGUE[key.partition("{")[0]].source)
             series[key] = SeriesData([round(at, 3)], [value], source)
     return series
 
 
 def _thinned(samples: Sequence[Weighed], source: str) -> SeriesData:
-    """Reduce `samples` to about SERIES_POINTS points: weighted means of successive samples, and the last sample unchanged."""
+    """Reduce `samples` to about SERIES_POINTS points: weighted means of successive samples, and the
+    last sample unchanged."""
     stride = max(1, -(-len(samples) // SERIES_POINTS))
     t, v, w = list[float](), list[float](), list[float]()
     for first in range(0, len(samples) - 1, stride):
         group = samples[first : min(first + stride, len(samples) - 1)]
         weight = sum(sample.weight for sample in group)
         t.append(round(group[0].t, 3))
-        v.append(sum(sample.value * sample.weight for sample in group) / weight if len(group) > 1 else group[0].value)
+        v.append(
+            sum(sample.value * sample.weight for sample in group) / weight
+            if len(group) > 1
+            else group[0].value
+        )
         w.append(float(f"{weight:.4g}"))
     last = samples[-1]
     t, v, w = [*t, round(last.t, 3)], [*v, last.value], [*w, float(f"{last.weight:.4g}")]

@@ -1,4 +1,5 @@
-"""The account of a run: the phases of its steps or the parts of its requests, its rates, and the time from which it is steady."""
+"""The account of a run: the phases of its steps or the parts of its requests, its rates, and the
+time from which it is steady."""
 
 from __future__ import annotations
 
@@ -11,9 +12,16 @@ from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
 from gpuconsole.session.figures.flops import SampleFlops
 from gpuconsole.session.figures.peak import utilization
-from gpuconsole.session.figures.rate import Work, blocks_of, rate_distribution, samples_of, tokens_of, work_over_time
+from gpuconsole.session.figures.rate import (
+    Work,
+    blocks_of,
+    rate_distribution,
+    samples_of,
+    tokens_of,
+    work_over_time,
+)
 
-# --- steps ---------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 STEADY_STEPS = 8
 STEADY_SPAN_S = 2.0
@@ -25,7 +33,8 @@ BLOCK_S = 0.5
 
 
 def wall_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """The share of each phase in the wall time of all steps. The shares sum to 1. Empty without steps."""
+    """The share of each phase in the wall time of all steps. The shares sum to 1. Empty without
+    steps."""
     total = sum(step.wall_s for step in steps)
     if total <= 0:
         return {}
@@ -34,7 +43,8 @@ def wall_shares(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def runq_ratio(steps: Sequence[Step]) -> float | None:
-    """Run-queue delay over wall time, from the steps for which the delay was read; None without such steps."""
+    """Run-queue delay over wall time, from the steps for which the delay was read; None without
+    such steps."""
     sampled = [step for step in steps if step.runq is not None]
     wall = sum(step.wall_s for step in sampled)
     return sum(sum(step.runq or ()) for step in sampled) / wall if wall > 0 else None
@@ -43,8 +53,8 @@ def runq_ratio(steps: Sequence[Step]) -> float | None:
 def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
     """Phase shares without run-queue delay: (phase wall - phase delay) / (step wall - step delay).
 
-    Wall time comes from all steps. The distribution of the delay over the phases comes from the sampled steps. Without sampled steps the
-    result is the same as the result of `wall_shares`.
+    Wall time comes from all steps. The distribution of the delay over the phases comes from the
+    sampled steps. Without sampled steps the result is the same as the result of `wall_shares`.
     """
     shares = wall_shares(steps)
     sampled = [step for step in steps if step.runq is not None]
@@ -54,14 +64,19 @@ def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
     delays = [sum(step.runq[i] for step in sampled if step.runq) / wall for i in range(len(PHASES))]
     left = [max(0.0, shares[name] - delay) for name, delay in zip(PHASES, delays, strict=True)]
     total = sum(left)
-    return {name: value / total for name, value in zip(PHASES, left, strict=True)} if total > 0 else shares
+    return (
+        {name: value / total for name, value in zip(PHASES, left, strict=True)}
+        if total > 0
+        else shares
+    )
 
 
 def steady_from(steps: Sequence[Step]) -> int | None:
     """The index in `steps` from which step time has no trend; None while it has a trend.
 
-    The last steps (at least 8, and at least 2 s) are split into two halves. Steady means that the medians of the halves differ by less than 2 %,
-    or by no more than the noise between steps explains.
+    The last steps (at least 8, and at least 2 s) are split into two halves. Steady means that the
+    medians of the halves differ by less than 2 %, or by no more than the noise between steps
+    explains.
     """
     start, span = len(steps), 0.0
     while start > 0 and (span < STEADY_SPAN_S or len(steps) - start < STEADY_STEPS):
@@ -77,7 +92,8 @@ def steady_from(steps: Sequence[Step]) -> int | None:
 
 
 def _median_error(values: list[float]) -> float:
-    """Relative standard error of the median, from the median absolute deviation. A few slow steps hardly change it."""
+    """Relative standard error of the median, from the median absolute deviation. A few slow steps
+    hardly change it."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
     return 1.2533 * spread / middle / math.sqrt(len(values))
@@ -87,13 +103,21 @@ def _rate(steps: Sequence[Step], work: Work, block_s: float) -> Distribution | N
     return rate_distribution(blocks_of(steps, work, block_s))
 
 
-def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float, str] | None) -> Summary:
-    """The figures of `steps`. `work`: FLOPs of a sample. `peak`: the reference FLOP/s for MFU, and the source of that figure."""
-    summary = Summary(steps=len(steps), phases_ratio=wall_shares(steps), step_time_s=distribution([step.wall_s for step in steps]))
+def summarize(
+    steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float, str] | None
+) -> Summary:
+    """The figures of `steps`. `work`: FLOPs of a sample. `peak`: the reference FLOP/s for MFU, and
+    the source of that figure."""
+    summary = Summary(
+        steps=len(steps),
+        phases_ratio=wall_shares(steps),
+        step_time_s=distribution([step.wall_s for step in steps]),
+    )
     if not steps:
         return summary
     summary.runq_ratio = runq_ratio(steps)
-    if any(step.samples for step in steps):  # else they are not known: a job may call no model with a batch
+    # else they are not known: a job may call no model with a batch
+    if any(step.samples for step in steps):
         summary.samples_per_s = _rate(steps, samples_of, BLOCK_S)
     if any(step.tokens for step in steps):
         summary.tokens_per_s = _rate(steps, tokens_of, BLOCK_S)
@@ -105,18 +129,29 @@ def summarize(steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float
         if peak and of_hardware is not None:
             summary.mfu_ratio = utilization(summary.flops_per_s, peak)
             summary.mfu_peak_source = "; ".join(filter(None, (peak[1], work.source)))
-            summary.mfu_causal_ratio = utilization(work.causal * rate, peak) if work.causal else None
+            summary.mfu_causal_ratio = (
+                utilization(work.causal * rate, peak) if work.causal else None
+            )
             summary.hfu_ratio = of_hardware if work.recomputed else None
             summary.mfu_at_least = work.at_least
     losses = [step.loss for step in steps if step.loss is not None]
     if losses:
         few = max(1, min(10, len(losses) // 5))
-        summary.loss_first, summary.loss_last = statistics.fmean(losses[:few]), statistics.fmean(losses[-few:])
+        summary.loss_first, summary.loss_last = (
+            statistics.fmean(losses[:few]),
+            statistics.fmean(losses[-few:]),
+        )
     return summary
 
 
-def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: float | None, peak: tuple[float, str] | None) -> None:
-    """Add the minimum bytes per second of `steps`, if the workload reports the bytes of a sample. `peak`: the reference bandwidth for MBU."""
+def add_bandwidth(
+    summary: Summary,
+    steps: Sequence[Step],
+    bytes_per_sample: float | None,
+    peak: tuple[float, str] | None,
+) -> None:
+    """Add the minimum bytes per second of `steps`, if the workload reports the bytes of a sample.
+    `peak`: the reference bandwidth for MBU."""
     if not bytes_per_sample or not steps:
         return
     summary.memory_bytes_per_s = bytes_per_sample * work_over_time(steps, samples_of)
@@ -124,7 +159,7 @@ def add_bandwidth(summary: Summary, steps: Sequence[Step], bytes_per_sample: flo
         summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / peak[0], peak[1]
 
 
-# --- requests ------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 RATE_BLOCK_S = 1.0
 REQUEST_TIMES = ("ttft_s", "tpot_s", "e2e_s")
@@ -132,15 +167,20 @@ REQUEST_TIMES = ("ttft_s", "tpot_s", "e2e_s")
 
 
 def summarize_serving(
-    requests: Sequence[Request], ticks: Sequence[Step], objective: Objective | None, of_gaps: Sequence[Request] | None = None
+    requests: Sequence[Request],
+    ticks: Sequence[Step],
+    objective: Objective | None,
+    of_gaps: Sequence[Request] | None = None,
 ) -> Summary:
     """The figures of `requests` and of the load generator's `ticks` in the same time.
 
-    `of_gaps`: the requests whose gaps are used (None: all). Goodput is the rate of answered requests, multiplied by the share of them that meet
-    the objective.
+    `of_gaps`: the requests whose gaps are used (None: all). Goodput is the rate of answered
+    requests, multiplied by the share of them that meet the objective.
     """
     answered = [request for request in requests if not request.error]
-    summary = Summary(steps=len(ticks), requests=len(answered), failed_requests=len(requests) - len(answered))
+    summary = Summary(
+        steps=len(ticks), requests=len(answered), failed_requests=len(requests) - len(answered)
+    )
     if ticks:
         summary.tokens_per_s = _rate(ticks, tokens_of, RATE_BLOCK_S)
         summary.requests_per_s = _rate(ticks, samples_of, RATE_BLOCK_S)
@@ -151,19 +191,31 @@ def summarize_serving(
     summary.itl_s = weighted(itl_pairs(gapped))
     summary.chunk_gap_s = weighted((gap, 1.0) for request in gapped for gap in request.gaps)
     if objective is not None and answered and summary.requests_per_s is not None:
-        summary.goodput_per_s = summary.requests_per_s.mean * sum(map(objective.met, answered)) / len(answered)
+        summary.goodput_per_s = (
+            summary.requests_per_s.mean * sum(map(objective.met, answered)) / len(answered)
+        )
     return summary
 
 
 def add_served_work(
-    summary: Summary, rates_per_s: Mapping[str, float], peak: tuple[float, str] | None, memory_peak: tuple[float, str] | None
+    summary: Summary,
+    rates_per_s: Mapping[str, float],
+    peak: tuple[float, str] | None,
+    memory_peak: tuple[float, str] | None,
 ) -> None:
-    """Add MFU and MBU from the server's counters of FLOPs and bytes (`flops`, `read_bytes`), if the counters exist and a peak is known."""
-    summary.flops_per_s, summary.memory_bytes_per_s = rates_per_s.get("flops"), rates_per_s.get("read_bytes")
+    """Add MFU and MBU from the server's counters of FLOPs and bytes (`flops`, `read_bytes`), if the
+    counters exist and a peak is known."""
+    summary.flops_per_s, summary.memory_bytes_per_s = (
+        rates_per_s.get("flops"),
+        rates_per_s.get("read_bytes"),
+    )
     if summary.flops_per_s and peak and (mfu := utilization(summary.flops_per_s, peak)) is not None:
         summary.mfu_ratio, summary.mfu_peak_source = mfu, peak[1]
     if summary.memory_bytes_per_s and memory_peak:
-        summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / memory_peak[0], memory_peak[1]
+        summary.mbu_ratio, summary.mbu_peak_source = (
+            summary.memory_bytes_per_s / memory_peak[0],
+            memory_peak[1],
+        )
 
 
 def request_times(requests: Sequence[Request], field: str) -> list[float]:
@@ -172,28 +224,40 @@ def request_times(requests: Sequence[Request], field: str) -> list[float]:
 
 
 def itl_pairs(requests: Sequence[Request]) -> list[tuple[float, float]]:
-    """Gaps between tokens, each with its count: a chunk of k tokens after a gap is k gaps of gap/k."""
-    return [(gap / count, count) for request in requests for gap, count in zip(request.gaps, request.counts, strict=False) if count > 0]
+    """Gaps between tokens, each with its count: a chunk of k tokens after a gap is k gaps of
+    gap/k."""
+    return [
+        (gap / count, count)
+        for request in requests
+        for gap, count in zip(request.gaps, request.counts, strict=False)
+        if count > 0
+    ]
 
 
 def server_shares(means: Mapping[str, float]) -> dict[str, float]:
-    """The share of each part in the time of a request in the server, from its own means (`queue_s`, `prefill_s`, `decode_s`)."""
+    """The share of each part in the time of a request in the server, from its own means (`queue_s`,
+    `prefill_s`, `decode_s`)."""
     parts = {name: means[f"{name}_s"] for name in ("queue", "prefill", "decode")}
     total = sum(parts.values())
     return {name: seconds / total for name, seconds in parts.items()} if total > 0 else {}
 
 
 def request_shares(requests: Sequence[Request], server: dict[str, float]) -> dict[str, float]:
-    """The share of each part in the time of a request, from mean times of the client and of the server (`queue_s`, `prefill_s`, `decode_s`).
+    """The share of each part in the time of a request, from mean times of the client and of the
+    server (`queue_s`, `prefill_s`, `decode_s`).
 
-    Empty where the server does not report these times. The rest of E2E is `transport`: network, HTTP, and the event loops at both ends.
+    Empty where the server does not report these times. The rest of E2E is `transport`: network,
+    HTTP, and the event loops at both ends.
     """
     answered = [request for request in requests if not request.error and request.e2e_s is not None]
     if not answered or not {"queue_s", "prefill_s", "decode_s"} <= server.keys():
         return {}
     client = statistics.fmean(request.client_queue_s for request in answered)
     e2e = statistics.fmean(request.e2e_s or 0.0 for request in answered)
-    parts = {"client_queue": client, **{name: server[f"{name}_s"] for name in ("queue", "prefill", "decode")}}
+    parts = {
+        "client_queue": client,
+        **{name: server[f"{name}_s"] for name in ("queue", "prefill", "decode")},
+    }
     parts["transport"] = max(0.0, e2e - sum(parts.values()) + client)
     total = sum(parts.values())
     return {name: seconds / total for name, seconds in parts.items()} if total > 0 else {}

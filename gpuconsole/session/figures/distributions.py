@@ -1,5 +1,6 @@
-"""Statistics of values: percentiles of a list and of an unlimited number of values, distributions from the histograms of a model server (the mean is exact, and a
-percentile is known to the width of its bucket), and significant growth of a series.
+"""Statistics of values: percentiles of a list and of an unlimited number of values, distributions
+from the histograms of a model server (the mean is exact, and a percentile is known to the width of
+its bucket), and significant growth of a series.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import NamedTuple
 
 from gpuconsole.model.run import Distribution
 
-# --- percentiles ---------------------------------------------------------------------------------------------
+# --- percentiles ----------------------------------------------------------------------------------
 
 GROWTH = math.log(1.01)
-"""Each bucket is 1 % wider than the bucket before, so its middle is within 0.5 % of every value in it (as in HdrHistogram and DDSketch)."""
+"""Each bucket is 1 % wider than the bucket before, so its middle is within 0.5 % of every value in
+it (as in HdrHistogram and DDSketch)."""
 SHARES = (0.50, 0.90, 0.95, 0.99)
 
 
@@ -35,7 +37,8 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def weighted(pairs: Iterable[tuple[float, float]]) -> Distribution | None:
-    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs; None without pairs."""
+    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs; None
+    without pairs."""
     ordered = sorted(pair for pair in pairs if pair[1] > 0)
     return _distribution(ordered) if ordered else None
 
@@ -57,7 +60,10 @@ class Latencies:
 
     def distribution(self) -> Distribution | None:
         """The distribution within 0.5 %; None without values."""
-        pairs = [(math.exp((bucket + 0.5) * GROWTH), weight) for bucket, weight in sorted(self._buckets.items())]
+        pairs = [
+            (math.exp((bucket + 0.5) * GROWTH), weight)
+            for bucket, weight in sorted(self._buckets.items())
+        ]
         pairs = [(0.0, self._zeros), *pairs] if self._zeros else pairs
         return _distribution(pairs) if pairs else None
 
@@ -77,18 +83,20 @@ def _distribution(ordered: Sequence[tuple[float, float]]) -> Distribution:
     return Distribution(mean, std, round(total), p50, p90, p95, p99)
 
 
-# --- growth --------------------------------------------------------------------------------------------------
+# --- growth ---------------------------------------------------------------------------------------
 
 Z95 = 1.96
 MAX_POINTS = 60
 """The slope uses every pair of points: 1770 pairs."""
 MIN_POINTS = 20
 KEEPS_ON = 0.5
-"""A leak has a constant slope. If the slope of the second half of the points is below this share of the first half's slope, the growth slows down."""
+"""A leak has a constant slope. If the slope of the second half of the points is below this share of
+the first half's slope, the growth slows down."""
 
 
 class Slope(NamedTuple):
-    """A slope by Theil and Sen, the median over all pairs of points, with its 95 % interval by Kendall's statistic (Sen, 1968)."""
+    """A slope by Theil and Sen, the median over all pairs of points, with its 95 % interval by
+    Kendall's statistic (Sen, 1968)."""
 
     low: float
     middle: float
@@ -96,7 +104,8 @@ class Slope(NamedTuple):
 
 
 def slope_of(times: Sequence[float], values: Sequence[float], least: int = MIN_POINTS) -> Slope:
-    """The slope of at most MAX_POINTS of the points. Raises ValueError for fewer than `least` points."""
+    """The slope of at most MAX_POINTS of the points. Raises ValueError for fewer than `least`
+    points."""
     if len(times) < least:
         raise ValueError(f"{len(times)} points are too few")
     times, values = _thinned(times), _thinned(values)
@@ -104,20 +113,27 @@ def slope_of(times: Sequence[float], values: Sequence[float], least: int = MIN_P
         return Slope(0.0, 0.0, 0.0)
     slopes = _slopes(times, values)
     n = len(times)
-    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's statistic without ties; ties make it smaller
+    # of Kendall's statistic without ties; ties make it smaller
+    spread = Z95 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     at = max(0, math.floor((len(slopes) - spread) / 2))
     return Slope(slopes[at], statistics.median(slopes), slopes[len(slopes) - 1 - at])
 
 
-def steady_growth(times: Sequence[float], values: Sequence[float], least: int = MIN_POINTS) -> float:
-    """Return the lower end of the 95 % interval of the slope per unit of time. Return 0 where that is not positive, or where the growth slows down.
+def steady_growth(
+    times: Sequence[float], values: Sequence[float], least: int = MIN_POINTS
+) -> float:
+    """Return the lower end of the 95 % interval of the slope per unit of time. Return 0 where that
+    is not positive, or where the growth slows down.
 
     Raises ValueError for fewer than `least` points.
     """
     low = slope_of(times, values, least).low
     times, values = _thinned(times), _thinned(values)
     half = len(times) // 2
-    early, late = (median_slope(t, v) for t, v in ((times[:half], values[:half]), (times[half:], values[half:])))
+    early, late = (
+        median_slope(t, v)
+        for t, v in ((times[:half], values[:half]), (times[half:], values[half:]))
+    )
     return low if low > 0 and late >= KEEPS_ON * early else 0.0
 
 
@@ -134,18 +150,27 @@ def _thinned(points: Sequence[float]) -> Sequence[float]:
 def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
     """The slopes of all pairs of points, sorted."""
     points = list(zip(times, values, strict=True))
-    return sorted((value - v) / (time - t) for at, (t, v) in enumerate(points) for time, value in points[at + 1 :] if time > t)
+    return sorted(
+        (value - v) / (time - t)
+        for at, (t, v) in enumerate(points)
+        for time, value in points[at + 1 :]
+        if time > t
+    )
 
 
-# --- histograms of a model server ----------------------------------------------------------------------------
+# --- histograms of a model server -----------------------------------------------------------------
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
-def of_histogram(name: str, gained: Mapping[str, float], buckets: Mapping[float, float]) -> Distribution | None:
-    """The distribution of the values that came between two readings of a histogram; None where none came, or where the server reports no buckets.
+def of_histogram(
+    name: str, gained: Mapping[str, float], buckets: Mapping[float, float]
+) -> Distribution | None:
+    """The distribution of the values that came between two readings of a histogram; None where none
+    came, or where the server reports no buckets.
 
-    `gained`: the increase of `NAME_sum` and `NAME_count`. `buckets`: the increase of the values up to each bound.
+    `gained`: the increase of `NAME_sum` and `NAME_count`. `buckets`: the increase of the values up
+    to each bound.
     """
     count, total = gained.get(f"{name}_count", 0.0), gained.get(f"{name}_sum", 0.0)
     mean, bounds = total / count if count > 0 else 0.0, sorted(buckets)
@@ -154,23 +179,35 @@ def of_histogram(name: str, gained: Mapping[str, float], buckets: Mapping[float,
     found = {label: quantile(share, count, buckets, bounds) for label, share in PERCENTILES.items()}
     values = {label: value for label, (value, _) in found.items()}
     within = {label: bucket for label, (_, bucket) in found.items()}
-    return Distribution(mean, _spread(mean, count, buckets, bounds), round(count), **values, within=within)
+    return Distribution(
+        mean, _spread(mean, count, buckets, bounds), round(count), **values, within=within
+    )
 
 
-def quantile(share: float, count: float, buckets: Mapping[float, float], bounds: list[float]) -> tuple[float, tuple[float, float | None]]:
-    """The value below which `share` of the values are, evenly spread within its bucket, and the bounds of that bucket. In the last bucket, which has no
-    upper bound: the lower bound."""
+def quantile(
+    share: float, count: float, buckets: Mapping[float, float], bounds: list[float]
+) -> tuple[float, tuple[float, float | None]]:
+    """The value below which `share` of the values are, evenly spread within its bucket, and the
+    bounds of that bucket. In the last bucket, which has no upper bound: the lower bound."""
     wanted, lower, before = share * count, 0.0, 0.0
     for bound in bounds:
         if buckets[bound] >= wanted and buckets[bound] > before:
-            return lower + (bound - lower) * (wanted - before) / (buckets[bound] - before), (lower, bound)
+            return lower + (bound - lower) * (wanted - before) / (buckets[bound] - before), (
+                lower,
+                bound,
+            )
         lower, before = bound, buckets[bound]
     return lower, (lower, None)
 
 
-def _spread(mean: float, count: float, buckets: Mapping[float, float], bounds: list[float]) -> float:
+def _spread(
+    mean: float, count: float, buckets: Mapping[float, float], bounds: list[float]
+) -> float:
     """The standard deviation, with the values of each bucket in its middle."""
     pairs = itertools.pairwise([0.0, *bounds])
-    inside = [(max(0.0, buckets[upper] - buckets.get(lower, 0.0)), (lower + upper) / 2) for lower, upper in pairs]
+    inside = [
+        (max(0.0, buckets[upper] - buckets.get(lower, 0.0)), (lower + upper) / 2)
+        for lower, upper in pairs
+    ]
     inside.append((max(0.0, count - buckets[bounds[-1]]), bounds[-1]))
     return math.sqrt(sum(number * (middle - mean) ** 2 for number, middle in inside) / count)

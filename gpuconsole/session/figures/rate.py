@@ -1,4 +1,5 @@
-"""The rate of work: work over wall time. All outputs take their rates from here: headline, summary, gate, baselines, comparison and cost."""
+"""The rate of work: work over wall time. All outputs take their rates from here: headline, summary,
+gate, baselines, comparison and cost."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MAX_DELAY = 0.99
 class RateBlock(NamedTuple):
     """A stretch of a run: its work per second, and its seconds.
 
-    The seconds are the weight of the block. An evaluation of ten seconds is one block, and it counts like twenty blocks of half a second.
+    The seconds are the weight of the block. An evaluation of ten seconds is one block, and it
+    counts like twenty blocks of half a second.
     """
 
     rate: float
@@ -42,13 +44,15 @@ def work_over_time(steps: Sequence[Step], work: Work) -> float:
 
 
 def contention_free(per_s: float, runq_ratio: float | None) -> float:
-    """Return the rate `per_s` without the share of the time in which the training thread waited for a core (None: not known)."""
+    """Return the rate `per_s` without the share of the time in which the training thread waited for
+    a core (None: not known)."""
     return per_s / (1 - min(MAX_DELAY, runq_ratio or 0.0))
 
 
 def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[RateBlock]:
-    """Divide `steps` into successive blocks of at least `block_s` seconds and at least `least` steps. Steps that are left over join the
-    last block, so the blocks contain all work and all time of `steps`."""
+    """Divide `steps` into successive blocks of at least `block_s` seconds and at least `least`
+    steps. Steps that are left over join the last block, so the blocks contain all work and all time
+    of `steps`."""
     sums: list[tuple[float, float]] = []
     amount, seconds, count = 0.0, 0.0, 0
     for step in steps:
@@ -64,17 +68,25 @@ def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1)
 
 def mean_rate(blocks: Sequence[RateBlock]) -> float:
     """Work over wall time of all `blocks`. Raises ZeroDivisionError without time."""
-    return sum(block.rate * block.seconds for block in blocks) / sum(block.seconds for block in blocks)
+    return sum(block.rate * block.seconds for block in blocks) / sum(
+        block.seconds for block in blocks
+    )
 
 
 def rate_distribution(blocks: Sequence[RateBlock]) -> Distribution | None:
-    """The rate of `blocks`: work over wall time, and the spread of the blocks weighed by their seconds. None without blocks."""
+    """The rate of `blocks`: work over wall time, and the spread of the blocks weighed by their
+    seconds. None without blocks."""
     total = sum(block.seconds for block in blocks)
-    return weighted((block.rate, block.seconds * len(blocks) / total) for block in blocks) if total > 0 else None
+    return (
+        weighted((block.rate, block.seconds * len(blocks) / total) for block in blocks)
+        if total > 0
+        else None
+    )
 
 
 class Estimate(NamedTuple):
-    """The mean rate of a run, its relative standard error, and the equivalent number of independent blocks."""
+    """The mean rate of a run, its relative standard error, and the equivalent number of independent
+    blocks."""
 
     mean: float
     error: float
@@ -84,10 +96,11 @@ class Estimate(NamedTuple):
 def estimate(blocks: Sequence[RateBlock]) -> Estimate:
     """The mean rate of successive blocks: two or more, with a mean above 0.
 
-    The rate is a ratio, work over time. Its error is that of a ratio estimator: each block counts with the square of its share of the
-    time (Cochran 1977, section 6.4). Successive blocks are correlated: n blocks with lag-1 correlation r are equivalent to
-    n (1 - r) / (1 + r) independent blocks (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n (Kendall
-    1954), so this amount is added.
+    The rate is a ratio, work over time. Its error is that of a ratio estimator: each block counts
+    with the square of its share of the time (Cochran 1977, section 6.4). Successive blocks are
+    correlated: n blocks with lag-1 correlation r are equivalent to n (1 - r) / (1 + r) independent
+    blocks (an AR(1) process). An estimate of r from few blocks is too small by about (1 + 4 r) / n
+    (Kendall 1954), so this amount is added.
     """
     n, mean = len(blocks), mean_rate(blocks)
     usual = sum(block.seconds for block in blocks) / n

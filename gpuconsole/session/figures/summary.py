@@ -1,5 +1,5 @@
-"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it; its cost; and whether the figures of a
-serving run can be trusted."""
+"""The summary of a run, computed from its record when a view, a snapshot or a rule asks for it; its
+cost; and whether the figures of a serving run can be trusted."""
 
 from __future__ import annotations
 
@@ -17,25 +17,36 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
 from gpuconsole.session.figures.breakdown import add_bandwidth, add_served_work, summarize
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
-from gpuconsole.session.figures.peak import Peak, bandwidth_peak, facts_of_rates, flops_peak, why_above
+from gpuconsole.session.figures.peak import (
+    Peak,
+    bandwidth_peak,
+    facts_of_rates,
+    flops_peak,
+    why_above,
+)
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import ServingRecord
 
-# --- cost of work --------------------------------------------------------------------------------------------
+# --- cost of work ---------------------------------------------------------------------------------
 
 SECONDS_PER_HOUR = 3600.0
 NO_PRICE = "no price is known: --price PER_HOUR"
 NO_POWER = "the device reports no power"
 GPU_NOT_KNOWN = (
-    "which GPU this job uses is not known: torch reports no uuid and no address of it, and the driver lists no process of the job"
+    "which GPU this job uses is not known: torch reports no uuid and no address of it, and the"
+    " driver lists no process of the job"
 )
 
 
 def rates_per_watt(
-    tokens_per_s: float | None, samples_per_s: float | None, flops_per_s: float | None, power_w: float | None
+    tokens_per_s: float | None,
+    samples_per_s: float | None,
+    flops_per_s: float | None,
+    power_w: float | None,
 ) -> dict[str, float]:
-    """Work per joule, by metric: work per second over watts of the same time. Empty if the power is not known."""
+    """Work per joule, by metric: work per second over watts of the same time. Empty if the power is
+    not known."""
     if not power_w:
         return {}
     per_joule = {}
@@ -49,11 +60,13 @@ def rates_per_watt(
 
 
 def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float:
-    """Price of a million tokens, in the currency of `price_per_hour`, which is the price of everything that the run uses."""
+    """Price of a million tokens, in the currency of `price_per_hour`, which is the price of
+    everything that the run uses."""
     return price_per_hour / (tokens_per_s * SECONDS_PER_HOUR) * 1e6
 
 
-# --- the summary of a run, computed from its record when a view, a snapshot or a rule asks for it ------------
+# --- the summary of a run, computed from its record when a view, a snapshot or a rule asks for it
+# ---
 
 LOSS_STEPS = 5
 
@@ -63,12 +76,16 @@ _memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary(
 """The last result for each record, with all inputs of the computation."""
 
 
-def summarized(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None = None) -> Run:
-    """A copy of the record's run with its summary, its ranks, its validity, and the reasons for missing figures.
+def summarized(
+    record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None = None
+) -> Run:
+    """A copy of the record's run with its summary, its ranks, its validity, and the reasons for
+    missing figures.
 
-    The summary uses the last `limit` steady steps (None: all stored steps), or the first steps while no step is steady. In a serving
-    run any `limit` means the last LIVE_STEPS ticks. Energy and cost are known after the end of the run. The record does not change.
-    `environment` contains the price and the calibration of this machine.
+    The summary uses the last `limit` steady steps (None: all stored steps), or the first steps
+    while no step is steady. In a serving run any `limit` means the last LIVE_STEPS ticks. Energy
+    and cost are known after the end of the run. The record does not change. `environment` contains
+    the price and the calibration of this machine.
     """
     if record.archived is not None:
         before = record.archived
@@ -80,13 +97,23 @@ def summarized(record: RunRecord, devices: Sequence[Device], environment: Enviro
             unavailable={**before.unavailable, **record.run.unavailable},
             validity=before.validity,
         )
-    key = (record.version if limit is None else record.live_version, limit, tuple(devices), environment)
+    key = (
+        record.version if limit is None else record.live_version,
+        limit,
+        tuple(devices),
+        environment,
+    )
     memo = _memo.get(record)
     if memo is None or memo[0] != key:
         memo = _memo[record] = (key, _compute(record, devices, environment, limit))
     summary, ranks, places, missing, valid = memo[1]
     return msgspec.structs.replace(
-        record.run, summary=summary, ranks=ranks, places=places, unavailable={**missing, **record.run.unavailable}, validity=valid
+        record.run,
+        summary=summary,
+        ranks=ranks,
+        places=places,
+        unavailable={**missing, **record.run.unavailable},
+        validity=valid,
     )
 
 
@@ -97,13 +124,17 @@ def work_of(record: RunRecord, steps: Sequence[Step]) -> SampleFlops | None:
     return flops_of_sample(run.facts, run.knobs, tokens)
 
 
-def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environment) -> tuple[Peak | None, Peak | None]:
-    """The reference FLOP/s and bytes per second of the run. None for a watched server whose device is not known."""
+def peaks_of(
+    record: RunRecord, devices: Sequence[Device], environment: Environment
+) -> tuple[Peak | None, Peak | None]:
+    """The reference FLOP/s and bytes per second of the run. None for a watched server whose device
+    is not known."""
     run = record.run
     if run.watched and not run.server_devices:
         return None, None
     device = next((device for device in devices if device.id == run.device), Device(run.device, ""))
-    calibration = None if run.serves else environment.calibration  # a server may run on another machine
+    # a server may run on another machine
+    calibration = None if run.serves else environment.calibration
     facts = facts_of_rates(run)
     flops = flops_peak(
         run.settings,
@@ -114,20 +145,31 @@ def peaks_of(record: RunRecord, devices: Sequence[Device], environment: Environm
         calibration=calibration,
         measured_as=record.notes.get("peak", ""),
     )
-    return flops, bandwidth_peak(run.settings, facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration)
+    return flops, bandwidth_peak(
+        run.settings, facts, device.peaks, device.is_gpu, serves=run.serves, calibration=calibration
+    )
 
 
-def _compute(record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None) -> _Computed:
+def _compute(
+    record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None
+) -> _Computed:
     steps = record.summary_steps(limit)
     peaks = peaks_of(record, devices, environment)
     if record.serving is not None:
         serving = record.serving
         if limit is not None and record.live is not None:
             serving, steps = record.live
-        summary, ranks = _serving_summary(record, serving, steps, peaks, limit is not None), list[Rank]()
+        summary, ranks = (
+            _serving_summary(record, serving, steps, peaks, limit is not None),
+            list[Rank](),
+        )
     else:
         summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
-    missing = _add_cost(summary, record, devices, environment.price_per_hour) if record.closed_t is not None else {}
+    missing = (
+        _add_cost(summary, record, devices, environment.price_per_hour)
+        if record.closed_t is not None
+        else {}
+    )
     if record.run.watched:
         missing |= _not_reported(record)
     if record.run.device == UNKNOWN_GPU:
@@ -139,9 +181,10 @@ def _compute(record: RunRecord, devices: Sequence[Device], environment: Environm
 
 
 ASKED_OF_SERVERS = {
-    "tokens_per_s": "output tokens/s", "prompt_tokens_per_s": "input tokens/s", "requests_per_s": "requests", "requests_running": "running",
-    "requests_waiting": "waiting", "kv_cache_usage_ratio": "KV cache", "preemptions_per_s": "preemptions", "prefix_hit_ratio": "prefix hits",
-    "ttft_s": "TTFT", "itl_s": "ITL", "e2e_s": "E2E",
+    "tokens_per_s": "output tokens/s", "prompt_tokens_per_s": "input tokens/s",
+    "requests_per_s": "requests", "requests_running": "running", "requests_waiting": "waiting",
+    "kv_cache_usage_ratio": "KV cache", "preemptions_per_s": "preemptions",
+    "prefix_hit_ratio": "prefix hits", "ttft_s": "TTFT", "itl_s": "ITL", "e2e_s": "E2E",
 }  # fmt: skip
 """What is shown of every server that is watched, in words."""
 _COUNTED = {
@@ -154,13 +197,20 @@ _FROM_WORKLOAD = ("tokens_per_s", "requests_per_s", "ttft_s", "itl_s", "e2e_s")
 
 
 def _not_reported(record: RunRecord) -> dict[str, str]:
-    """Why a figure of a watched server is missing, by the name of its metric. Empty before the first reading."""
+    """Why a figure of a watched server is missing, by the name of its metric. Empty before the
+    first reading."""
     if record.serving is None or not record.serving.states:
         return {}
     state, server = record.serving.states[-1], record.run.server
     engine = str(server.engine.value) if server is not None and server.engine is not None else ""
-    reported = {*state.gauges, *state.totals, *(name.removesuffix("_count") for name in state.totals)}
-    reported |= {"prefix_hit_ratio"} & {name.replace("prefix_hits", "prefix_hit_ratio") for name in reported}
+    reported = {
+        *state.gauges,
+        *state.totals,
+        *(name.removesuffix("_count") for name in state.totals),
+    }
+    reported |= {"prefix_hit_ratio"} & {
+        name.replace("prefix_hits", "prefix_hit_ratio") for name in reported
+    }
     names = {name: _COUNTED.get(name, name) for name in ASKED_OF_SERVERS}
     return {
         f"{'workload' if name in _FROM_WORKLOAD else 'server'}.{name}": why_lacking(
@@ -171,7 +221,9 @@ def _not_reported(record: RunRecord) -> dict[str, str]:
     }
 
 
-def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]) -> Summary:
+def _training_summary(
+    record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]
+) -> Summary:
     summary = summarize(steps, work_of(record, steps), peaks[0])
     add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
     summary.memory_peak_bytes = record.memory_bytes
@@ -179,14 +231,20 @@ def _training_summary(record: RunRecord, steps: Sequence[Step], peaks: tuple[Pea
         overhead_s, first = record.overhead_start
         summary.overhead_s_per_step = (record.overhead_s - overhead_s) / (record.seen_steps - first)
     summary.probes_s = record.probes_s or None
-    losses = [step.loss for step in itertools.islice(record.steps, LOSS_STEPS) if step.loss is not None]
+    losses = [
+        step.loss for step in itertools.islice(record.steps, LOSS_STEPS) if step.loss is not None
+    ]
     if losses:
         summary.loss_first = sum(losses) / len(losses)
     return summary
 
 
 def _serving_summary(
-    record: RunRecord, serving: ServingRecord, ticks: Sequence[Step], peaks: tuple[Peak | None, Peak | None], live: bool
+    record: RunRecord,
+    serving: ServingRecord,
+    ticks: Sequence[Step],
+    peaks: tuple[Peak | None, Peak | None],
+    live: bool,
 ) -> Summary:
     summary = serving.summary(ticks, record.opened.objective, live)
     if ticks:
@@ -194,8 +252,11 @@ def _serving_summary(
     return summary
 
 
-def _add_cost(summary: Summary, record: RunRecord, devices: Sequence[Device], price_per_hour: float | None) -> dict[str, str]:
-    """Add energy and price of the work if they are known; return the reasons for missing figures."""
+def _add_cost(
+    summary: Summary, record: RunRecord, devices: Sequence[Device], price_per_hour: float | None
+) -> dict[str, str]:
+    """Add energy and price of the work if they are known; return the reasons for missing
+    figures."""
     missing: dict[str, str] = {}
     used, reason = devices_used(record.run, record.ranks.joined, record.device_of, devices)
     total = record.energy.total(used)
@@ -205,37 +266,47 @@ def _add_cost(summary: Summary, record: RunRecord, devices: Sequence[Device], pr
         summary.energy_j, tokens = total
         summary.tokens_per_j = tokens / summary.energy_j if tokens else None
         if summary.tokens_per_j and summary.flops_per_s and summary.tokens_per_s:
-            summary.flops_per_j = summary.flops_per_s / summary.tokens_per_s.mean * summary.tokens_per_j
+            summary.flops_per_j = (
+                summary.flops_per_s / summary.tokens_per_s.mean * summary.tokens_per_j
+            )
     if summary.tokens_per_s is None:
         return missing
     if price_per_hour is None:
         missing["workload.cost_per_million_tokens"] = NO_PRICE
     else:
-        summary.cost_per_million_tokens = cost_per_million_tokens(summary.tokens_per_s.mean * record.whole_ratio, price_per_hour)
+        summary.cost_per_million_tokens = cost_per_million_tokens(
+            summary.tokens_per_s.mean * record.whole_ratio, price_per_hour
+        )
     return missing
 
 
-# --- whether the figures of a serving run can be trusted -----------------------------------------------------
+# --- whether the figures of a serving run can be trusted ------------------------------------------
 
 STARVED = 0.15
-"""The load generator waits for a CPU for more than this share of the time: its latencies include the wait. From benchmarks/loadgen/starved.py, a
-starved client and a scripted server with its own CPU: with a TTFT of 20 ms, the median TTFT was 5 % too high at 14 to 18 %, and 11 to 19 %
-too high at 38 %; with a TTFT of 200 ms, 2 % at 47 %. TPOT, E2E and tokens/s stayed within 3 %. Where client and server share the CPUs, the
-wait also shows that the server lacks CPU time: 0.82 of the tokens/s of an independent client at 31 to 72 % (vLLM on two cores)."""
+"""The load generator waits for a CPU for more than this share of the time: its latencies include
+the wait. From benchmarks/loadgen/starved.py, a starved client and a scripted server with its own
+CPU: with a TTFT of 20 ms, the median TTFT was 5 % too high at 14 to 18 %, and 11 to 19 % too high
+at 38 %; with a TTFT of 200 ms, 2 % at 47 %. TPOT, E2E and tokens/s stayed within 3 %. Where client
+and server share the CPUs, the wait also shows that the server lacks CPU time: 0.82 of the tokens/s
+of an independent client at 31 to 72 % (vLLM on two cores)."""
 FAILED = 0.01
-"""More than this share of the requests failed. Percentiles are over the answered requests only. A failed request has no latency, so it counts as
-slower than all others: with more than 1 % of failures, p99 is a failed request, and the printed p99 is too low."""
+"""More than this share of the requests failed. Percentiles are over the answered requests only. A
+failed request has no latency, so it counts as slower than all others: with more than 1 % of
+failures, p99 is a failed request, and the printed p99 is too low."""
 MAX_FAILED_SHARE = 0.6
-"""More than this share of the requests failed: the figures describe a minority. With more than 50 %, the median request failed. The limit is a little
-higher, so that the verdict of a server that fails every second request does not depend on the last request."""
+"""More than this share of the requests failed: the figures describe a minority. With more than
+50 %, the median request failed. The limit is a little higher, so that the verdict of a server that
+fails every second request does not depend on the last request."""
 MAX_DOWN_SHARE = 0.5
-"""The server stopped to answer for good, and did not answer for more than this share of the measured time: the figures describe the smaller
-part of the run. A server that answers again degrades a run."""
+"""The server stopped to answer for good, and did not answer for more than this share of the
+measured time: the figures describe the smaller part of the run. A server that answers again
+degrades a run."""
 
 
 def validity(record: RunRecord) -> Validity | None:
-    """The verdict over the counted requests of the run, with its reasons. None for a training run, and before an active run has a counted request.
-    None also where the user stopped the run before a request counted, except in an outage, or where all requests failed."""
+    """The verdict over the counted requests of the run, with its reasons. None for a training run,
+    and before an active run has a counted request. None also where the user stopped the run before
+    a request counted, except in an outage, or where all requests failed."""
     serving = record.serving
     if serving is None:
         return None
@@ -244,11 +315,17 @@ def validity(record: RunRecord) -> Validity | None:
     over = record.closed_t is not None
     failed = sum(serving.failures.values())
     counted = serving.answered + failed
-    in_trouble = serving.outages.current is not None or (bool(serving.uncounted) and not serving.uncounted[""])
+    in_trouble = serving.outages.current is not None or (
+        bool(serving.uncounted) and not serving.uncounted[""]
+    )
     if not counted and (not over or (record.run.state == "stopped" and not in_trouble)):
         return None
     broken = _broken(serving, failed)
-    doubts = [*_outages(serving, over), *_failures(serving.failures, failed, counted, not broken), *_client(serving)]
+    doubts = [
+        *_outages(serving, over),
+        *_failures(serving.failures, failed, counted, not broken),
+        *_client(serving),
+    ]
     if over and record.run.state == "failed" and counted:
         doubts.append("the run failed before its end")
     reasons = [*broken, *doubts]
@@ -256,12 +333,21 @@ def validity(record: RunRecord) -> Validity | None:
 
 
 def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | None:
-    """The verdict over a server that is only watched: outages and restarts. None before there are two readings."""
+    """The verdict over a server that is only watched: outages and restarts. None before there are
+    two readings."""
     if len(serving.states) < 2:
         return None
     since = serving.states[0].t
     if serving.outages.current is not None and serving.outages.ratio(since) > MAX_DOWN_SHARE:
-        return Validity("invalid", [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"])
+        return Validity(
+            "invalid",
+            [
+                (
+                    f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of"
+                    " the time"
+                )
+            ],
+        )
     reasons = _outages(serving, record.closed_t is not None)
     return Validity("degraded" if reasons else "valid", reasons)
 
@@ -276,19 +362,32 @@ def _broken(serving: ServingRecord, failed: int) -> list[str]:
         causes = Counter({cause: count for cause, count in serving.uncounted.items() if cause})
         return [f"no request was answered{_commonest(causes)}"]
     if not serving.answered:
-        return [f"no {'counted ' if serving.uncounted[''] else ''}request was answered{_commonest(serving.failures)}"]
+        return [
+            (
+                f"no {'counted ' if serving.uncounted[''] else ''}request was"
+                f" answered{_commonest(serving.failures)}"
+            )
+        ]
     own, since = serving.failed_in_outages, serving.counted_from or 0.0
     if serving.outages.current is not None and serving.outages.ratio(since) > MAX_DOWN_SHARE:
-        return [f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"]
-    if failed - own > MAX_FAILED_SHARE * (counted - own):  # the number of failures in an outage depends on the pauses of the client
+        return [
+            f"the server did not answer for {serving.outages.ratio(since) * 100:.0f} % of the time"
+        ]
+    # the number of failures in an outage depends on the pauses of the client
+    if failed - own > MAX_FAILED_SHARE * (counted - own):
         return [f"{failed} of {counted} requests failed{_commonest(serving.failures)}"]
     return []
 
 
 def _outages(serving: ServingRecord, over: bool) -> list[str]:
-    last, since = serving.outages.last, serving.counted_from or 0.0  # a slow first answer, before a request counts, spoils no figure
+    # a slow first answer, before a request counts, spoils no figure
+    last, since = serving.outages.last, serving.counted_from or 0.0
     if last is None or not serving.outages.count(since):
-        return [f"the server restarted{_times(serving.restarts)}: its counters began again"] if serving.restarts else []
+        return (
+            [f"the server restarted{_times(serving.restarts)}: its counters began again"]
+            if serving.restarts
+            else []
+        )
     seconds, count = serving.outages.total_s(since), serving.outages.count(since)
     often = f" in {count} outages" if count > 1 else ""
     if last.ended is None and not over:
@@ -305,8 +404,14 @@ def _failures(failures: Counter[str], failed: int, counted: int, named: bool) ->
 def _client(serving: ServingRecord) -> list[str]:
     """The reasons that the load generator is the cause of."""
     waited = serving.runq_ratio(serving.counted_from) if serving.counted_from is not None else None
-    reasons = [f"the load generator waited for a CPU {waited * 100:.0f} % of the time"] if waited is not None and waited > STARVED else []
-    return reasons + ([f"{serving.dropped} messages of the load generator were lost"] if serving.dropped else [])
+    reasons = (
+        [f"the load generator waited for a CPU {waited * 100:.0f} % of the time"]
+        if waited is not None and waited > STARVED
+        else []
+    )
+    return reasons + (
+        [f"{serving.dropped} messages of the load generator were lost"] if serving.dropped else []
+    )
 
 
 def _commonest(causes: Counter[str]) -> str:

@@ -1,11 +1,14 @@
 """Whether the steps of a run become longer and longer, and which part of a step grows.
 
-Pure: steps go in, a `Trend` comes out. The steps of the whole run are kept as at most MAX_BLOCKS blocks of equal length. A block holds medians, so that an
-evaluation, a checkpoint or a late core now and then changes nothing.
+Pure: steps go in, a `Trend` comes out. The steps of the whole run are kept as at most MAX_BLOCKS
+blocks of equal length. A block holds medians, so that an evaluation, a checkpoint or a late core
+now and then changes nothing.
 
-The slope is Theil and Sen's, with its 95 % interval (Sen, 1968). Noise that lasts for several blocks makes this interval too narrow, so a slope alone is no
-trend: the growth must go on. The blocks are divided into PARTS parts, and the differences of their medians say whether the step time rises in nearly every
-quarter of the run (no level shift, no warm-up) and never falls back (no sawtooth).
+The slope is Theil and Sen's, with its 95 % interval (Sen, 1968). Noise that lasts for several
+blocks makes this interval too narrow, so a slope alone is no trend: the growth must go on. The
+blocks are divided into PARTS parts, and the differences of their medians say whether the step time
+rises in nearly every quarter of the run (no level shift, no warm-up) and never falls back (no
+sawtooth).
 """
 
 from __future__ import annotations
@@ -21,24 +24,29 @@ from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.figures.distributions import Slope, median_slope, slope_of
 
 BLOCK = 8
-"""Steps of a median. It is that of ordinary steps where fewer than half of the steps are special."""
+"""Steps of a median. It is that of ordinary steps where fewer than half of the steps are
+special."""
 MAX_BLOCKS = 128
 """With so many blocks, neighbours are joined."""
 WARM_UP = 0.1
 """Share of the blocks at the start that does not count."""
 PARTS = 8
-"""Two neighbouring ones are a quarter of the run. Six quarters overlap; a level shift is in two of them."""
+"""Two neighbouring ones are a quarter of the run. Six quarters overlap; a level shift is in two of
+them."""
 MIN_BLOCKS = 3 * PARTS
 MIN_STEPS = 200
 """Two rounds of what a program does every 100 steps: a sawtooth falls back once."""
 MIN_S = 5.0
-"""Seconds of steps. A processor changes its clock, or another program starts, within a few seconds."""
+"""Seconds of steps. A processor changes its clock, or another program starts, within a few
+seconds."""
 KEEPS_ON = 0.25
-"""A quarter keeps on rising from this share of the mean growth of a quarter on. Growth with the square of the steps has 29 % of it in its first quarter."""
+"""A quarter keeps on rising from this share of the mean growth of a quarter on. Growth with the
+square of the steps has 29 % of it in its first quarter."""
 
 
 class StepBlock(NamedTuple):
-    """Successive steps. `step` and `t`: the index and the end of the last one. All others are of a step; times are without run-queue delay."""
+    """Successive steps. `step` and `t`: the index and the end of the last one. All others are of a
+    step; times are without run-queue delay."""
 
     step: float
     t: float
@@ -51,9 +59,11 @@ class StepBlock(NamedTuple):
 class Trend(NamedTuple):
     """The trend of the step time over the blocks. Slopes are seconds per step.
 
-    `start_s`: the step time at the start, by the slope. `rises`: the share of the quarters that keep on rising. `jump`: the largest growth within a
-    quarter, `fall`: the largest fall from one part to a later one, both as shares of the growth. `late`: the slope of the second half over that of the first half. `work`: the
-    factor by which the samples or the tokens in a step grow against that of the time, as logarithms: 0.5 where the time grows with their square.
+    `start_s`: the step time at the start, by the slope. `rises`: the share of the quarters that
+    keep on rising. `jump`: the largest growth within a quarter, `fall`: the largest fall from one
+    part to a later one, both as shares of the growth. `late`: the slope of the second half over
+    that of the first half. `work`: the factor by which the samples or the tokens in a step grow
+    against that of the time, as logarithms: 0.5 where the time grows with their square.
     """
 
     blocks: Sequence[StepBlock]
@@ -76,7 +86,10 @@ class Trend(NamedTuple):
 
     def phases(self) -> dict[str, Slope]:
         """The slope of each phase."""
-        return {name: _slope(self.blocks, [block.phases[place] for block in self.blocks]) for place, name in enumerate(PHASES)}
+        return {
+            name: _slope(self.blocks, [block.phases[place] for block in self.blocks])
+            for place, name in enumerate(PHASES)
+        }
 
 
 class StepBlocks:
@@ -93,7 +106,8 @@ class StepBlocks:
         return len(self._blocks)
 
     def add(self, steps: Iterable[Step], delay: float) -> None:
-        """Add ordinary steps. `delay`: the share of their time in which the thread waited for a core."""
+        """Add ordinary steps. `delay`: the share of their time in which the thread waited for a
+        core."""
         for step in steps:
             self._steps.append((step, 1 - delay))
             if len(self._steps) < BLOCK:
@@ -110,17 +124,24 @@ class StepBlocks:
     def trend(self) -> Trend | None:
         """The trend over all steps but those of the warm-up; None while there are too few."""
         blocks = self._blocks[int(WARM_UP * len(self._blocks)) :]
-        if len(blocks) < MIN_BLOCKS or self._blocks[-1].step - self._blocks[0].step < MIN_STEPS - BLOCK:
+        if (
+            len(blocks) < MIN_BLOCKS
+            or self._blocks[-1].step - self._blocks[0].step < MIN_STEPS - BLOCK
+        ):
             return None
         if blocks[-1].t - blocks[0].t < MIN_S:
             return None
         times = [block.wall_s for block in blocks]
         slope = _slope(blocks, times)
         begun = blocks[0].step
-        start_s = statistics.median(block.wall_s - slope.middle * (block.step - begun) for block in blocks)
+        start_s = statistics.median(
+            block.wall_s - slope.middle * (block.step - begun) for block in blocks
+        )
         span = blocks[-1].step - begun
         bounds = [round(part * len(blocks) / PARTS) for part in range(PARTS + 1)]
-        middles = [statistics.median(times[early:late]) for early, late in itertools.pairwise(bounds)]
+        middles = [
+            statistics.median(times[early:late]) for early, late in itertools.pairwise(bounds)
+        ]
         gained = middles[-1] - middles[0]
         if gained <= 0 or start_s <= 0 or slope.middle <= 0:
             return Trend(blocks, max(start_s, min(times)), slope, 0.0, 1.0, 1.0, 0.0, 0.0)
@@ -129,12 +150,25 @@ class StepBlocks:
         jump = max(quarters)
         fall = max(max(middles[: at + 1]) - middles[at] for at in range(PARTS))
         half = len(blocks) // 2
-        early_slope, late_slope = (_half_slope(part, wall) for part, wall in ((blocks[:half], times[:half]), (blocks[half:], times[half:])))
+        early_slope, late_slope = (
+            _half_slope(part, wall)
+            for part, wall in ((blocks[:half], times[:half]), (blocks[half:], times[half:]))
+        )
         late = late_slope / early_slope if early_slope > 0 else float(late_slope > 0)
         growth = slope.middle * span / start_s
-        work = max(_growth(blocks, [block.samples for block in blocks]), _growth(blocks, [block.tokens for block in blocks]))
+        work = max(
+            _growth(blocks, [block.samples for block in blocks]),
+            _growth(blocks, [block.tokens for block in blocks]),
+        )
         return Trend(
-            blocks, start_s, slope, rises / len(quarters), jump / gained, fall / gained, late, math.log1p(work) / math.log1p(growth)
+            blocks,
+            start_s,
+            slope,
+            rises / len(quarters),
+            jump / gained,
+            fall / gained,
+            late,
+            math.log1p(work) / math.log1p(growth),
         )
 
 
@@ -147,10 +181,14 @@ def _half_slope(blocks: Sequence[StepBlock], values: Sequence[float]) -> float:
 
 
 def _growth(blocks: Sequence[StepBlock], values: Sequence[float]) -> float:
-    """The growth of these values over the blocks as a share of their start; 0 where they do not grow or are not known."""
+    """The growth of these values over the blocks as a share of their start; 0 where they do not
+    grow or are not known."""
     slope = _slope(blocks, values).middle
     grown = slope * (blocks[-1].step - blocks[0].step)
-    start = statistics.median(value - slope * (block.step - blocks[0].step) for block, value in zip(blocks, values, strict=True))
+    start = statistics.median(
+        value - slope * (block.step - blocks[0].step)
+        for block, value in zip(blocks, values, strict=True)
+    )
     return max(0.0, grown / start) if start > 0 else 0.0
 
 
@@ -165,7 +203,10 @@ def _median(steps: Sequence[tuple[Step, float]]) -> StepBlock:
         statistics.median(step.samples for step, _ in steps),
         statistics.median(step.tokens for step, _ in steps),
         # most programs have few phases: no median of zeros
-        tuple(statistics.median(map(operator.mul, column, shares)) if any(column) else 0.0 for column in columns),
+        tuple(
+            statistics.median(map(operator.mul, column, shares)) if any(column) else 0.0
+            for column in columns
+        ),
     )
 
 
@@ -177,5 +218,8 @@ def _mean(blocks: Sequence[StepBlock]) -> StepBlock:
         statistics.fmean(block.wall_s for block in blocks),
         statistics.fmean(block.samples for block in blocks),
         statistics.fmean(block.tokens for block in blocks),
-        tuple(statistics.fmean(column) if any(column) else 0.0 for column in zip(*(block.phases for block in blocks), strict=True)),
+        tuple(
+            statistics.fmean(column) if any(column) else 0.0
+            for column in zip(*(block.phases for block in blocks), strict=True)
+        ),
     )
