@@ -1,15 +1,17 @@
 """A running dcgm-exporter as a source for metrics that NVML cannot report.
 
 Additional metrics by architecture, if the user's counters file lists the fields:
-- Hopper and newer: none. DCGM reads its profiling fields from the same GPM counters that the NVML source reads.
-- Volta, Turing and Ampere data-centre GPUs: SM activity and occupancy, tensor, fp64, fp32 and fp16 activity, HBM bandwidth,
-  PCIe and NVLink traffic, from DCGM's profiling module. The module needs root and is the only client of the hardware counters:
-  while Nsight uses them, the fields are missing. There is no other source for these metrics on these GPUs.
+- Hopper and newer: none. DCGM reads its profiling fields from the same GPM counters that the NVML
+  source reads.
+- Volta, Turing and Ampere data-centre GPUs: SM activity and occupancy, tensor, fp64, fp32 and fp16
+  activity, HBM bandwidth, PCIe and NVLink traffic, from DCGM's profiling module. The module needs
+  root and is the only client of the hardware counters: while Nsight uses them, the fields are
+  missing. There is no other source for these metrics on these GPUs.
 - Pascal and older, and GeForce: no profiling fields. NVML reports all other fields too.
 
-By default dcgm-exporter collects every 30 s (`-c 1000`: every second). Its last numbers are valid until the next collection. Rates
-are over the time between two collections. Numbers that have not changed for too long are stale: the energy counter of a GPU grows
-with every collection.
+By default dcgm-exporter collects every 30 s (`-c 1000`: every second). Its last numbers are valid
+until the next collection. Rates are over the time between two collections. Numbers that have not
+changed for too long are stale: the energy counter of a GPU grows with every collection.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ STALE_S = 90.0  # three of dcgm-exporter's own periods
 MAX_PAGE_BYTES = 32 << 20
 _PREFIX = "DCGM_FI_"
 _METRICS = (*(field.metric for field in FIELDS), "gpu.hbm_bytes_per_s")
-# DCGM's codes for "no value": blank doubles, and the blank, not-found, not-supported and not-permitted integers.
+# DCGM's codes for "no value": blank doubles, and the blank, not-found, not-supported and
+# not-permitted integers.
 _BLANK_DOUBLE = 140737488355328.0
 _BLANK_INT32 = range(0x7FFFFFF0, 0x7FFFFFF4)
 _BLANK_INT64 = float(0x7FFFFFFFFFFFFFF0)
@@ -49,12 +52,18 @@ class _Bad(Exception):
 
 
 class DcgmSource:
-    """Reads `url` for the GPUs in `devices`, matched by UUID. After each `read` every DCGM metric is in a sample or in
-    `unavailable`; the caller selects the metrics."""
+    """Reads `url` for the GPUs in `devices`, matched by UUID. After each `read` every DCGM metric
+    is in a sample or in `unavailable`; the caller selects the metrics."""
 
     name = "dcgm"
 
-    def __init__(self, url: str, devices: list[Device], timeout_s: float = TIMEOUT_S, stale_s: float = STALE_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        devices: list[Device],
+        timeout_s: float = TIMEOUT_S,
+        stale_s: float = STALE_S,
+    ) -> None:
         self._url = url
         self._gpus = [device for device in devices if device.is_gpu]
         self._timeout_s = timeout_s
@@ -77,7 +86,9 @@ class DcgmSource:
         try:
             self._update(self._ask(), t)
             if t - self._page_t > self._stale_s:
-                raise _Bad(f"dcgm-exporter has returned the same numbers for {t - self._page_t:.0f} s")
+                raise _Bad(
+                    f"dcgm-exporter has returned the same numbers for {t - self._page_t:.0f} s"
+                )
         except _Bad as bad:
             self._reasons = {gpu.id: dict.fromkeys(_METRICS, str(bad)) for gpu in self._gpus}
             return []
@@ -97,7 +108,8 @@ class DcgmSource:
         return "waiting for dcgm-exporter" if self._scrape is not None else ""
 
     def _ask(self) -> Page:
-        """The current page. The call waits at most the timeout, and does not wait again for a late answer."""
+        """The current page. The call waits at most the timeout, and does not wait again for a late
+        answer."""
         scrape = self._scrape = self._scrape or _Scrape(self._url)
         if not scrape.done.wait(0 if scrape.waited_for else self._timeout_s):
             scrape.waited_for = True
@@ -108,7 +120,8 @@ class DcgmSource:
         return scrape.page
 
     def _update(self, page: Page, t: float) -> None:
-        """Store a page. A page with the same numbers as the last page is the same collection and adds no measurement."""
+        """Store a page. A page with the same numbers as the last page is the same collection and
+        adds no measurement."""
         if page == self._page:
             return
         elapsed = t - self._page_t
@@ -118,7 +131,9 @@ class DcgmSource:
                 for uuid, now in page.items():
                     before = self._page.get(uuid, {}).get(field.field)
                     if before is not None and field.field in now and now[field.field] >= before:
-                        self._rates.setdefault(uuid, {})[field.field] = (now[field.field] - before) / elapsed
+                        self._rates.setdefault(uuid, {})[field.field] = (
+                            now[field.field] - before
+                        ) / elapsed
         self._page, self._page_t = page, t
 
     def _look(self, gpu: Device) -> tuple[dict[str, float], dict[str, str]]:
@@ -133,7 +148,9 @@ class DcgmSource:
         for field in FIELDS:
             source = self._rates.get(gpu.uuid, {}) if field.kind == "rate" else raw
             if field.field not in raw:
-                reasons[field.metric] = f"dcgm-exporter does not report {field.field}: add it to its counters file"
+                reasons[field.metric] = (
+                    f"dcgm-exporter does not report {field.field}: add it to its counters file"
+                )
             elif field.field not in source:
                 reasons[field.metric] = "a rate needs two collections of dcgm-exporter"
             else:
@@ -146,8 +163,13 @@ class DcgmSource:
 
 
 def _value(field: DcgmField, raw: float) -> float:
-    """The value in the catalogue's unit. Raises _Bad for DCGM's "no value" codes and for impossible values."""
-    if raw >= _BLANK_INT64 or raw in _BLANK_INT32 or (field.kind == "gauge" and raw >= _BLANK_DOUBLE):
+    """The value in the catalogue's unit. Raises _Bad for DCGM's "no value" codes and for impossible
+    values."""
+    if (
+        raw >= _BLANK_INT64
+        or raw in _BLANK_INT32
+        or (field.kind == "gauge" and raw >= _BLANK_DOUBLE)
+    ):
         raise _Bad(f"DCGM has no value for {field.field}")
     value = raw * field.factor
     is_ratio = CATALOGUE[field.metric].unit == "ratio"
@@ -168,7 +190,8 @@ def _derive(gpu: Device, values: dict[str, float], reasons: dict[str, str]) -> N
 
 
 class _Scrape:
-    """One request on its own thread, so that name resolution, a slow server or an endless page does not delay other work."""
+    """One request on its own thread, so that name resolution, a slow server or an endless page does
+    not delay other work."""
 
     def __init__(self, url: str) -> None:
         self.page: Page = {}
@@ -188,7 +211,8 @@ class _Scrape:
 
 
 def _fetch(url: str) -> str:
-    # No proxy: dcgm-exporter runs on this machine or nearby. Only HTTP is allowed, so that a redirect cannot read a file.
+    # No proxy: dcgm-exporter runs on this machine or nearby. Only HTTP is allowed, so that a
+    # redirect cannot read a file.
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
@@ -201,14 +225,19 @@ def _fetch(url: str) -> str:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
             raise ValueError(f"{parts.scheme or url} is not an allowed address")
-        address = urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else "/metrics"))
+        address = urlunsplit(
+            parts._replace(path=parts.path if parts.path.strip("/") else "/metrics")
+        )
         with opener.open(address, timeout=SOCKET_S) as response:
             body = _read_all(response)
     except urllib.error.HTTPError as error:
         error.close()
         raise _Bad(f"dcgm-exporter answers {_status(error.code)}") from None
     except urllib.error.URLError as error:
-        raise _Bad(f"dcgm-exporter cannot be reached: {getattr(error.reason, 'strerror', None) or error.reason}") from None
+        raise _Bad(
+            "dcgm-exporter cannot be reached:"
+            f" {getattr(error.reason, 'strerror', None) or error.reason}"
+        ) from None
     except http.client.InvalidURL:  # its text has a part of the address, which may be a password
         raise _Bad("dcgm-exporter cannot be read: its address is not valid") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -241,14 +270,16 @@ def parse(text: str) -> Page:
     """The DCGM fields of whole GPUs in a page of dcgm-exporter; raises _Bad."""
     # Remove the TYPE lines: the parser renames counters.
     lines = [line for line in text.split("\n") if line.startswith(_PREFIX)]
-    if any(len(line) > MAX_LINE_LENGTH for line in lines):  # see workloads/serving/scraping.py, read_families
+    # see workloads/serving/scraping.py, read_families
+    if any(len(line) > MAX_LINE_LENGTH for line in lines):
         raise _Bad(f"the page has a line of more than {MAX_LINE_LENGTH} characters")
     page: Page = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 if not sample.labels.get("GPU_I_ID") and (uuid := sample.labels.get("UUID")):
-                    # One shared NaN object, so that pages with NaN can be equal: containers compare elements by identity first.
+                    # One shared NaN object, so that pages with NaN can be equal: containers compare
+                    # elements by identity first.
                     value = math.nan if math.isnan(sample.value) else float(sample.value)
                     # A GPU that several pods share appears once per pod, with the same value.
                     page.setdefault(uuid, {}).setdefault(sample.name, value)

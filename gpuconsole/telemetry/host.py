@@ -1,6 +1,8 @@
-"""Reads the metrics of the host: cores, load, pressure, memory, swap, disk and network (psutil, /proc/pressure and /proc/meminfo).
+"""Reads the metrics of the host: cores, load, pressure, memory, swap, disk and network (psutil,
+/proc/pressure and /proc/meminfo).
 
-In a container, the memory is that of the container, and the load and the swap space are those of the whole machine.
+In a container, the memory is that of the container, and the load and the swap space are those of
+the whole machine.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.source import Readings, Reasons
 from gpuconsole.wire.events import Sample
 
-# --- the host as a source ------------------------------------------------------------------------------------
+# --- the host as a source -------------------------------------------------------------------------
 
 HOST = "cpu"
 PRESSURE = {
@@ -42,7 +44,8 @@ def cpu_device() -> Device:
 
 
 class HostSource:
-    """`cpu` is the whole host, `cpu:0`, `cpu:1`, ... its cores. Rates are over the time since the last reading."""
+    """`cpu` is the whole host, `cpu:0`, `cpu:1`, ... its cores. Rates are over the time since the
+    last reading."""
 
     name = "host"
 
@@ -74,7 +77,10 @@ class HostSource:
         except _Missing as missing:
             self._reasons.update(dict.fromkeys(WHOLE_MACHINE, str(missing)))
         samples: Readings = [Sample(t=t, device=HOST, values=values)]
-        samples += [Sample(t=t, device=f"{HOST}:{core}", values={"host.core_busy_ratio": busy}) for core, busy in enumerate(cores)]
+        samples += [
+            Sample(t=t, device=f"{HOST}:{core}", values={"host.core_busy_ratio": busy})
+            for core, busy in enumerate(cores)
+        ]
         return samples
 
     def unavailable(self) -> Reasons:
@@ -99,13 +105,15 @@ class HostSource:
                 self._reasons[name] = _WENT_BACK
             else:
                 rate = (value - before[name]) / elapsed
-                # The kernel's clock and our clock are read at slightly different times, so a share can be slightly above 1.
+                # The kernel's clock and our clock are read at slightly different times, so a share
+                # can be slightly above 1.
                 rates[name] = min(rate, 1.0) if name in PRESSURE else rate
         return rates
 
 
 def _cumulative() -> tuple[dict[str, float], dict[str, str]]:
-    """The cumulative counters by the name of their rate (seconds waited, bytes moved), and the reasons for missing counters."""
+    """The cumulative counters by the name of their rate (seconds waited, bytes moved), and the
+    reasons for missing counters."""
     counters: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for name, path in PRESSURE.items():
@@ -125,7 +133,8 @@ def _cumulative() -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _whole_machine() -> dict[str, float]:
-    """The load average and the swap space of the machine; a container has none of its own. Raises _Missing."""
+    """The load average and the swap space of the machine; a container has none of its own. Raises
+    _Missing."""
     try:
         # Not psutil.swap_memory(): it prints a warning where a container hides /proc/vmstat.
         fields = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
@@ -140,12 +149,14 @@ def _whole_machine() -> dict[str, float]:
 
 
 def waited_s(path: Path) -> float:
-    """Seconds since boot in which some task waited, from a pressure file's "some" line. Raises _Missing."""
+    """Seconds since boot in which some task waited, from a pressure file's "some" line. Raises
+    _Missing."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         raise _Missing(f"the kernel has no {path}") from None
-    except OSError as error:  # the kernel has the file but the feature is off, or a container hides it
+    except OSError as error:
+        # the kernel has the file but the feature is off, or a container hides it
         raise _Missing(f"{path}: {error.strerror}") from None
     for line in text.splitlines():
         if line.startswith("some "):
@@ -154,7 +165,8 @@ def waited_s(path: Path) -> float:
 
 
 def _disk_bytes() -> tuple[float, float]:
-    """Bytes read and written by physical disks, without the volumes and loop devices on top of these disks."""
+    """Bytes read and written by physical disks, without the volumes and loop devices on top of
+    these disks."""
     try:
         disks = psutil.disk_io_counters(perdisk=True) or {}
     except (OSError, NotImplementedError) as error:
@@ -163,18 +175,26 @@ def _disk_bytes() -> tuple[float, float]:
     physical = [counters for name, counters in disks.items() if (blocks / name / "device").exists()]
     if not physical:
         raise _Missing("no physical disk is visible")
-    return float(sum(disk.read_bytes for disk in physical)), float(sum(disk.write_bytes for disk in physical))
+    return float(sum(disk.read_bytes for disk in physical)), float(
+        sum(disk.write_bytes for disk in physical)
+    )
 
 
 def _net_bytes() -> tuple[float, float]:
-    """Bytes received and sent by network cards; if no card is visible, by all interfaces except loopback."""
+    """Bytes received and sent by network cards; if no card is visible, by all interfaces except
+    loopback."""
     try:
         interfaces = psutil.net_io_counters(pernic=True)
     except OSError as error:
         raise _Missing(f"network counters: {error}") from None
-    others = {name: counters for name, counters in interfaces.items() if not name.startswith(_LOOPBACK)}
-    # Bridges and bonds count the traffic of their cards a second time. In a container no card may be visible.
-    physical = [counters for name, counters in others.items() if (NETWORK / name / "device").exists()]
+    others = {
+        name: counters for name, counters in interfaces.items() if not name.startswith(_LOOPBACK)
+    }
+    # Bridges and bonds count the traffic of their cards a second time. In a container no card may
+    # be visible.
+    physical = [
+        counters for name, counters in others.items() if (NETWORK / name / "device").exists()
+    ]
     real = physical or list(others.values())
     if not real:
         raise _Missing("no network interface but loopback")
@@ -194,18 +214,23 @@ def _cpu_name() -> str:
 
 
 def _usable(cores: list[float]) -> list[float]:
-    """The entries of the cores that this console may use: a container or `taskset` may leave it only some."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(cores)))
+    """The entries of the cores that this console may use: a container or `taskset` may leave it
+    only some."""
+    allowed = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(cores)))
+    )
     return [busy for core, busy in enumerate(cores) if core in allowed] or cores
 
 
-# --- total and used memory of this host, or of the container of this process ---------------------------------
+# --- total and used memory of this host, or of the container of this process ----------------------
 
-_CGROUP = Path("/sys/fs/cgroup")  # inside a container this is the container's own control group (version 2)
+# inside a container this is the container's own control group (version 2)
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(used, total) in bytes. Used memory is not available to new programs. In a container the total is the container's limit."""
+    """(used, total) in bytes. Used memory is not available to new programs. In a container the
+    total is the container's limit."""
     machine = psutil.virtual_memory()
     limit = _cgroup_limit_bytes()
     if limit is None or limit >= machine.total:

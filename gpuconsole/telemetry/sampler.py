@@ -1,6 +1,7 @@
 """The sampler child: polls every source on its own thread and sends the readings over the wire.
 
-A driver call can hang for seconds. In this process the call blocks only one thread, and the console can abandon the process.
+A driver call can hang for seconds. In this process the call blocks only one thread, and the console
+can abandon the process.
 
     python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS]
 
@@ -21,14 +22,23 @@ from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.host import HostSource
 from gpuconsole.telemetry.nvml.library import NoNvml, meter
 from gpuconsole.telemetry.nvml.source import NvmlSource
-from gpuconsole.telemetry.source import DRIVER_GONE_EXIT, NOT_YET, STUCK_S, Fallback, Poller, Preferred, Source
+from gpuconsole.telemetry.source import (
+    DRIVER_GONE_EXIT,
+    NOT_YET,
+    STUCK_S,
+    Fallback,
+    Poller,
+    Preferred,
+    Source,
+)
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import Command, Devices, Hello, Sample, SourceState, Stop
 
 LAST_WORDS_S = 0.5
 WATCH_S = 0.5
 OPENING_S = 2.0
-"""Seconds that the device list waits for the driver. After that the sampler sends the list without GPUs, and sends it again with GPUs later."""
+"""Seconds that the device list waits for the driver. After that the sampler sends the list without
+GPUs, and sends it again with GPUs later."""
 RETRY_S = 5.0
 """Seconds between two attempts to find a missing driver."""
 
@@ -54,17 +64,20 @@ class Sampler:
 
     def run(self) -> int:
         """Returns the exit code."""
-        self._channel.send(Hello(time.monotonic(), "sampler", os.getpid(), __version__, time.time()))
+        self._channel.send(
+            Hello(time.monotonic(), "sampler", os.getpid(), __version__, time.time())
+        )
         threading.Thread(target=self._open_nvml, name="open", daemon=True).start()
         self._add(self._host)
         while not self.stop.wait(WATCH_S):
             self._watch()
         return DRIVER_GONE_EXIT if self._gone else 0
 
-    # --- opening --------------------------------------------------------------------------------------------
+    # --- opening ----------------------------------------------------------------------------------
 
     def _open_nvml(self) -> None:
-        """Try to open the driver until it works or the sampler stops. Without a driver there is only the host.
+        """Try to open the driver until it works or the sampler stops. Without a driver there is
+        only the host.
 
         If the driver library changes, only a new process can load it.
         """
@@ -91,40 +104,56 @@ class Sampler:
                 return
 
     def _add_dcgm(self, first: Preferred) -> None:
-        from gpuconsole.telemetry.dcgm import DcgmSource  # imported only when used, because the import takes time
+        # imported only when used, because the import takes time
+        from gpuconsole.telemetry.dcgm import DcgmSource
 
         self._add(Fallback(DcgmSource(self._dcgm, first.devices()), first))
 
-    def _announce(self, gpus: list[Device], reason: str, driver: str | None = None, cuda: str = "") -> None:
-        """Send the device list when it has changed. Two threads call this method; the driver's list is final."""
+    def _announce(
+        self, gpus: list[Device], reason: str, driver: str | None = None, cuda: str = ""
+    ) -> None:
+        """Send the device list when it has changed. Two threads call this method; the driver's list
+        is final."""
         with self._announcing:
             if self._announced == reason or (self._opened and not gpus):
                 return
             self._announced = reason
-            self._channel.send(Devices(time.monotonic(), gpus + self._host.devices(), driver, reason, cuda))
+            self._channel.send(
+                Devices(time.monotonic(), gpus + self._host.devices(), driver, reason, cuda)
+            )
 
     def _add(self, source: Source) -> None:
-        poller = Poller(source, self._interval_s, self._channel.send, lambda: self._round_done(source), self._driver_gone)
+        poller = Poller(
+            source,
+            self._interval_s,
+            self._channel.send,
+            lambda: self._round_done(source),
+            self._driver_gone,
+        )
         self._pollers.append(poller)
         poller.start()
 
-    # --- on the pollers' threads ------------------------------------------------------------------------------
+    # --- on the pollers' threads ------------------------------------------------------------------
 
     def _round_done(self, source: Source) -> None:
-        """Send the sampler's own overhead after each round of the GPUs, or of the host if there are no GPUs."""
+        """Send the sampler's own overhead after each round of the GPUs, or of the host if there are
+        no GPUs."""
         lead = "nvml" if self._opened else "host"
         if self._announced is not None and source.name == lead:
-            self._channel.send(Sample(time.monotonic(), "sampler", {"console.cpu_ratio": self._cost.cpu_ratio()}))
+            self._channel.send(
+                Sample(time.monotonic(), "sampler", {"console.cpu_ratio": self._cost.cpu_ratio()})
+            )
 
     def _driver_gone(self, reason: str) -> None:
         self._gone = reason
         print(reason, flush=True)  # the console keeps the last lines of a child's stderr
         self.stop.set()
 
-    # --- watching -------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Send the state of the sources when it has changed, and every time while a source is stuck."""
+        """Send the state of the sources when it has changed, and every time while a source is
+        stuck."""
         self._channel.flush()
         states = [poller.state() for poller in list(self._pollers)]
         now = time.monotonic()
@@ -132,10 +161,21 @@ class Sampler:
         if opening_s > OPENING_S:
             self._announce([], NOT_YET)
         if opening_s > STUCK_S:
-            states.append(SourceState(now, "nvml", self._interval_s, opening_s, meter.under_way() or "opening the driver", opening=True))
+            states.append(
+                SourceState(
+                    now,
+                    "nvml",
+                    self._interval_s,
+                    opening_s,
+                    meter.under_way() or "opening the driver",
+                    opening=True,
+                )
+            )
         if self._channel.dropped:
             detail = f"{self._channel.dropped} messages dropped: the console reads too slowly"
-            states.append(SourceState(now, "wire", self._interval_s, 0.0, detail, self._channel.dropped))
+            states.append(
+                SourceState(now, "wire", self._interval_s, 0.0, detail, self._channel.dropped)
+            )
         for state in states:
             before = self._sent.get(state.source)
             if before is None or state.stuck_s or _without_time(before) != _without_time(state):
@@ -177,8 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sampler.stop.set()
 
     def on_crash(crash: threading.ExceptHookArgs) -> None:
-        """End the process after an error in a source, so that the console starts it again. Otherwise a source with a bug would stop without
-        a message."""
+        """End the process after an error in a source, so that the console starts it again.
+        Otherwise a source with a bug would stop without a message."""
         traceback.print_exception(crash.exc_type, crash.exc_value, crash.exc_traceback)
         os._exit(1)
 

@@ -1,4 +1,5 @@
-"""A source of metrics: its interface, a source with a fallback for what it cannot report, and a thread that polls it without delaying others."""
+"""A source of metrics: its interface, a source with a fallback for what it cannot report, and a
+thread that polls it without delaying others."""
 
 from __future__ import annotations
 
@@ -10,27 +11,40 @@ from statistics import median
 from typing import Protocol
 
 from gpuconsole.model.machine import Device
-from gpuconsole.wire.events import DeviceLost, Event, Processes, Sample, SourceState, Topology, Unavailable, Xid
+from gpuconsole.wire.events import (
+    DeviceLost,
+    Event,
+    Processes,
+    Sample,
+    SourceState,
+    Topology,
+    Unavailable,
+    Xid,
+)
 
-# --- the interface of every source of metrics ----------------------------------------------------------------
+# --- the interface of every source of metrics -----------------------------------------------------
 
 Readings = list[Sample | DeviceLost | Topology | Processes | Xid]
 Reasons = dict[str, dict[str, str]]
 
 DRIVER_GONE_EXIT = 75
-"""The sampler's exit code that asks for a restart: only a new process can load another driver library. (EX_TEMPFAIL)"""
+"""The sampler's exit code that asks for a restart: only a new process can load another driver
+library. (EX_TEMPFAIL)"""
 NOT_YET = "the NVIDIA driver has not answered yet"
 """The reason for a device list without GPUs while the driver is still starting."""
 
 
 class DriverGone(Exception):
-    """The driver was unloaded or replaced, or the number of devices has changed: the source has ended."""
+    """The driver was unloaded or replaced, or the number of devices has changed: the source has
+    ended."""
 
 
 class Source(Protocol):
-    """A reader of metrics. After every `read` each metric of each device has been in a sample or is in `unavailable`.
+    """A reader of metrics. After every `read` each metric of each device has been in a sample or is
+    in `unavailable`.
 
-    `name` is the name on the screen. Another thread may call `under_way` while `read` has not returned.
+    `name` is the name on the screen. Another thread may call `under_way` while `read` has not
+    returned.
     """
 
     name: str
@@ -42,7 +56,8 @@ class Source(Protocol):
         """Take the first of the two readings that a rate needs."""
 
     def read(self, t: float) -> Readings:
-        """The present values with time `t` (CLOCK_MONOTONIC seconds). Rates are over the time since the last reading.
+        """The present values with time `t` (CLOCK_MONOTONIC seconds). Rates are over the time since
+        the last reading.
 
         Raises DriverGone.
         """
@@ -57,11 +72,12 @@ class Source(Protocol):
         """A description of the call that has not returned yet; otherwise empty."""
 
 
-# --- two sources for the same devices ------------------------------------------------------------------------
+# --- two sources for the same devices -------------------------------------------------------------
 
 
 class Preferred:
-    """The preferred source. While the fallback source provides a value, this source does not report a reason for the gap."""
+    """The preferred source. While the fallback source provides a value, this source does not report
+    a reason for the gap."""
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
@@ -79,10 +95,13 @@ class Preferred:
         return self.source.read(t)
 
     def unavailable(self) -> Reasons:
-        covered, others = self.covered, self.also_missing  # another thread replaces these dictionaries
+        # another thread replaces these dictionaries
+        covered, others = self.covered, self.also_missing
         return {
             device: {
-                metric: f"{why}; {others[device][metric]}" if metric in others.get(device, {}) else why
+                metric: f"{why}; {others[device][metric]}"
+                if metric in others.get(device, {})
+                else why
                 for metric, why in reasons.items()
                 if metric not in covered.get(device, ())
             }
@@ -97,7 +116,8 @@ class Preferred:
 
 
 class Fallback:
-    """The fallback source. Its values are used only where `first` has none, and each value carries the name of this source."""
+    """The fallback source. Its values are used only where `first` has none, and each value carries
+    the name of this source."""
 
     def __init__(self, source: Source, first: Preferred) -> None:
         self.name = source.name
@@ -117,7 +137,11 @@ class Fallback:
         for reading in self._source.read(t):
             if not isinstance(reading, Sample):
                 continue
-            values = {metric: value for metric, value in reading.values.items() if metric in gaps.get(reading.device, {})}
+            values = {
+                metric: value
+                for metric, value in reading.values.items()
+                if metric in gaps.get(reading.device, {})
+            }
             if values:
                 covered[reading.device] = set(values)
                 readings.append(Sample(t, reading.device, values, dict.fromkeys(values, self.name)))
@@ -132,17 +156,21 @@ class Fallback:
         """The reason why this source provides no values; otherwise empty."""
         if self._first.covered:
             return self._source.slow()
-        return next((why for reasons in self._source.unavailable().values() for why in reasons.values()), "")
+        return next(
+            (why for reasons in self._source.unavailable().values() for why in reasons.values()), ""
+        )
 
     def under_way(self) -> str:
         return self._source.under_way()
 
 
-# --- polls one source on its own thread at a fixed interval, so that a slow or stuck source does not delay other sources ---
+# --- polls one source on its own thread at a fixed interval, so that a slow or stuck source does
+# not delay other sources ---
 
 FIRST_GAP_S = 0.15  # long enough for a rate over 10 ms clock ticks
 MAX_BUSY_SHARE = 0.5
-"""Maximum share of the interval that a reading may take. The poller stretches the interval for slower sources."""
+"""Maximum share of the interval that a reading may take. The poller stretches the interval for
+slower sources."""
 STUCK_S = 2.0
 """A reading that takes longer counts as stuck. Real drivers have delays of some 100 ms."""
 MAX_S = 10.0
@@ -151,9 +179,11 @@ _RECENT = 7
 
 
 class Poller(threading.Thread):
-    """Reads `source` every `interval_s` seconds and sends the events. Other threads may call `state`.
+    """Reads `source` every `interval_s` seconds and sends the events. Other threads may call
+    `state`.
 
-    The poller calls `after_round` after each round, and `on_gone` with the reason when the source has ended.
+    The poller calls `after_round` after each round, and `on_gone` with the reason when the source
+    has ended.
     """
 
     def __init__(
@@ -164,7 +194,8 @@ class Poller(threading.Thread):
         after_round: Callable[[], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        super().__init__(name=f"poll-{source.name}", daemon=True)  # a thread that hangs in a driver call must not keep the process alive
+        # a thread that hangs in a driver call must not keep the process alive
+        super().__init__(name=f"poll-{source.name}", daemon=True)
         self._source = source
         self._interval_s = interval_s
         self._send = send
@@ -191,7 +222,8 @@ class Poller(threading.Thread):
             self._on_gone(str(gone))
 
     def period_s(self) -> float:
-        """The real time between two rounds in seconds. It is longer than requested when rounds take more than half of the interval.
+        """The real time between two rounds in seconds. It is longer than requested when rounds take
+        more than half of the interval.
 
         A single slow round does not stretch the period. The period is at most `MAX_S`.
         """
@@ -203,8 +235,17 @@ class Poller(threading.Thread):
         now, began = time.monotonic(), self._began
         under_way_s = now - began if began else 0.0
         if under_way_s >= STUCK_S:
-            return SourceState(now, self._source.name, self.period_s(), under_way_s, self._source.under_way(), self._missed)
-        return SourceState(now, self._source.name, self.period_s(), 0.0, self._source.slow(), self._missed)
+            return SourceState(
+                now,
+                self._source.name,
+                self.period_s(),
+                under_way_s,
+                self._source.under_way(),
+                self._missed,
+            )
+        return SourceState(
+            now, self._source.name, self.period_s(), 0.0, self._source.slow(), self._missed
+        )
 
     def _round(self) -> None:
         self._began = t = time.monotonic()
@@ -217,11 +258,14 @@ class Poller(threading.Thread):
         self._after_round()
 
     def _tell_unavailable(self, reasons: Reasons) -> None:
-        """Send the reasons of each device when they have changed. An empty dictionary withdraws earlier reasons."""
+        """Send the reasons of each device when they have changed. An empty dictionary withdraws
+        earlier reasons."""
         for device, now_missing in reasons.items():
             if self._sent.get(device, {}) != now_missing:
                 self._sent[device] = dict(now_missing)
-                self._send(Unavailable(t=time.monotonic(), device=device, reasons=self._sent[device]))
+                self._send(
+                    Unavailable(t=time.monotonic(), device=device, reasons=self._sent[device])
+                )
 
 
 def next_time(due: float, interval_s: float, now: float) -> float:

@@ -1,6 +1,8 @@
-"""The NVML calls: the metrics of each call, the conversion into the catalogue's units, and the intervals of slow calls.
+"""The NVML calls: the metrics of each call, the conversion into the catalogue's units, and the
+intervals of slow calls.
 
-And values of a GPU that contradict each other: each is plausible by itself, and at least one of the two is wrong.
+And values of a GPU that contradict each other: each is plausible by itself, and at least one of the
+two is wrong.
 """
 
 from __future__ import annotations
@@ -12,9 +14,16 @@ from typing import Any, NamedTuple
 
 from gpuconsole.model.metrics import CATALOGUE
 from gpuconsole.model.units import percent
-from gpuconsole.telemetry.nvml.library import ARGUMENT_VERSION_MISMATCH, FUNCTION_NOT_FOUND, NOT_SUPPORTED, CallFailed, Meter, call
+from gpuconsole.telemetry.nvml.library import (
+    ARGUMENT_VERSION_MISMATCH,
+    FUNCTION_NOT_FOUND,
+    NOT_SUPPORTED,
+    CallFailed,
+    Meter,
+    call,
+)
 
-# --- calls ---------------------------------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------------------
 
 # Constants of the NVML ABI, by value: an older binding may lack the names.
 _MEMORY_V2 = 0x02000028
@@ -28,7 +37,8 @@ GARBAGE = "the driver reported an impossible value"
 
 # The range of plausible values by unit. The ranges are generous: they only catch impossible values.
 _LIMITS = {
-    "ratio": (0.0, 1.05),  # counters that are read at different times can give a value slightly above 1
+    # counters that are read at different times can give a value slightly above 1
+    "ratio": (0.0, 1.05),
     "bytes": (0.0, 1e15),
     "bytes/s": (0.0, 1e15),
     "W": (0.0, 1e5),
@@ -64,7 +74,8 @@ class Variant(NamedTuple):
 class DriverCall(NamedTuple):
     """One driver call, the metrics in its answer, and the functions that read them from the answer.
 
-    The reader tries the variants in order, the newest first. None: the answer of this variant does not contain the metric.
+    The reader tries the variants in order, the newest first. None: the answer of this variant does
+    not contain the metric.
     """
 
     metrics: tuple[str, ...]
@@ -132,7 +143,10 @@ FAST_CALLS = (
     DriverCall(
         ("gpu.temperature_c",),
         # The second call is deprecated; drivers before 555 have only this call.
-        (Variant("nvmlDeviceGetTemperatureV", (_SENSOR_GPU,)), Variant("nvmlDeviceGetTemperature", (_SENSOR_GPU,))),
+        (
+            Variant("nvmlDeviceGetTemperatureV", (_SENSOR_GPU,)),
+            Variant("nvmlDeviceGetTemperature", (_SENSOR_GPU,)),
+        ),
         _scaled(1.0),
     ),
     _one("gpu.sm_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),  # MHz
@@ -140,10 +154,14 @@ FAST_CALLS = (
     DriverCall(
         tuple(CLOCKS_REASONS.values()),
         # The second call is the old name of the first call.
-        (Variant("nvmlDeviceGetCurrentClocksEventReasons"), Variant("nvmlDeviceGetCurrentClocksThrottleReasons")),
+        (
+            Variant("nvmlDeviceGetCurrentClocksEventReasons"),
+            Variant("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        ),
         _bits,
     ),
-    # Each of these two calls observes the bus for 20 ms, so they are made only where no other source has a value.
+    # Each of these two calls observes the bus for 20 ms, so they are made only where no other
+    # source has a value.
     _one("gpu.pcie_rx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_RX),  # KB/s
     _one("gpu.pcie_tx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_TX),  # KB/s
 )
@@ -152,14 +170,25 @@ FAST_CALLS = (
 SLOW_CALLS = (
     _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
     _one("gpu.power_limit_default_w", 1e-3, "nvmlDeviceGetPowerManagementDefaultLimit"),  # mW
-    DriverCall(("gpu.power_limit_max_w",), (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),), _item(1, 1e-3)),  # [least, most] mW
-    _one("gpu.temperature_slowdown_c", 1.0, "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+    # [least, most] mW
+    DriverCall(
+        ("gpu.power_limit_max_w",),
+        (Variant("nvmlDeviceGetPowerManagementLimitConstraints"),),
+        _item(1, 1e-3),
+    ),
+    _one(
+        "gpu.temperature_slowdown_c", 1.0, "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN
+    ),
     _one("gpu.fan_ratio", 0.01, "nvmlDeviceGetFanSpeed"),  # percent
-    DriverCall(("gpu.performance_state",), (Variant("nvmlDeviceGetPerformanceState"),), _performance_state),
+    DriverCall(
+        ("gpu.performance_state",), (Variant("nvmlDeviceGetPerformanceState"),), _performance_state
+    ),
     _one("gpu.sm_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),  # MHz
     _one("gpu.memory_clock_max_hz", 1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),  # MHz
     DriverCall(
-        ("gpu.bar1_used_bytes", "gpu.bar1_total_bytes"), (Variant("nvmlDeviceGetBAR1MemoryInfo"),), _fields(1.0, "bar1Used", "bar1Total")
+        ("gpu.bar1_used_bytes", "gpu.bar1_total_bytes"),
+        (Variant("nvmlDeviceGetBAR1MemoryInfo"),),
+        _fields(1.0, "bar1Used", "bar1Total"),
     ),
     _one("gpu.pcie_link_generation", 1.0, "nvmlDeviceGetCurrPcieLinkGeneration"),
     _one("gpu.pcie_link_generation_max", 1.0, "nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -193,7 +222,8 @@ def _answer(question: DriverCall, variant: Variant, handle: Any) -> dict[str, fl
 
 
 _TIME_SHARES = (0.0, 1.5)
-"""Time counters with steps of some tens of ms: a permanent condition sometimes reads slightly more than 1."""
+"""Time counters with steps of some tens of ms: a permanent condition sometimes reads slightly more
+than 1."""
 _LIMITS_OF = {
     name: _TIME_SHARES if name.endswith("_time_ratio") else _LIMITS[metric.unit]
     for name, metric in CATALOGUE.items()
@@ -211,7 +241,12 @@ class CallReader:
 
     source = "nvml"
 
-    def __init__(self, handle: Any, questions: tuple[DriverCall, ...], may_ask: Callable[[DriverCall], bool] = lambda _: True) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        questions: tuple[DriverCall, ...],
+        may_ask: Callable[[DriverCall], bool] = lambda _: True,
+    ) -> None:
         self._handle = handle
         self._questions = questions
         self._may_ask = may_ask
@@ -240,7 +275,13 @@ class CallReader:
                 try:
                     answer = ask(question, self._handle)
                     values.update(answer)
-                    failures.update({name: CallFailed(FUNCTION_NOT_FOUND) for name in wanted if name not in answer})
+                    failures.update(
+                        {
+                            name: CallFailed(FUNCTION_NOT_FOUND)
+                            for name in wanted
+                            if name not in answer
+                        }
+                    )
                 except CallFailed as failure:
                     if failure.is_loss:
                         raise
@@ -250,7 +291,7 @@ class CallReader:
         return values, failures
 
 
-# --- slow calls -----------------------------------------------------------------------------------------
+# --- slow calls -----------------------------------------------------------------------------------
 
 SLOW_CALL_S = 0.004
 """Calls above this duration are slow. Answers from the driver's memory take microseconds."""
@@ -260,7 +301,8 @@ MIN_S = 0.02
 
 
 class SlowCalls:
-    """`may_ask` decides whether a call is due. Slow calls take turns within the budget, equally often for each device."""
+    """`may_ask` decides whether a call is due. Slow calls take turns within the budget, equally
+    often for each device."""
 
     def __init__(self, meter: Meter, interval_s: float) -> None:
         self._meter = meter
@@ -275,7 +317,9 @@ class SlowCalls:
     def begin_round(self) -> None:
         self._spent_s, self._round = 0.0, time.monotonic()
         self._typical = self._meter.typical()
-        self._slow = {name: self._typical[name] for name in self._slow if self._typical[name] >= SLOW_CALL_S}
+        self._slow = {
+            name: self._typical[name] for name in self._slow if self._typical[name] >= SLOW_CALL_S
+        }
 
     def may_ask(self, device: str, question: DriverCall) -> bool:
         function = question.variants[0].function
@@ -292,8 +336,11 @@ class SlowCalls:
         return True
 
     def turn_s(self) -> float:
-        """Seconds until the next turn of a slow call: half a round less than the rounds that all slow calls need."""
-        per_round = max(1, int(self._budget_s / max(tuple(self._slow.values()), default=SLOW_CALL_S)))
+        """Seconds until the next turn of a slow call: half a round less than the rounds that all
+        slow calls need."""
+        per_round = max(
+            1, int(self._budget_s / max(tuple(self._slow.values()), default=SLOW_CALL_S))
+        )
         return (-(-len(self._asked) // per_round) - 0.5) * self._interval_s
 
     def words(self) -> str:
@@ -302,20 +349,29 @@ class SlowCalls:
         if not slow:
             return ""
         name, cost_s = max(slow.items(), key=lambda item: item[1])
-        return f"{name} takes {cost_s * 1e3:.0f} ms: read every {self.turn_s() + 0.5 * self._interval_s:.1f} s"
+        return (
+            f"{name} takes {cost_s * 1e3:.0f} ms: read every"
+            f" {self.turn_s() + 0.5 * self._interval_s:.1f} s"
+        )
 
 
-# --- values that contradict each other -----------------------------------------------------------------------
+# --- values that contradict each other ------------------------------------------------------------
 
 MAX_POWER_RATIO = 1.5
-"""A board may draw more than its limit for some ms, but not so many times its limit (a laptop with a limit of 160 W reported 590 W: beszel issue 1589)."""
+"""A board may draw more than its limit for some ms, but not so many times its limit (a laptop with
+a limit of 160 W reported 590 W: beszel issue 1589)."""
 WORKS_RATIO = 0.02
 """Above this utilization a GPU surely runs."""
 NO_TOTAL = "the driver reports a memory of 0 bytes"
 MORE_THAN_ALL = "the driver reports more used than total memory"
 BELOW_ZERO = "the driver reports a temperature below 0"
 
-_MEMORY = ("gpu.hbm_used_bytes", "gpu.hbm_free_bytes", "gpu.hbm_reserved_bytes", "gpu.hbm_total_bytes")
+_MEMORY = (
+    "gpu.hbm_used_bytes",
+    "gpu.hbm_free_bytes",
+    "gpu.hbm_reserved_bytes",
+    "gpu.hbm_total_bytes",
+)
 _NOT_ZERO_AT_WORK = {
     "gpu.power_w": "0 W",
     "gpu.sm_clock_hz": "an SM clock of 0",
@@ -325,7 +381,8 @@ _NOT_ZERO_AT_WORK = {
 
 
 def contradictions(values: Mapping[str, float], limit_w: float = 0.0) -> dict[str, str]:
-    """The metrics in `values` that cannot be true beside the others, with the reason. `limit_w`: the power limit, which is read rarely; 0: not known."""
+    """The metrics in `values` that cannot be true beside the others, with the reason. `limit_w`:
+    the power limit, which is read rarely; 0: not known."""
     found: dict[str, str] = {}
     total = values.get("gpu.hbm_total_bytes")
     if total == 0:
@@ -340,7 +397,8 @@ def contradictions(values: Mapping[str, float], limit_w: float = 0.0) -> dict[st
     share = values.get("gpu.utilization_ratio", 0.0)
     if share > WORKS_RATIO:
         said = {
-            metric: f"the driver reports {zero} at a utilization of {percent(share).strip()}" for metric, zero in _NOT_ZERO_AT_WORK.items()
+            metric: f"the driver reports {zero} at a utilization of {percent(share).strip()}"
+            for metric, zero in _NOT_ZERO_AT_WORK.items()
         }
         found |= {metric: why for metric, why in said.items() if values.get(metric) == 0}
     return {metric: why for metric, why in found.items() if metric in values}

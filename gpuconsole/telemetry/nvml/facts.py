@@ -1,8 +1,11 @@
-"""Fixed facts about a GPU: name, memory, location and modes. A fact that the driver withholds stays empty. And the memory of a GPU that shares it with the host:
+"""Fixed facts about a GPU: name, memory, location and modes. A fact that the driver withholds stays
+empty. And the memory of a GPU that shares it with the host:
 
-- Unified memory (GB10, Jetson): the GPU has no memory of its own. NVML does not support the question for it, beside a utilization that works; another driver
-  answers with the size of the host's memory, and counts the page cache as used.
-- The GPU's memory is a NUMA node of Linux (Grace Hopper, GB200): the system may keep files there, which NVML counts as used.
+- Unified memory (GB10, Jetson): the GPU has no memory of its own. NVML does not support the
+  question for it, beside a utilization that works; another driver answers with the size of the
+  host's memory, and counts the page cache as used.
+- The GPU's memory is a NUMA node of Linux (Grace Hopper, GB200): the system may keep files there,
+  which NVML counts as used.
 
 In both cases the kernel gives the memory of cached files back as soon as an allocation needs it.
 """
@@ -21,18 +24,20 @@ from gpuconsole.model.peaks import peaks_of
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 
-# --- memory --------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 NODES = Path("/sys/devices/system/node")
 LIKE_HOST = 0.001
-"""A driver that answers with the host's memory names its size to the byte; a card of its own does not."""
+"""A driver that answers with the host's memory names its size to the byte; a card of its own does
+not."""
 NO_SIZES = "the driver does not report the memory of each process"
 NO_RESERVE = "unified memory: the driver reserves no part of it"
 SOURCE, PROCESSES, WITHOUT_FILES = "host", "nvml processes", "nvml, without files"
 
 
 class MemoryKind(NamedTuple):
-    """`kind`: UNIFIED, `NUMA node 1 of the host`, or empty for a memory of its own. `node`: the NUMA node that the memory is."""
+    """`kind`: UNIFIED, `NUMA node 1 of the host`, or empty for a memory of its own. `node`: the
+    NUMA node that the memory is."""
 
     total: int
     kind: str = ""
@@ -40,12 +45,17 @@ class MemoryKind(NamedTuple):
 
 
 def memory_of(handle: Any, in_slices: bool) -> MemoryKind:
-    """Return the size of the memory of a GPU, 0 where the driver does not tell it, and its kind. `in_slices`: the GPU is in MIG mode, where the driver supports less."""
+    """Return the size of the memory of a GPU, 0 where the driver does not tell it, and its kind.
+    `in_slices`: the GPU is in MIG mode, where the driver supports less."""
     host = psutil.virtual_memory().total
     try:
         total = ask(MEMORY, handle)["gpu.hbm_total_bytes"]
     except CallFailed as failure:
-        unified = failure.code == NOT_SUPPORTED and not in_slices and _works("nvmlDeviceGetUtilizationRates", handle) is not None
+        unified = (
+            failure.code == NOT_SUPPORTED
+            and not in_slices
+            and _works("nvmlDeviceGetUtilizationRates", handle) is not None
+        )
         return MemoryKind(host, UNIFIED) if unified else MemoryKind(0)
     if not is_plausible("gpu.hbm_total_bytes", total):
         return MemoryKind(0)
@@ -60,7 +70,11 @@ def memory_of(handle: Any, in_slices: bool) -> MemoryKind:
 def is_memory_only(node: int, nodes: Path = NODES) -> bool:
     """Return whether a NUMA node has no CPU, as that of a GPU."""
     try:
-        return not (nodes / f"node{node}" / "cpulist").read_text(encoding="ascii", errors="replace").strip()
+        return (
+            not (nodes / f"node{node}" / "cpulist")
+            .read_text(encoding="ascii", errors="replace")
+            .strip()
+        )
     except OSError:
         return False
 
@@ -73,20 +87,23 @@ def _works(function: str, handle: Any) -> Any:
 
 
 def unified_values() -> dict[str, float]:
-    """Return the size of the host's memory, and what of it both the host and the GPU can still allocate."""
+    """Return the size of the host's memory, and what of it both the host and the GPU can still
+    allocate."""
     host = psutil.virtual_memory()
     return {"gpu.hbm_total_bytes": float(host.total), "gpu.hbm_free_bytes": float(host.available)}
 
 
 def used_by(processes: list[Process]) -> float | None:
-    """Return the bytes of these processes of one GPU; None where the driver does not report them all."""
+    """Return the bytes of these processes of one GPU; None where the driver does not report them
+    all."""
     sizes = [process.memory_bytes for process in processes]
     return None if None in sizes else float(sum(filter(None, sizes)))
 
 
 def without_files(values: dict[str, float], node: int, nodes: Path = NODES) -> dict[str, float]:
-    """Return the used and the free bytes of a GPU whose memory is a NUMA node. Cached files count as free memory. `values`: the figures of NVML. Empty if the kernel
-    does not report the cached files of the node."""
+    """Return the used and the free bytes of a GPU whose memory is a NUMA node. Cached files count
+    as free memory. `values`: the figures of NVML. Empty if the kernel does not report the cached
+    files of the node."""
     used, free = values.get("gpu.hbm_used_bytes"), values.get("gpu.hbm_free_bytes")
     try:
         text = (nodes / f"node{node}" / "meminfo").read_text(encoding="ascii", errors="replace")
@@ -99,10 +116,20 @@ def without_files(values: dict[str, float], node: int, nodes: Path = NODES) -> d
     return {"gpu.hbm_used_bytes": used - files, "gpu.hbm_free_bytes": free + files}
 
 
-# --- facts ---------------------------------------------------------------------------------------------------
+# --- facts ----------------------------------------------------------------------------------------
 
 UNKNOWN_NAME = "unknown GPU"
-ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada",
+    9: "Hopper",
+    10: "Blackwell",
+}
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _MASK_WORDS = 64  # of 64 bits: CPUs up to 4096
 _NODE_SCOPE = 0
@@ -121,7 +148,10 @@ def describe(device: str, handle: Any, nvlinks: int | None, memory: MemoryKind) 
         nvlink=_nvlink_text(nvlinks),
         facts={
             label: text
-            for label, text in (*((label, read(handle)) for label, read in _FACTS.items()), ("memory_kind", memory.kind))
+            for label, text in (
+                *((label, read(handle)) for label, read in _FACTS.items()),
+                ("memory_kind", memory.kind),
+            )
             if text
         },
     )
@@ -130,7 +160,12 @@ def describe(device: str, handle: Any, nvlinks: int | None, memory: MemoryKind) 
 def describe_slice(device: str, handle: Any) -> Device:
     """A MIG slice as a device. Its peaks are unknown: the datasheet describes the whole GPU."""
     name = str(fact("nvmlDeviceGetName", handle) or "MIG slice")
-    return Device(device, name, memory_of(handle, in_slices=True).total, str(fact("nvmlDeviceGetUUID", handle) or ""))
+    return Device(
+        device,
+        name,
+        memory_of(handle, in_slices=True).total,
+        str(fact("nvmlDeviceGetUUID", handle) or ""),
+    )
 
 
 def is_mig_on(handle: Any) -> bool:
@@ -185,7 +220,9 @@ def _ranges(mask: Any) -> str:
     """A bit mask in words of 64 as `0-31,64-95`."""
     if mask is None:
         return ""
-    bits = [64 * word + bit for word, value in enumerate(mask) for bit in range(64) if value >> bit & 1]
+    bits = [
+        64 * word + bit for word, value in enumerate(mask) for bit in range(64) if value >> bit & 1
+    ]
     spans: list[list[int]] = []
     for bit in bits:
         if spans and bit == spans[-1][1] + 1:

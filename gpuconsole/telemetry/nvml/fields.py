@@ -1,6 +1,7 @@
 """NVML's field values: many numbers in one call, each with its own return code and timestamp.
 
-Rates of counters use the driver's timestamps, so that a late reading does not look like a slow device.
+Rates of counters use the driver's timestamps, so that a late reading does not look like a slow
+device.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ import math
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, driver_is_at_least, member
+from gpuconsole.telemetry.nvml.library import (
+    NOT_SUPPORTED,
+    CallFailed,
+    call,
+    driver_is_at_least,
+    member,
+)
 
 FIRST_READING = "a rate needs two readings"
 WENT_BACK = "the driver's counter or its clock decreased"
@@ -24,10 +31,12 @@ _NOT_A_VALUE = {"uiVal": 0xFFFFFFFF, "ullVal": 0xFFFFFFFFFFFFFFFF}
 
 
 class Field(NamedTuple):
-    """One field. `identifier` is the NVML_FI_* number (ABI). `is_rate`: the metric is the counter's growth per second times `factor`.
+    """One field. `identifier` is the NVML_FI_* number (ABI). `is_rate`: the metric is the counter's
+    growth per second times `factor`.
 
-    `wraps`: the counter wraps on some devices (nvml.h). 32 bits of PCIe bytes last 0.07 to 0.3 s at the full rate of a link with 16 lanes.
-    Such a counter is refused, so that the next source is asked.
+    `wraps`: the counter wraps on some devices (nvml.h). 32 bits of PCIe bytes last 0.07 to 0.3 s at
+    the full rate of a link with 16 lanes. Such a counter is refused, so that the next source is
+    asked.
     """
 
     metric: str
@@ -49,19 +58,26 @@ FAST_FIELDS = (
     # Read only where GPM has no value.
     Field("gpu.pcie_tx_bytes_per_s", 197, 1.0, True, wraps=True),  # PCIE_COUNT_TX_BYTES
     Field("gpu.pcie_rx_bytes_per_s", 198, 1.0, True, wraps=True),  # PCIE_COUNT_RX_BYTES
-    Field("gpu.nvlink_tx_bytes_per_s", 138, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_TX, KiB
-    Field("gpu.nvlink_rx_bytes_per_s", 139, 1024.0, True, ALL_LINKS),  # NVLINK_THROUGHPUT_DATA_RX, KiB
+    # NVLINK_THROUGHPUT_DATA_TX, KiB
+    Field("gpu.nvlink_tx_bytes_per_s", 138, 1024.0, True, ALL_LINKS),
+    # NVLINK_THROUGHPUT_DATA_RX, KiB
+    Field("gpu.nvlink_rx_bytes_per_s", 139, 1024.0, True, ALL_LINKS),
 )
 
 
-REASON_COUNTERS = ("gpu.sw_thermal_time_ratio", "gpu.hw_thermal_time_ratio", "gpu.power_brake_time_ratio")
+REASON_COUNTERS = (
+    "gpu.sw_thermal_time_ratio",
+    "gpu.hw_thermal_time_ratio",
+    "gpu.power_brake_time_ratio",
+)
 
 
 def reason_fields() -> tuple[Field, ...]:
-    """CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN and the two after it; empty before driver 575, which brought them.
+    """CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN and the two after it; empty before driver 575, which
+    brought them.
 
-    Driver 580.82 gave them new numbers and used the old numbers for power smoothing (nvml.h of nvidia-ml-py 12.570, 12.575,
-    13.580.65 and 13.580.82).
+    Driver 580.82 gave them new numbers and used the old numbers for power smoothing (nvml.h of
+    nvidia-ml-py 12.570, 12.575, 13.580.65 and 13.580.82).
     """
     if not driver_is_at_least(575):
         return ()
@@ -89,7 +105,11 @@ def link_fields(links: int) -> tuple[Field, ...]:
         "gpu.link_recoveries": 162,  # NVLINK_ERROR_DL_RECOVERY
         "gpu.link_crc_errors": 163,  # NVLINK_ERROR_DL_CRC
     }
-    return tuple(Field(f"{name}/{link}", identifier, scope=link) for link in range(links) for name, identifier in kinds.items())
+    return tuple(
+        Field(f"{name}/{link}", identifier, scope=link)
+        for link in range(links)
+        for name, identifier in kinds.items()
+    )
 
 
 class FieldReader:
@@ -106,18 +126,27 @@ class FieldReader:
         self._before: dict[str, tuple[float, float]] = {}
 
     def read(self, have: Container[str]) -> tuple[dict[str, float], dict[str, CallFailed]]:
-        """Values and failures of the metrics that are not in `have`. Raises CallFailed only for a lost device."""
+        """Values and failures of the metrics that are not in `have`. Raises CallFailed only for a
+        lost device."""
         self.waiting = []
         failures = {name: failure for name, failure in self._never.items() if name not in have}
-        wanted = [field for field in self._fields if field.metric not in have and field.metric not in self._never]
-        asked = {
-            field.metric for field in wanted
-        }  # otherwise the rate of a counter that another source provided meanwhile would cover all that time
+        wanted = [
+            field
+            for field in self._fields
+            if field.metric not in have and field.metric not in self._never
+        ]
+        # otherwise the rate of a counter that another source provided meanwhile would cover all
+        # that time
+        asked = {field.metric for field in wanted}
         self._before = {name: before for name, before in self._before.items() if name in asked}
         if not wanted:
             return {}, failures
         try:
-            answers = call("nvmlDeviceGetFieldValues", self._handle, [(field.identifier, field.scope) for field in wanted])
+            answers = call(
+                "nvmlDeviceGetFieldValues",
+                self._handle,
+                [(field.identifier, field.scope) for field in wanted],
+            )
         except CallFailed as failure:
             if failure.is_loss:
                 raise
@@ -139,7 +168,8 @@ class FieldReader:
         return values, failures
 
     def _value(self, field: Field, answer: Any) -> float | None:
-        """The value in catalogue units, unchecked; None: no new value since the last reading. Raises CallFailed when the field has no value."""
+        """The value in catalogue units, unchecked; None: no new value since the last reading.
+        Raises CallFailed when the field has no value."""
         code = member(answer, "nvmlReturn")
         if code:
             raise CallFailed(code)
@@ -151,11 +181,13 @@ class FieldReader:
             return raw * field.factor
         if field.wraps and kind == "uiVal":
             raise CallFailed(NOT_SUPPORTED, WRAPS)
-        if field.wraps and raw < _32_BITS:  # the type has 64 bits, but nothing shows yet that the counter has
+        # the type has 64 bits, but nothing shows yet that the counter has
+        if field.wraps and raw < _32_BITS:
             raise CallFailed(-1, WRAPS)
         t = float(member(answer, "timestamp")) * _US
         before = self._before.get(field.metric)
-        if before is not None and t == before[0]:  # the driver updates this counter less often than it is read
+        # the driver updates this counter less often than it is read
+        if before is not None and t == before[0]:
             return None
         self._before[field.metric] = (t, raw)
         if before is None:

@@ -1,4 +1,5 @@
-"""GPM: the driver's hardware counters (Hopper and newer), as averages over the time between two samples."""
+"""GPM: the driver's hardware counters (Hopper and newer), as averages over the time between two
+samples."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any, NamedTuple
 import pynvml
 
 from gpuconsole.telemetry.nvml.facts import fact
-from gpuconsole.telemetry.nvml.library import FUNCTION_NOT_FOUND, NOT_SUPPORTED, CallFailed, call, driver_is_at_least, member
+from gpuconsole.telemetry.nvml.library import (
+    FUNCTION_NOT_FOUND,
+    NOT_SUPPORTED,
+    CallFailed,
+    call,
+    driver_is_at_least,
+    member,
+)
 
 NEEDS_HOPPER = "GPM needs Hopper or newer"
 NOT_OFFERED = "the driver offers no GPM on this device"
@@ -18,14 +26,16 @@ HOPPER = 9
 FIRST_SAMPLE = "a rate needs two GPM samples"
 MAX_LINKS = 18
 REFRESH_S = 0.12
-"""The driver's counters are refreshed every 100 ms (nvmlGpmMetricsGet, note on the interval): two closer samples give blank averages and 0 bytes."""
+"""The driver's counters are refreshed every 100 ms (nvmlGpmMetricsGet, note on the interval): two
+closer samples give blank averages and 0 bytes."""
 _METRICS_GET_VERSION = 1
 _PERCENT = 0.01
 _MIB = float(1 << 20)
 
 
 class GpmMetric(NamedTuple):
-    """One GPM metric: the NVML_GPM_METRIC_* number (ABI), and the factor from GPM's unit (percent, MiB/s) to the catalogue's unit."""
+    """One GPM metric: the NVML_GPM_METRIC_* number (ABI), and the factor from GPM's unit (percent,
+    MiB/s) to the catalogue's unit."""
 
     identifier: int
     factor: float
@@ -58,28 +68,38 @@ C2C = ("gpu.c2c_tx_bytes_per_s", "gpu.c2c_rx_bytes_per_s")
 
 
 def gpm_metrics() -> dict[str, GpmMetric]:
-    """The metrics that this driver supports. Before 575 the ids ended at 98, and one unknown id can make the whole call fail."""
-    return {name: metric for name, metric in GPM_METRICS.items() if name not in C2C or driver_is_at_least(575)}
+    """The metrics that this driver supports. Before 575 the ids ended at 98, and one unknown id can
+    make the whole call fail."""
+    return {
+        name: metric
+        for name, metric in GPM_METRICS.items()
+        if name not in C2C or driver_is_at_least(575)
+    }
 
 
 def link_gpm_metrics(links: int) -> dict[str, GpmMetric]:
     """The metrics of single NVLinks, by metric and link: `gpu.link_rx_bytes_per_s/3`."""
     values = {}
     for link in range(min(links, MAX_LINKS)):
-        values[f"gpu.link_rx_bytes_per_s/{link}"] = GpmMetric(62 + 2 * link, _MIB)  # NVLINK_L*_RX_PER_SEC
-        values[f"gpu.link_tx_bytes_per_s/{link}"] = GpmMetric(63 + 2 * link, _MIB)  # NVLINK_L*_TX_PER_SEC
+        # NVLINK_L*_RX_PER_SEC
+        values[f"gpu.link_rx_bytes_per_s/{link}"] = GpmMetric(62 + 2 * link, _MIB)
+        # NVLINK_L*_TX_PER_SEC
+        values[f"gpu.link_tx_bytes_per_s/{link}"] = GpmMetric(63 + 2 * link, _MIB)
     return values
 
 
 class GpmReader:
-    """Reads counters of one device, or of its MIG slice `instance`, as averages since the last sample.
+    """Reads counters of one device, or of its MIG slice `instance`, as averages since the last
+    sample.
 
     The results carry the names in `metrics`, by default the catalogue's names.
     """
 
     source = "nvml.gpm"
 
-    def __init__(self, handle: Any, metrics: dict[str, GpmMetric], instance: int | None = None) -> None:
+    def __init__(
+        self, handle: Any, metrics: dict[str, GpmMetric], instance: int | None = None
+    ) -> None:
         self._handle = handle
         self._instance = instance
         self._metrics = metrics
@@ -89,15 +109,18 @@ class GpmReader:
         self._earlier_t = float("-inf")
         self._has_earlier = False
         self.waiting: list[str] = []
-        """The metrics without a value in the last reading, because it came too soon after the previous reading."""
+        """The metrics without a value in the last reading, because it came too soon after the
+        previous reading."""
         self._refused: dict[str, CallFailed] = {}
         self._never: CallFailed | None = None
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
-        """Values in catalogue units, unchecked, and failures. Raises CallFailed only for a lost device.
+        """Values in catalogue units, unchecked, and failures. Raises CallFailed only for a lost
+        device.
 
-        The first call only takes a sample. A call before the driver updates its counters takes no sample. After a failed sample
-        the earlier sample remains, so the next average covers a longer time.
+        The first call only takes a sample. A call before the driver updates its counters takes no
+        sample. After a failed sample the earlier sample remains, so the next average covers a
+        longer time.
         """
         self.waiting = []
         if self._never is not None:
@@ -120,7 +143,9 @@ class GpmReader:
     def _open(self) -> None:
         """Raises CallFailed when the device, the driver or the binding has no GPM."""
         if self._instance is None and not self._is_supported():
-            raise CallFailed(NOT_SUPPORTED, NEEDS_HOPPER if _is_before_hopper(self._handle) else NOT_OFFERED)
+            raise CallFailed(
+                NOT_SUPPORTED, NEEDS_HOPPER if _is_before_hopper(self._handle) else NOT_OFFERED
+            )
         struct = getattr(pynvml, "c_nvmlGpmMetricsGet_t", None)
         if struct is None:
             raise CallFailed(FUNCTION_NOT_FOUND, "the installed nvidia-ml-py lacks GPM")

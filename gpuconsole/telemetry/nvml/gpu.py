@@ -1,4 +1,5 @@
-"""One GPU or MIG slice: each of its metrics as a value or as the reason for a missing value; its NVLinks, each with its state, traffic and errors; and the links between GPUs."""
+"""One GPU or MIG slice: each of its metrics as a value or as the reason for a missing value; its
+NVLinks, each with its state, traffic and errors; and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from typing import Any, Protocol
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import CATALOGUE, LINK_METRICS
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
-from gpuconsole.telemetry.nvml.calls import FAST_CALLS, GARBAGE, MEMORY, SLOW_CALLS, CallReader, DriverCall, contradictions, is_plausible
+from gpuconsole.telemetry.nvml.calls import (
+    FAST_CALLS,
+    GARBAGE,
+    MEMORY,
+    SLOW_CALLS,
+    CallReader,
+    DriverCall,
+    contradictions,
+    is_plausible,
+)
 from gpuconsole.telemetry.nvml.facts import (
     NO_RESERVE,
     NO_SIZES,
@@ -28,20 +38,35 @@ from gpuconsole.telemetry.nvml.facts import (
     used_by,
     without_files,
 )
-from gpuconsole.telemetry.nvml.fields import FAST_FIELDS, REASON_COUNTERS, SLOW_FIELDS, FieldReader, link_fields, reason_fields
+from gpuconsole.telemetry.nvml.fields import (
+    FAST_FIELDS,
+    REASON_COUNTERS,
+    SLOW_FIELDS,
+    FieldReader,
+    link_fields,
+    reason_fields,
+)
 from gpuconsole.telemetry.nvml.gpm import C2C, GpmReader, gpm_metrics, link_gpm_metrics
-from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call, driver_is_at_least, meter
+from gpuconsole.telemetry.nvml.library import (
+    NOT_SUPPORTED,
+    CallFailed,
+    call,
+    driver_is_at_least,
+    meter,
+)
 
-# --- the single NVLinks of a GPU, read every few seconds -----------------------------------------------------
+# --- the single NVLinks of a GPU, read every few seconds ------------------------------------------
 
-_MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest driver; an older driver rejects higher link numbers
+# NVML_NVLINK_MAX_LINKS of the newest driver; an older driver rejects higher link numbers
+_MAX_NVLINKS = 36
 _INVALID_ARGUMENT = 2
 _NAMES = tuple(metric.name for metric in LINK_METRICS)
 _NOT_REPORTED = "the driver does not report it"
 
 
 def link_states(handle: Any) -> list[bool] | None:
-    """Whether each NVLink of the device is active; None when the driver does not report it. Raises CallFailed for a lost device."""
+    """Whether each NVLink of the device is active; None when the driver does not report it. Raises
+    CallFailed for a lost device."""
     states = []
     for link in range(_MAX_NVLINKS):
         try:
@@ -49,7 +74,8 @@ def link_states(handle: Any) -> list[bool] | None:
         except CallFailed as failure:
             if failure.is_loss:
                 raise
-            if failure.code in (NOT_SUPPORTED, _INVALID_ARGUMENT):  # no such link: the previous link was the last
+            # no such link: the previous link was the last
+            if failure.code in (NOT_SUPPORTED, _INVALID_ARGUMENT):
                 break
             return None
     return states
@@ -78,7 +104,9 @@ class LinksReader:
         return [_of_link(link, values, failures) for link in range(self.links)]
 
 
-def _of_link(link: int, values: dict[str, float], failures: dict[str, CallFailed]) -> tuple[dict[str, float], dict[str, str]]:
+def _of_link(
+    link: int, values: dict[str, float], failures: dict[str, CallFailed]
+) -> tuple[dict[str, float], dict[str, str]]:
     """The part of the readings that belongs to one link."""
     of_link: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -93,7 +121,7 @@ def _of_link(link: int, values: dict[str, float], failures: dict[str, CallFailed
     return of_link, reasons
 
 
-# --- a GPU ---------------------------------------------------------------------------------------------------
+# --- a GPU ----------------------------------------------------------------------------------------
 
 GPU_METRICS = tuple(metric.name for metric in DECLARED)
 SLOW_S = 10.0
@@ -116,14 +144,19 @@ class _Reader(Protocol):
 
 
 class Gpu:
-    """Reads one device. A lost device stays lost here: a reset brings the GPU back, and invalidates the handle (see `NvmlSource`)."""
+    """Reads one device. A lost device stays lost here: a reset brings the GPU back, and invalidates
+    the handle (see `NvmlSource`)."""
 
-    def __init__(self, device: str, handle: Any, may_ask: Callable[[str, DriverCall], bool]) -> None:
+    def __init__(
+        self, device: str, handle: Any, may_ask: Callable[[str, DriverCall], bool]
+    ) -> None:
         """`may_ask(device, call)`: whether a slow call is due now."""
         meter.device = device
         self.handle = handle
         self.loss: str | None = None
-        self.reasons: dict[str, str] = {} if driver_is_at_least(575) else dict.fromkeys((*REASON_COUNTERS, *C2C), _DRIVER_575)
+        self.reasons: dict[str, str] = (
+            {} if driver_is_at_least(575) else dict.fromkeys((*REASON_COUNTERS, *C2C), _DRIVER_575)
+        )
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self.substitutes: dict[str, str] = {}
         self._seen: set[str] = set()
@@ -147,12 +180,16 @@ class Gpu:
                 lambda question: may_ask(device, question),
             ),
         )
-        self._slow: tuple[_Reader, ...] = (FieldReader(handle, SLOW_FIELDS), CallReader(handle, SLOW_CALLS))
+        self._slow: tuple[_Reader, ...] = (
+            FieldReader(handle, SLOW_FIELDS),
+            CallReader(handle, SLOW_CALLS),
+        )
         self._links = LinksReader(handle, len(states or ()))
         self._slow_read_t = float("-inf")
 
     def prime(self) -> None:
-        """Take the first of the two readings that rates need. The first `read` reports errors of this reading."""
+        """Take the first of the two readings that rates need. The first `read` reports errors of
+        this reading."""
         meter.device = self.device.id
         if self.loss is not None:
             return
@@ -164,10 +201,12 @@ class Gpu:
             self._lose(failure)
 
     def read(self) -> dict[str, float]:
-        """The values of this round in catalogue units; `reasons` then holds the reasons for missing values.
+        """The values of this round in catalogue units; `reasons` then holds the reasons for missing
+        values.
 
-        Rarely read metrics are in some rounds only. A metric that is neither returned nor in `reasons` has not changed. `substitutes`
-        names the source of each value that did not come from the catalogued source.
+        Rarely read metrics are in some rounds only. A metric that is neither returned nor in
+        `reasons` has not changed. `substitutes` names the source of each value that did not come
+        from the catalogued source.
         """
         if self.loss is not None:
             return {}
@@ -202,17 +241,20 @@ class Gpu:
         self.reasons[metric] = reason
 
     def note(self, failure: CallFailed, *metrics: str) -> None:
-        """Record the failures of another reader. If the failure is a loss of the GPU, the device ends."""
+        """Record the failures of another reader. If the failure is a loss of the GPU, the device
+        ends."""
         if failure.is_loss:
             self._lose(failure)
         else:
             self.reasons.update(dict.fromkeys(metrics, self._words(failure)))
 
     def _read_from(self, readers: tuple[_Reader, ...], values: dict[str, float]) -> None:
-        """Each reader adds the metrics that earlier readers did not provide. Raises CallFailed only for a lost device."""
+        """Each reader adds the metrics that earlier readers did not provide. Raises CallFailed only
+        for a lost device."""
         refused: dict[str, CallFailed] = {}
         impossible: set[str] = set()
-        passed: set[str] = set()  # metrics whose reader has no new value; no other reader replaces it
+        # metrics whose reader has no new value; no other reader replaces it
+        passed: set[str] = set()
         for reader in readers:
             read, failures = reader.read(values.keys() | passed)
             refused.update(failures)
@@ -225,18 +267,23 @@ class Gpu:
                 if not is_plausible(name, value):
                     impossible.add(name)
                     continue
-                # Counters that are read at different times can add up to slightly more than the whole.
+                # Counters that are read at different times can add up to slightly more than the
+                # whole.
                 values[name] = 1.0 if value > 1.0 and name.endswith("_ratio") else value
                 if CATALOGUE[name].source != reader.source:
                     self.substitutes[name] = reader.source
         self._seen.update(values)
         if self.reasons:
-            self.reasons = {name: reason for name, reason in self.reasons.items() if name not in values}
+            self.reasons = {
+                name: reason for name, reason in self.reasons.items() if name not in values
+            }
         if self.nvlinks == 0:  # the counters read 0 there, which would look like an idle link
             for name in _NVLINK_TOTALS:
                 values.pop(name, None)
                 refused[name] = CallFailed(-1, _NO_NVLINK)
-        self.reasons.update({name: self._words(failure) for name, failure in refused.items() if name not in values})
+        self.reasons.update(
+            {name: self._words(failure) for name, failure in refused.items() if name not in values}
+        )
         self.reasons.update({name: GARBAGE for name in impossible if name not in values})
 
     def _read_links(self, values: dict[str, float]) -> None:
@@ -244,7 +291,8 @@ class Gpu:
         self.links = self._links.read()
         states = [link.get("gpu.link_up") for link, _ in self.links]
         if states and None not in states:
-            self.nvlinks = int(sum(state for state in states if state is not None))  # links become active after the driver
+            # links become active after the driver
+            self.nvlinks = int(sum(state for state in states if state is not None))
             values[name] = float(self.nvlinks)
             self.reasons.pop(name, None)
         elif self.nvlinks is None:
@@ -264,7 +312,8 @@ class Gpu:
             self.reasons[name] = self.reasons[source]
 
     def _add_slowdown(self, values: dict[str, float]) -> None:
-        """The temperature at which the hardware lowers its clocks, where the driver reports only how far away it is, as NVML announces for Ada and newer."""
+        """The temperature at which the hardware lowers its clocks, where the driver reports only
+        how far away it is, as NVML announces for Ada and newer."""
         name = "gpu.temperature_slowdown_c"
         if name in values or "gpu.temperature_c" not in values:
             return
@@ -283,7 +332,8 @@ class Gpu:
             self.reasons[name] = why
 
     def _share_memory(self, values: dict[str, float]) -> None:
-        """The memory of a GPU that shares it with the host. The used part of unified memory comes with the processes: see `add_processes`."""
+        """The memory of a GPU that shares it with the host. The used part of unified memory comes
+        with the processes: see `add_processes`."""
         if self.device.is_unified:
             read, source = unified_values(), SOURCE
             self.reasons["gpu.hbm_reserved_bytes"] = NO_RESERVE
@@ -295,7 +345,8 @@ class Gpu:
         self.substitutes |= dict.fromkeys(read, source)
 
     def add_processes(self, processes: list[Process], values: dict[str, float]) -> None:
-        """The processes of the GPU were listed: with unified memory, the GPU uses the sum of theirs."""
+        """The processes of the GPU were listed: with unified memory, the GPU uses the sum of
+        theirs."""
         name = "gpu.hbm_used_bytes"
         if not self.device.is_unified:
             return
@@ -316,7 +367,8 @@ class Gpu:
 
 
 class MigSlice:
-    """A MIG instance as a device, with its memory and counters. The instance is lost together with its GPU."""
+    """A MIG instance as a device, with its memory and counters. The instance is lost together with
+    its GPU."""
 
     def __init__(self, device: str, handle: Any, whole: Gpu) -> None:
         meter.device = device
@@ -356,7 +408,10 @@ class MigSlice:
 
 def mig_slices(whole: Gpu) -> list[MigSlice]:
     """The slices of a GPU in MIG mode; empty where there are no visible slices."""
-    return [MigSlice(f"{whole.device.id}/mig:{index}", handle, whole) for index, handle in _slice_handles(whole)]
+    return [
+        MigSlice(f"{whole.device.id}/mig:{index}", handle, whole)
+        for index, handle in _slice_handles(whole)
+    ]
 
 
 def mig_layout(gpus: list[Gpu]) -> dict[str, tuple[object, ...]]:
@@ -380,7 +435,7 @@ def _slice_handles(whole: Gpu) -> list[tuple[int, Any]]:
     return slices
 
 
-# --- the links between the GPUs of this machine --------------------------------------------------------------
+# --- the links between the GPUs of this machine ---------------------------------------------------
 
 # nvmlGpuTopologyLevel_t in nvidia-smi's words.
 _LEVELS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -392,7 +447,8 @@ _MAX_GPUS = 128
 
 
 def links_between(gpus: list[Gpu]) -> list[Link]:
-    """The best path of each pair: NVLink if present, otherwise PCIe. A pair that the driver does not report is left out."""
+    """The best path of each pair: NVLink if present, otherwise PCIe. A pair that the driver does
+    not report is left out."""
     if len(gpus) > _MAX_GPUS:
         return []
     ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
@@ -425,5 +481,7 @@ def _nvlink_ends(gpu: Gpu) -> Counter[str]:
             info = fact("nvmlDeviceGetNvLinkRemotePciInfo", gpu.handle, link)
             if info is not None:
                 raw = info.busId
-                ends[(raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)).lower()] += 1
+                ends[
+                    (raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)).lower()
+                ] += 1
     return ends

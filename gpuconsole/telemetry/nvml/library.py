@@ -1,4 +1,5 @@
-"""Access to NVML: every call goes through `call`, and every failure becomes a CallFailed with a readable reason."""
+"""Access to NVML: every call goes through `call`, and every failure becomes a CallFailed with a
+readable reason."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ ARGUMENT_VERSION_MISMATCH = 25
 DRIVER_GONE = (UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_CHANGED)
 """Return codes of calls after the driver was unloaded or replaced."""
 
-# Texts for nvmlReturn_t. The numbers are NVML's ABI, so an older binding without a name still gets the text.
+# Texts for nvmlReturn_t. The numbers are NVML's ABI, so an older binding without a name still gets
+# the text.
 _REASONS = {
     1: "NVML is not initialised",
     2: "the driver refuses the call (invalid argument)",
@@ -61,8 +63,13 @@ _START_REASONS = {
     4: "no permission to use the NVIDIA driver (/dev/nvidiactl)",
     9: "the NVIDIA kernel driver is not loaded",
     12: "no NVIDIA driver: libnvidia-ml.so.1 is missing or cannot be loaded",
-    FUNCTION_NOT_FOUND: "the NVIDIA driver is too old: libnvidia-ml.so.1 lacks a call that is needed",
-    VERSION_CHANGED: "the NVIDIA kernel driver and libnvidia-ml.so.1 have different versions: reboot, or reload the driver",
+    FUNCTION_NOT_FOUND: (
+        "the NVIDIA driver is too old: libnvidia-ml.so.1 lacks a call that is needed"
+    ),
+    VERSION_CHANGED: (
+        "the NVIDIA kernel driver and libnvidia-ml.so.1 have different versions: reboot, or reload"
+        " the driver"
+    ),
 }
 
 
@@ -89,9 +96,11 @@ class CallFailed(Exception):
 
 
 class Meter:
-    """The duration of calls and the current call. Used to space slow calls and to name a call that hangs.
+    """The duration of calls and the current call. Used to space slow calls and to name a call that
+    hangs.
 
-    The thread that calls NVML writes; the watching thread reads. `suspects_driver`: a call failed with a code that a missing driver gives.
+    The thread that calls NVML writes; the watching thread reads. `suspects_driver`: a call failed
+    with a code that a missing driver gives.
     """
 
     RECENT = 5
@@ -109,11 +118,14 @@ class Meter:
         self.calls += 1
 
     def end(self) -> None:
-        self._recent.setdefault(self.current, deque(maxlen=self.RECENT)).append(time.monotonic() - self.since)
+        self._recent.setdefault(self.current, deque(maxlen=self.RECENT)).append(
+            time.monotonic() - self.since
+        )
         self.current = ""
 
     def typical_s(self, name: str) -> float:
-        """The median of the last few durations in seconds, so that one slow call does not count. 0: never called."""
+        """The median of the last few durations in seconds, so that one slow call does not count. 0:
+        never called."""
         recent = self._recent.get(name)
         return median(recent) if recent else 0.0
 
@@ -129,7 +141,8 @@ meter = Meter()
 
 
 member = ctypes.Structure.__getattribute__
-"""Reads a member of a binding structure directly. The structure's own attribute access decodes text and is four times slower."""
+"""Reads a member of a binding structure directly. The structure's own attribute access decodes text
+and is four times slower."""
 
 
 def reason_for(code: int) -> str:
@@ -147,7 +160,8 @@ def call(name: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         meter.suspects_driver |= int(error.value) in DRIVER_GONE
         raise CallFailed(int(error.value)) from None
-    except pynvml.NVMLLibraryMismatchError:  # raised by the binding: it supports only a newer version of the call
+    except pynvml.NVMLLibraryMismatchError:
+        # raised by the binding: it supports only a newer version of the call
         raise CallFailed(FUNCTION_NOT_FOUND) from None
     except UnicodeDecodeError:  # the binding decodes names with strict UTF-8
         raise CallFailed(999, "the driver's text is not UTF-8") from None
@@ -156,7 +170,8 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def start() -> tuple[int, str | None]:
-    """Load and initialise NVML. Returns the number of GPUs, and the driver version if reported. Raises NoNvml."""
+    """Load and initialise NVML. Returns the number of GPUs, and the driver version if reported.
+    Raises NoNvml."""
     try:
         call("nvmlInit")
         count = int(call("nvmlDeviceGetCount"))
@@ -173,7 +188,8 @@ def driver_version() -> str | None:
 
 
 def driver_is_at_least(*version: int) -> bool:
-    """Whether the driver has `version` (such as 580, 82) or a newer version. An unknown version counts as new."""
+    """Whether the driver has `version` (such as 580, 82) or a newer version. An unknown version
+    counts as new."""
     parts = tuple(int(part) for part in (driver_version() or "").split(".") if part.isdigit())
     return not parts or parts >= version
 

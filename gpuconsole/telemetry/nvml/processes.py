@@ -1,4 +1,5 @@
-"""The processes on a GPU, as the driver reports them, and what the operating system tells of each: name, user, command line, container."""
+"""The processes on a GPU, as the driver reports them, and what the operating system tells of each:
+name, user, command line, container."""
 
 from __future__ import annotations
 
@@ -16,24 +17,36 @@ from gpuconsole.model.machine import Process
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 
-_KINDS = {"compute": "nvmlDeviceGetComputeRunningProcesses", "graphics": "nvmlDeviceGetGraphicsRunningProcesses"}
+_KINDS = {
+    "compute": "nvmlDeviceGetComputeRunningProcesses",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+}
 _LOOK_BACK_S = 5.0
 _PERCENT = 0.01
 
 
 MAX_PID = 2**22 - 1
-"""Of Linux (PID_MAX_LIMIT). The driver names processes by their pid on the host, whose own `pid_max` a container may not know."""
-INVENTED = "the driver lists processes that cannot exist: it and nvidia-ml-py disagree about the records (drivers 535.43 to 535.86)"
+"""Of Linux (PID_MAX_LIMIT). The driver names processes by their pid on the host, whose own
+`pid_max` a container may not know."""
+INVENTED = (
+    "the driver lists processes that cannot exist: it and nvidia-ml-py disagree about the records"
+    " (drivers 535.43 to 535.86)"
+)
 FAR_ABOVE = 1.5
 ROOM_BYTES = 2**30
-"""Processes come and go between two calls: the sum of their memory is wrong only this far above the used memory of the device, and twice in a row."""
+"""Processes come and go between two calls: the sum of their memory is wrong only this far above the
+used memory of the device, and twice in a row."""
 
 
-def processes_of(device: str, handle: Any, slices: dict[int, str], total_bytes: int = 0) -> tuple[list[Process], CallFailed | None]:
-    """Each process once (compute if it is both kinds), and the reason if the list may be incomplete. `slices`: MIG slices by GPU instance.
-    `total_bytes`: the device's own memory, 0 if it is not known or there is none; only with it is the memory of processes checked.
+def processes_of(
+    device: str, handle: Any, slices: dict[int, str], total_bytes: int = 0
+) -> tuple[list[Process], CallFailed | None]:
+    """Each process once (compute if it is both kinds), and the reason if the list may be
+    incomplete. `slices`: MIG slices by GPU instance. `total_bytes`: the device's own memory, 0 if
+    it is not known or there is none; only with it is the memory of processes checked.
 
-    A list with a process that cannot exist is wrong as a whole: no process of it is returned. Raises CallFailed only for a lost device.
+    A list with a process that cannot exist is wrong as a whole: no process of it is returned.
+    Raises CallFailed only for a lost device.
     """
     for _ in range(2):
         listed, gap = _listed(device, handle, slices)
@@ -52,7 +65,8 @@ def _can_exist(process: Process, total_bytes: int) -> bool:
 
 
 def _is_far_above_used(processes: list[Process], handle: Any, total_bytes: int) -> bool:
-    """Whether the processes hold far more memory than the device says is used. The driver is asked only where a device has processes."""
+    """Whether the processes hold far more memory than the device says is used. The driver is asked
+    only where a device has processes."""
     held = sum(process.memory_bytes or 0 for process in processes)
     if not total_bytes or held <= ROOM_BYTES:
         return False
@@ -65,8 +79,11 @@ def _is_far_above_used(processes: list[Process], handle: Any, total_bytes: int) 
     return is_plausible("gpu.hbm_used_bytes", used) and held > FAR_ABOVE * used + ROOM_BYTES
 
 
-def _listed(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Process], CallFailed | None]:
-    """The list of the driver, unchecked, and the reason if it may be incomplete. Raises CallFailed only for a lost device."""
+def _listed(
+    device: str, handle: Any, slices: dict[int, str]
+) -> tuple[list[Process], CallFailed | None]:
+    """The list of the driver, unchecked, and the reason if it may be incomplete. Raises CallFailed
+    only for a lost device."""
     shares = _shares(handle)
     by_pid: dict[int, Process] = {}
     gap: CallFailed | None = None
@@ -76,7 +93,8 @@ def _listed(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Proc
         except CallFailed as failure:
             if failure.is_loss:
                 raise
-            if kind == "compute" or failure.code != NOT_SUPPORTED:  # otherwise a device without graphics
+            # otherwise a device without graphics
+            if kind == "compute" or failure.code != NOT_SUPPORTED:
                 gap = gap or failure
             continue
         for process in answers:
@@ -86,13 +104,20 @@ def _listed(device: str, handle: Any, slices: dict[int, str]) -> tuple[list[Proc
                 where = slices.get(int(process.gpuInstanceId), device)
                 sm, memory_time = shares.get(pid, (None, None))
                 bytes_used = None if memory is None else int(memory)
-                by_pid[pid] = Process(pid, where, kind, memory_bytes=bytes_used, sm_ratio=sm, memory_time_ratio=memory_time)
+                by_pid[pid] = Process(
+                    pid,
+                    where,
+                    kind,
+                    memory_bytes=bytes_used,
+                    sm_ratio=sm,
+                    memory_time_ratio=memory_time,
+                )
     return list(by_pid.values()), gap
 
 
 def _shares(handle: Any) -> dict[int, tuple[float, float]]:
-    """The newest share of the SMs and of the time in which device memory was read or written, of each process in the last seconds; empty where the driver
-    has no data."""
+    """The newest share of the SMs and of the time in which device memory was read or written, of
+    each process in the last seconds; empty where the driver has no data."""
     since_us = int((time.time() - _LOOK_BACK_S) * 1e6)
     try:
         samples = call("nvmlDeviceGetProcessUtilization", handle, since_us)
@@ -111,7 +136,9 @@ def _shares(handle: Any) -> dict[int, tuple[float, float]]:
 COMMAND_LIMIT = 4096
 """Maximum characters of a command line; some command lines have 64 KB."""
 _NAME_LIMIT = 256
-_CONTAINER = re.compile(r"(?:docker|containerd|crio|libpod|kubepods|lxc)[^\n]*?([0-9a-f]{12})[0-9a-f]*")
+_CONTAINER = re.compile(
+    r"(?:docker|containerd|crio|libpod|kubepods|lxc)[^\n]*?([0-9a-f]{12})[0-9a-f]*"
+)
 
 
 class ProcessDetails:
@@ -121,19 +148,25 @@ class ProcessDetails:
         self._known: dict[int, tuple[psutil.Process, Process]] = {}
 
     def complete(self, processes: list[Process]) -> list[Process]:
-        """The same processes with their details. An invisible process keeps only its pid, and so does one whose pid here belongs to another process."""
+        """The same processes with their details. An invisible process keeps only its pid, and so
+        does one whose pid here belongs to another process."""
         owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
         self._known = {pid: details for pid, details in self._known.items() if pid in owners}
         return [_joined(process, owners[process.pid]) for process in processes]
 
     def _look(self, pid: int) -> Process | None:
-        """The details of a process, its resident memory and its CPU share since the last reading. The first reading has neither."""
+        """The details of a process, its resident memory and its CPU share since the last reading.
+        The first reading has neither."""
         details = self._known.get(pid)
         try:
-            if details is not None and details[0].is_running():  # is_running also detects a reused pid
+            # is_running also detects a reused pid
+            if details is not None and details[0].is_running():
                 handle, identity = details
                 with handle.oneshot():
-                    now = {"cpu_ratio": handle.cpu_percent() / 100, "host_memory_bytes": handle.memory_info().rss}
+                    now = {
+                        "cpu_ratio": handle.cpu_percent() / 100,
+                        "host_memory_bytes": handle.memory_info().rss,
+                    }
                 return msgspec.structs.replace(identity, **now)
             handle = psutil.Process(pid)
             identity = _identity(handle)
@@ -150,12 +183,14 @@ class ProcessDetails:
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD in the flags of /proc/PID/stat."""
 _DEVICE_FILES = ("nvidia", "dxg", "nvgpu", "nvhost", "nvmap", "dri/")
-"""Names in /dev that a process on an NVIDIA GPU has open: of the driver, of WSL, of Jetson, and of graphics."""
+"""Names in /dev that a process on an NVIDIA GPU has open: of the driver, of WSL, of Jetson, and of
+graphics."""
 
 
 def is_stranger(pid: int, processes: Path = Path("/proc"), devices: Path = Path("/dev")) -> bool:
-    """Whether the local process `pid` cannot be the one that the driver means, whose pid is of another namespace: it is a thread of the kernel, or it has
-    no device file of the GPU open. False where that cannot be told: its files cannot be read, or there are no device files here."""
+    """Whether the local process `pid` cannot be the one that the driver means, whose pid is of
+    another namespace: it is a thread of the kernel, or it has no device file of the GPU open. False
+    where that cannot be told: its files cannot be read, or there are no device files here."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = (processes / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         if int(fields[6]) & _KERNEL_THREAD:
@@ -175,7 +210,8 @@ def is_stranger(pid: int, processes: Path = Path("/proc"), devices: Path = Path(
 
 
 def _joined(process: Process, owner: Process | None) -> Process:
-    """The fields of a process from the driver, combined with the fields from the operating system."""
+    """The fields of a process from the driver, combined with the fields from the operating
+    system."""
     if owner is None:
         return process
     told = ("device", "kind", "memory_bytes", "sm_ratio", "memory_time_ratio")
@@ -202,7 +238,8 @@ def _identity(handle: psutil.Process) -> Process:
 
 
 def _text(text: str | None) -> str:
-    """The text as valid UTF-8. A process name may contain any bytes; invalid bytes become question marks."""
+    """The text as valid UTF-8. A process name may contain any bytes; invalid bytes become question
+    marks."""
     return (text or "").encode("utf-8", "replace").decode()
 
 

@@ -7,7 +7,14 @@ import time
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.telemetry.nvml.calls import SlowCalls
 from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME, fact
-from gpuconsole.telemetry.nvml.gpu import GPU_METRICS, Gpu, MigSlice, links_between, mig_layout, mig_slices
+from gpuconsole.telemetry.nvml.gpu import (
+    GPU_METRICS,
+    Gpu,
+    MigSlice,
+    links_between,
+    mig_layout,
+    mig_slices,
+)
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.processes import ProcessDetails, processes_of
 from gpuconsole.telemetry.nvml.xid import XidWatch
@@ -20,7 +27,8 @@ MAX_LOOK_S = 600.0
 
 
 class NvmlSource:
-    """GPUs in NVML's order, each followed by its MIG slices. A GPU that cannot be opened is listed with the reason."""
+    """GPUs in NVML's order, each followed by its MIG slices. A GPU that cannot be opened is listed
+    with the reason."""
 
     name = "nvml"
 
@@ -40,7 +48,9 @@ class NvmlSource:
         self._look_s, self._look_t = CHECK_S, 0.0
         for index in range(self._count):
             self._open(index)
-        self._slices: list[MigSlice] = [mig_slice for gpu in self._gpus for mig_slice in mig_slices(gpu)]
+        self._slices: list[MigSlice] = [
+            mig_slice for gpu in self._gpus for mig_slice in mig_slices(gpu)
+        ]
         self._mig = mig_layout(self._gpus)
         self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
         self._details = ProcessDetails()
@@ -53,7 +63,9 @@ class NvmlSource:
         device = f"gpu:{index}"
         meter.device = device
         try:
-            self._gpus.append(Gpu(device, call("nvmlDeviceGetHandleByIndex", index), self._slow_calls.may_ask))
+            self._gpus.append(
+                Gpu(device, call("nvmlDeviceGetHandleByIndex", index), self._slow_calls.may_ask)
+            )
         except CallFailed as failure:
             self._closed[device] = failure
 
@@ -71,9 +83,11 @@ class NvmlSource:
             mig_slice.read()
 
     def read(self, t: float) -> Readings:
-        """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes topology, processes and XID errors.
+        """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes
+        topology, processes and XID errors.
 
-        Raises DriverGone when the driver has been unloaded or replaced, or the number of GPUs has changed.
+        Raises DriverGone when the driver has been unloaded or replaced, or the number of GPUs has
+        changed.
         """
         self._slow_calls.begin_round()
         xids = self._xids.read(t, {gpu.device.id for gpu in self._gpus if gpu.loss is not None})
@@ -86,7 +100,11 @@ class NvmlSource:
             if gpu.loss is None:
                 readings.append(Sample(t, gpu.device.id, values, gpu.substitutes))
                 readings += self._links_of(gpu, t)
-        readings += [Sample(t, mig_slice.device.id, values) for mig_slice in self._slices if (values := mig_slice.read())]
+        readings += [
+            Sample(t, mig_slice.device.id, values)
+            for mig_slice in self._slices
+            if (values := mig_slice.read())
+        ]
         readings += xids
         if processes is not None:
             self._processes_t = t
@@ -95,7 +113,11 @@ class NvmlSource:
         if nvlinks != self._nvlinks_sent:  # links become active after the driver
             self._nvlinks_sent = nvlinks
             readings.append(Topology(t, links_between(self._gpus)))
-        readings += [DeviceLost(t=t, device=device, reason=reason) for device, reason in self._losses() if device not in self._told_lost]
+        readings += [
+            DeviceLost(t=t, device=device, reason=reason)
+            for device, reason in self._losses()
+            if device not in self._told_lost
+        ]
         self._told_lost.update(device for device, _ in self._losses())
         self._check_driver()
         return readings
@@ -103,7 +125,10 @@ class NvmlSource:
     def unavailable(self) -> Reasons:
         reasons: Reasons = {gpu.device.id: gpu.reasons for gpu in self._gpus}
         reasons |= {mig_slice.device.id: mig_slice.reasons for mig_slice in self._slices}
-        reasons |= {device: dict.fromkeys(GPU_METRICS, str(failure)) for device, failure in self._closed.items()}
+        reasons |= {
+            device: dict.fromkeys(GPU_METRICS, str(failure))
+            for device, failure in self._closed.items()
+        }
         return reasons | self._link_reasons
 
     def slow(self) -> str:
@@ -134,7 +159,11 @@ class NvmlSource:
         else:
             gpu.refuse("gpu.xid_errors", refusal)
         if gpu.loss is None and processes is not None and device not in processes.reasons:
-            of_gpu = [process for process in processes.processes if process.device.partition("/")[0] == device]
+            of_gpu = [
+                process
+                for process in processes.processes
+                if process.device.partition("/")[0] == device
+            ]
             values["gpu.processes"] = float(len(of_gpu))
             gpu.reasons.pop("gpu.processes", None)
             gpu.add_processes(of_gpu, values)
@@ -154,7 +183,12 @@ class NvmlSource:
                 continue
             meter.device = device
             try:
-                of_gpu, gap = processes_of(device, gpu.handle, slices, 0 if gpu.device.is_unified else gpu.device.memory_bytes)
+                of_gpu, gap = processes_of(
+                    device,
+                    gpu.handle,
+                    slices,
+                    0 if gpu.device.is_unified else gpu.device.memory_bytes,
+                )
             except CallFailed as loss:
                 of_gpu, gap = [], loss
             processes += of_gpu
@@ -164,7 +198,8 @@ class NvmlSource:
         return Processes(t, self._details.complete(processes), reasons)
 
     def _check_driver(self) -> None:
-        """Check the driver; raises DriverGone. The check runs at once after a suspicious failure, otherwise at intervals."""
+        """Check the driver; raises DriverGone. The check runs at once after a suspicious failure,
+        otherwise at intervals."""
         now = time.monotonic()
         if not meter.suspects_driver and now - self._checked_t < CHECK_S:
             return
@@ -179,11 +214,14 @@ class NvmlSource:
             raise DriverGone(f"the number of GPUs went from {self._count} to {count}")
         self._look_for_returned()
         alive = [gpu for gpu in self._gpus if gpu.loss is None]
-        if mig_layout(alive) != {gpu.device.id: self._mig[gpu.device.id] for gpu in alive if gpu.device.id in self._mig}:
+        if mig_layout(alive) != {
+            gpu.device.id: self._mig[gpu.device.id] for gpu in alive if gpu.device.id in self._mig
+        }:
             raise DriverGone("the MIG slices have changed")
 
     def _look_for_returned(self) -> None:
-        """Raises DriverGone when a GPU that was lost, or had no handle, works again twice in a row: its old handle stays invalid after a reset."""
+        """Raises DriverGone when a GPU that was lost, or had no handle, works again twice in a row:
+        its old handle stays invalid after a reset."""
         if time.monotonic() < self._look_t:
             return
         dead = [gpu.device.id for gpu in self._gpus if gpu.loss is not None] + [*self._closed]
@@ -193,7 +231,8 @@ class NvmlSource:
         self._worked = working
 
     def _works(self, device: str) -> bool:
-        """Whether a GPU gives a new handle, and no call through it says that the GPU is lost. Where one does, the next look is twice as late."""
+        """Whether a GPU gives a new handle, and no call through it says that the GPU is lost. Where
+        one does, the next look is twice as late."""
         meter.device = device
         handle = fact("nvmlDeviceGetHandleByIndex", int(device.removeprefix("gpu:")))
         if handle is None:
@@ -212,6 +251,12 @@ class NvmlSource:
 
     def _losses(self) -> list[tuple[str, str]]:
         opened = [(gpu.device.id, gpu.loss) for gpu in self._gpus if gpu.loss is not None]
-        closed = [(device, str(failure)) for device, failure in self._closed.items() if failure.is_loss]
-        slices = [(mig_slice.device.id, mig_slice.whole.loss) for mig_slice in self._slices if mig_slice.whole.loss is not None]
+        closed = [
+            (device, str(failure)) for device, failure in self._closed.items() if failure.is_loss
+        ]
+        slices = [
+            (mig_slice.device.id, mig_slice.whole.loss)
+            for mig_slice in self._slices
+            if mig_slice.whole.loss is not None
+        ]
         return opened + closed + slices

@@ -39,7 +39,8 @@ MEANINGS = {
 
 
 class XidWatch:
-    """Counts the errors of each device since the creation of this object. `refusals`: for each device without error events, the reason."""
+    """Counts the errors of each device since the creation of this object. `refusals`: for each
+    device without error events, the reason."""
 
     def __init__(self, handles: dict[str, Any]) -> None:
         """`handles` by device id."""
@@ -51,7 +52,8 @@ class XidWatch:
         self._watch(set())
 
     def _watch(self, lost: Container[str]) -> None:
-        """Create a new event set without the lost GPUs. While an event set contains a lost GPU, the driver reports no events of the other GPUs."""
+        """Create a new event set without the lost GPUs. While an event set contains a lost GPU, the
+        driver reports no events of the other GPUs."""
         self.refusals = {}
         if self._set is not None:
             with contextlib.suppress(CallFailed):
@@ -71,7 +73,8 @@ class XidWatch:
                 self.refusals[device] = str(failure)
 
     def read(self, t: float, lost: Container[str]) -> list[Xid]:
-        """The events since the last call. Does not block. After a failure the next call uses a new event set."""
+        """The events since the last call. Does not block. After a failure the next call uses a new
+        event set."""
         xids: list[Xid] = []
         watched = self._set is not None and len(self.refusals) < len(self.counts)
         while watched and len(xids) < _MAX_AT_ONCE:
@@ -84,7 +87,9 @@ class XidWatch:
             device = self._devices.get(_address(event.device))
             if device is not None and event.eventType == _XID_EVENT:
                 self.counts[device] += 1
-                xids.append(Xid(t, device, int(event.eventData), MEANINGS.get(int(event.eventData), "")))
+                xids.append(
+                    Xid(t, device, int(event.eventData), MEANINGS.get(int(event.eventData), ""))
+                )
         return xids
 
 
