@@ -1,4 +1,5 @@
-"""What the keys and the command palette do, on whatever screen they are used. `keys.ACTIONS` names the methods."""
+"""What the keys and the command palette do, on whatever screen they are used. `keys.ACTIONS` names
+the methods."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ SEEK_S = 5.0
 ESCAPES_S = 1.0
 """Seconds after another screen in which Escape cancels no trial."""
 CHANGE = "change"
-"""The topic of messages about a change without a trial: that it was asked for, then that it was made."""
+"""The topic of messages about a change without a trial: that it was asked for, then that it was
+made."""
 SCREENS = {
     "scenarios": "scenarios.ScenariosScreen",
     "knobs": "knobs.KnobsScreen",
@@ -52,7 +54,8 @@ SCREENS = {
     "output": "output.OutputScreen",
     "leave_job": "questions.LeaveScreen",
 }
-"""Modules and classes in `screens/`. Each is imported when it is first opened: the main screen appears sooner."""
+"""Modules and classes in `screens/`. Each is imported when it is first opened: the main screen
+appears sooner."""
 
 
 class ActionsApp(App[int]):
@@ -79,7 +82,8 @@ class ActionsApp(App[int]):
 
 
 class Actions:
-    """Opens screens, and sends requests to the session. Slow requests run in the background, so that keys are answered."""
+    """Opens screens, and sends requests to the session. Slow requests run in the background, so
+    that keys are answered."""
 
     def __init__(self, app: ActionsApp, api: SessionApi) -> None:
         self._app = app
@@ -94,10 +98,11 @@ class Actions:
         elif (result := getattr(self, name)(*digit)) is not None:
             await result
 
-    # --- screens --------------------------------------------------------------------------------------------
+    # --- screens ----------------------------------------------------------------------------------
 
     def open(self, name: str) -> AwaitMount | None:
-        """Put a screen on top of the main screen, in place of another one. The help page covers any screen and gives it back."""
+        """Put a screen on top of the main screen, in place of another one. The help page covers any
+        screen and gives it back."""
         app = self._app
         if name == "scenarios" and (why := self._why_no_start()):
             self.report(why)
@@ -127,10 +132,14 @@ class Actions:
             return ""
         if view.recording:
             return A_RECORDING
-        return f"your job runs: {keys.written()['stop']} ends or leaves it, then {keys.written()['scenarios']} starts a scenario"
+        return (
+            f"your job runs: {keys.written()['stop']} ends or leaves it, then"
+            f" {keys.written()['scenarios']} starts a scenario"
+        )
 
     async def quit(self) -> None:
-        """Leave the screen in sight; from the main screen, quit. On the question about the user's own job, leave the job."""
+        """Leave the screen in sight; from the main screen, quit. On the question about the user's
+        own job, leave the job."""
         screen = self._app.screen
         if isinstance(screen, BackScreen) and screen.NAME != "leave_job":
             screen.action_back()
@@ -156,7 +165,8 @@ class Actions:
         self._app.run_worker(self._app.leave(0), exit_on_error=False)
 
     def probes(self) -> None:
-        """Ask whether probes may run in the user's own job, or whether a watched server gets a few requests."""
+        """Ask whether probes may run in the user's own job, or whether a watched server gets a few
+        requests."""
         run = self._api.view().run
         if run is not None and run.watched:
             self._probe_server(run)
@@ -179,7 +189,8 @@ class Actions:
             self.ask(server_probe_question(run, str(run.server.model.value), send))
 
     def _with_probes(self, go_on: Callable[[], None]) -> None:
-        """Go on with what needs probes; ask first where they would run in the user's own job, and the user has not allowed them."""
+        """Go on with what needs probes; ask first where they would run in the user's own job, and
+        the user has not allowed them."""
         job = self._api.job
         if job is None or job.ended or job.allows_probes:
             go_on()
@@ -201,35 +212,51 @@ class Actions:
             self._app.push_screen(ConsentScreen(self._api, self, question))
 
     def permit(self) -> None:
-        """Ask for a permission in the user's own job that is missing: first the one that the selected suggestion needs."""
+        """Ask for a permission in the user's own job that is missing: first the one that the
+        selected suggestion needs."""
         job, run = self._api.job, self._api.view().run
         if job is None or job.ended:
             self.report("no job of your own runs here")
             return
         suggestion = self._app.main_screen.chosen()
-        needed = run.permissions(suggestion.changes) if run is not None and suggestion is not None else []
-        missing = [what for what in (*needed, NUMERICS, LOADER) if not getattr(job, f"allows_{what}")]
+        needed = (
+            run.permissions(suggestion.changes)
+            if run is not None and suggestion is not None
+            else []
+        )
+        missing = [
+            what for what in (*needed, NUMERICS, LOADER) if not getattr(job, f"allows_{what}")
+        ]
         if not missing:
             self.report("you have already allowed such changes of this job; u reverts a change")
         else:
             self._ask_for(missing[0], "", lambda: None)
 
     def _when_agreed(self, changes: Knobs, go_on: Callable[[], None]) -> None:
-        """Go on with a change; ask first for what the change needs in the user's own job, and the user has not allowed."""
+        """Go on with a change; ask first for what the change needs in the user's own job, and the
+        user has not allowed."""
         job, run = self._api.job, self._api.view().run
         needed = run.permissions(changes) if job is not None and run is not None else []
         missing = [what for what in needed if not getattr(job, f"allows_{what}")]
         if not missing or run is None:
             go_on()
         else:
-            self._ask_for(missing[0], describe_changes(changes, run.settings), lambda: self._when_agreed(changes, go_on))
+            self._ask_for(
+                missing[0],
+                describe_changes(changes, run.settings),
+                lambda: self._when_agreed(changes, go_on),
+            )
 
     def _ask_for(self, permission: str, change: str, go_on: Callable[[], None]) -> None:
         from gpuconsole.tui.screens.questions import loader_question, numerics_question
 
         job = self._api.job
         assert job is not None
-        allow, question = (job.allow_loader, loader_question) if permission == LOADER else (job.allow_numerics, numerics_question)
+        allow, question = (
+            (job.allow_loader, loader_question)
+            if permission == LOADER
+            else (job.allow_numerics, numerics_question)
+        )
 
         def agreed() -> None:
             allow()
@@ -255,7 +282,7 @@ class Actions:
         if isinstance(self._app.screen, BackScreen):
             self._app.screen.redraw()
 
-    # --- requests to the session ----------------------------------------------------------------------------
+    # --- requests to the session ------------------------------------------------------------------
 
     def try_selected(self) -> None:
         """Try the suggestion that is selected on the main screen."""
@@ -266,13 +293,17 @@ class Actions:
             self.try_change(suggestion.changes, suggestion.predicted_speedup)
 
     def copy(self) -> None:
-        """Copy the code of the selected suggestion by OSC 52: terminals pass it to the clipboard of the user's machine, also over SSH."""
+        """Copy the code of the selected suggestion by OSC 52: terminals pass it to the clipboard of
+        the user's machine, also over SSH."""
         suggestion = self._app.main_screen.chosen()
         if suggestion is None:
             self.report("there is no suggestion to copy")
             return
         self._app.copy_to_clipboard(suggestion.code or describe_changes(suggestion.changes))
-        self.report(f"copied the code for {describe_changes(suggestion.changes)}; not every terminal allows that")
+        self.report(
+            f"copied the code for {describe_changes(suggestion.changes)}; not every terminal allows"
+            " that"
+        )
 
     def open_device(self, device: str) -> None:
         """Open the screen of the devices on this device."""
@@ -302,13 +333,18 @@ class Actions:
         await work()
 
     def apply(self, changes: Knobs) -> None:
-        """Apply changes without a trial. That they were asked for is said at once: the worker may be in the middle of a long step."""
+        """Apply changes without a trial. That they were asked for is said at once: the worker may
+        be in the middle of a long step."""
         run = self._api.view().run
         what = describe_changes(changes, run.settings if run is not None else {})
 
         def go_on() -> None:
             self.report(f"asked: {what}", topic=CHANGE)
-            self.request(self._api.set_knobs(changes), lambda _: f"{what} applied{self._at_step()}{self._way_back()}", CHANGE)
+            self.request(
+                self._api.set_knobs(changes),
+                lambda _: f"{what} applied{self._at_step()}{self._way_back()}",
+                CHANGE,
+            )
 
         self._when_agreed(changes, go_on)
 
@@ -319,10 +355,14 @@ class Actions:
     def _at_step(self) -> str:
         """` at step 412`: where the last change took effect. Empty where that is not known."""
         run = self._api.view().run
-        return f" at step {run.at_step}" if run is not None and run.at_step and not run.serves else ""
+        return (
+            f" at step {run.at_step}" if run is not None and run.at_step and not run.serves else ""
+        )
 
     def try_change(self, changes: Knobs, predicted: Interval | None) -> None:
-        self._when_agreed(changes, lambda: self.request(self._api.try_change(changes, predicted), verdict_line))
+        self._when_agreed(
+            changes, lambda: self.request(self._api.try_change(changes, predicted), verdict_line)
+        )
 
     def cancel_trial(self) -> None:
         """A second Escape out of another screen cancels no trial."""
@@ -345,16 +385,25 @@ class Actions:
         self._with_probes(
             lambda: self.request(
                 self._api.profile(rank=rank),
-                lambda report: f"profiled {report.steps} steps" + (f", trace: {report.trace}" if report.trace else ""),
+                lambda report: (
+                    f"profiled {report.steps} steps"
+                    + (f", trace: {report.trace}" if report.trace else "")
+                ),
             )
         )
 
     def revert(self) -> None:
         view = self._api.view()
-        what = describe_changes(view.undo, view.run.settings) if view.undo and view.run is not None else "the last change"
+        what = (
+            describe_changes(view.undo, view.run.settings)
+            if view.undo and view.run is not None
+            else "the last change"
+        )
         if view.undo:
             self.report(f"asked: {what}", topic=CHANGE)
-        self.request(self._api.revert(), lambda _: f"{what}: change taken back{self._at_step()}", CHANGE)
+        self.request(
+            self._api.revert(), lambda _: f"{what}: change taken back{self._at_step()}", CHANGE
+        )
 
     def stop(self) -> None:
         if keys.tuning(self._api.view()):
@@ -376,7 +425,10 @@ class Actions:
         if path is not None:
             self.request_now(lambda: self._api.toggle_recording(path))
         else:
-            self.request_now(self._api.toggle_recording, lambda path: f"recording to {path}" if path else "recording ended")
+            self.request_now(
+                self._api.toggle_recording,
+                lambda path: f"recording to {path}" if path else "recording ended",
+            )
 
     def control(self) -> None:
         """Take the control back from an agent, or let agents in again."""
@@ -391,7 +443,7 @@ class Actions:
     def export(self) -> None:
         self.request_now(self._api.export, lambda path: f"snapshot written to {path}")
 
-    # --- a recording ------------------------------------------------------------------------------------------
+    # --- a recording ------------------------------------------------------------------------------
 
     def _play(self, act: Callable[[PlayerApi], None]) -> None:
         """Ask the player of a recording for something; in a live session nothing happens."""
@@ -425,16 +477,18 @@ class Actions:
     def faster(self) -> None:
         self._play(lambda player: player.change_speed(faster=True))
 
-    # --- reports --------------------------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------
 
     def report(self, message: str, *, wrong: bool = False, topic: str = "") -> None:
-        """Show a message above the keys for some seconds. It replaces the message about the same `topic`."""
+        """Show a message above the keys for some seconds. It replaces the message about the same
+        `topic`."""
         self._app.messages.add(visible(message), "alert" if wrong else "", topic)
         self._app.tick()
         self._app.set_timer(MESSAGE_S + ANSWER_S, self._app.tick)
 
     def request_now(self, work: Callable[[], T], report: Callable[[T], str] | None = None) -> None:
-        """A request that returns at once. `report` words its result; a refusal is reported in any case."""
+        """A request that returns at once. `report` words its result; a refusal is reported in any
+        case."""
         try:
             result = work()
         except SessionError as error:
@@ -444,12 +498,16 @@ class Actions:
                 self.report(report(result))
         self._app.tick()
 
-    def request(self, work: Awaitable[T], report: Callable[[T], str] | None = None, topic: str = "") -> None:
+    def request(
+        self, work: Awaitable[T], report: Callable[[T], str] | None = None, topic: str = ""
+    ) -> None:
         """A request that takes its time. The screen shows at once that it was made."""
         self._app.run_worker(self.finish(work, report, topic), group="actions", exit_on_error=False)
         self._app.set_timer(ANSWER_S, self._app.tick)
 
-    async def finish(self, work: Awaitable[T], report: Callable[[T], str] | None = None, topic: str = "") -> None:
+    async def finish(
+        self, work: Awaitable[T], report: Callable[[T], str] | None = None, topic: str = ""
+    ) -> None:
         """The same, awaited."""
         try:
             result = await work

@@ -40,8 +40,8 @@ from gpuconsole.tui.widgets.live import Zone
 REFRESH_HZ = 2.0
 MAX_HZ = 20.0
 BUSY_SHARE = 0.3
-"""Share of the time that periodic frames may take of the line, or of this thread. Above this share the screen is drawn less often, down to
-REFRESH_HZ, so that a key need not wait for frames."""
+"""Share of the time that periodic frames may take of the line, or of this thread. Above this share
+the screen is drawn less often, down to REFRESH_HZ, so that a key need not wait for frames."""
 ECO_S = 2.0
 FIRST_DATA_S = 0.05
 CLOSE_S = 3.0
@@ -55,16 +55,19 @@ THEME_HELP = {
     LIGHT: "For a light terminal.",
 }
 HANG_UP_S = 8.0
-"""After a hang-up the terminal may be gone and any call may block. The process then ends after this time in any case."""
+"""After a hang-up the terminal may be gone and any call may block. The process then ends after this
+time in any case."""
 
 
 def refresh_hz(interval_s: float) -> float:
-    """How often to draw when the devices are sampled every `interval_s` seconds: not less often than they are sampled."""
+    """How often to draw when the devices are sampled every `interval_s` seconds: not less often
+    than they are sampled."""
     return min(MAX_HZ, max(REFRESH_HZ, 1.0 / interval_s))
 
 
 class ConsoleApp(ActionsApp):
-    """Shows the state of `api` and sends the keys to it. Colours are the terminal's own, also under NO_COLOR."""
+    """Shows the state of `api` and sends the keys to it. Colours are the terminal's own, also under
+    NO_COLOR."""
 
     TITLE = "gpuconsole"
     BINDINGS = keys.app_bindings()
@@ -88,15 +91,19 @@ class ConsoleApp(ActionsApp):
         start_job: Callable[[int, int], Awaitable[None]] | None = None,
         theme: str = DARK,
     ) -> None:
-        """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it the machine overview opens. `start_job`: start the
-        user's own job in place of a scenario, on a terminal of so many columns and rows.
+        """`scenario` starts with `knobs` at once, and stops after `duration` seconds; without it
+        the machine overview opens. `start_job`: start the user's own job in place of a scenario, on
+        a terminal of so many columns and rows.
 
-        `theme`: `dark`, `dark-contrast` or `light`, for the background of the terminal. `eco`: one update in `ECO_S` seconds; keys are answered at once in
-        any case. `opening`: somebody has called `api.open` already.
-        `record`: the file of a recording that begins at once. `on_hangup` is called when the terminal is gone.
+        `theme`: `dark`, `dark-contrast` or `light`, for the background of the terminal. `eco`: one
+        update in `ECO_S` seconds; keys are answered at once in any case. `opening`: somebody has
+        called `api.open` already.
+        `record`: the file of a recording that begins at once. `on_hangup` is called when the
+        terminal is gone.
         """
         able = terminal()  # before Textual takes NO_COLOR out of the environment
-        own_driver = None if constants.DRIVER else CellDriver  # Textual's variable TEXTUAL_DRIVER names another driver
+        # Textual's variable TEXTUAL_DRIVER names another driver
+        own_driver = None if constants.DRIVER else CellDriver
         super().__init__(driver_class=own_driver, ansi_color=True)
         self.able = able
         for name in THEMES:
@@ -126,7 +133,7 @@ class ConsoleApp(ActionsApp):
         self._leaving = False
         Zone.ascii_only, Zone.sixteen = able.ascii_only, able.colours <= Colours.SIXTEEN
 
-    # --- life -----------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def get_default_screen(self) -> Screen[None]:
         return self.main_screen
@@ -174,9 +181,12 @@ class ConsoleApp(ActionsApp):
             self.tick()
 
     def _on_timer(self) -> None:
-        """While nothing runs, draw only as often as the sources are read. Draw less often while frames take much of the time."""
+        """While nothing runs, draw only as often as the sources are read. Draw less often while
+        frames take much of the time."""
         self._since_shown += self._period
-        busy_s = max(used - before for used, before in zip(self._used_s(), self._used_before, strict=True))
+        busy_s = max(
+            used - before for used, before in zip(self._used_s(), self._used_before, strict=True)
+        )
         if self._since_shown >= max(self._rest_s, min(1.0 / REFRESH_HZ, busy_s / BUSY_SHARE)):
             self.tick()
 
@@ -195,12 +205,17 @@ class ConsoleApp(ActionsApp):
             return
         view, screen = self.api.view(), self.screen
         self._since_shown, self._used_before = 0.0, self._used_s()
-        self._rest_s = 0.0 if facts.active(view) else min((state.period_s for state in view.sources.values()), default=0.0)
+        self._rest_s = (
+            0.0
+            if facts.active(view)
+            else min((state.period_s for state in view.sources.values()), default=0.0)
+        )
         if isinstance(screen, MainScreen | BackScreen):
             screen.show(view)
 
     def _watch_duration(self, seconds: float) -> None:
-        """Stop the run after `seconds` of running. A change that is kept does not start the time again."""
+        """Stop the run after `seconds` of running. A change that is kept does not start the time
+        again."""
         view = self.api.view()
         if self._running_since is None:
             if view.state == "running":
@@ -225,8 +240,8 @@ class ConsoleApp(ActionsApp):
         self.exit(code)
 
     def _hang_up(self, number: int) -> None:
-        """The terminal is gone, or the process was asked to end: save what was measured, then leave. A job of the user's own continues when the
-        terminal is gone; it gets SIGTERM too."""
+        """The terminal is gone, or the process was asked to end: save what was measured, then
+        leave. A job of the user's own continues when the terminal is gone; it gets SIGTERM too."""
         if self._watchdog is not None:
             return
         self._watchdog = threading.Timer(HANG_UP_S, _give_up, (128 + number,))
@@ -260,7 +275,7 @@ class ConsoleApp(ActionsApp):
         if redraw is not None:
             redraw()
 
-    # --- keys -----------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     async def on_event(self, event: events.Event) -> None:
         if not isinstance(event, events.Key) or event.is_forwarded:
@@ -271,7 +286,7 @@ class ConsoleApp(ActionsApp):
             finally:
                 self.keyboard.delivered()
 
-    # --- actions -----------------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     async def action_do(self, name: str, *digit: str) -> None:
         """An action of `keys.ACTIONS` that is one of `Actions`."""
@@ -279,11 +294,15 @@ class ConsoleApp(ActionsApp):
 
     @property
     def available_themes(self) -> dict[str, Theme]:
-        """The console's own themes. Other themes of Textual would paint over the terminal's own background."""
-        return {name: theme for name, theme in super().available_themes.items() if name in THEMES} or super().available_themes
+        """The console's own themes. Other themes of Textual would paint over the terminal's own
+        background."""
+        return {
+            name: theme for name, theme in super().available_themes.items() if name in THEMES
+        } or super().available_themes
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The command palette: what the keys do, by name and with the key, as far as it can be done now. Actions of the screen in sight come first."""
+        """The command palette: what the keys do, by name and with the key, as far as it can be done
+        now. Actions of the screen in sight come first."""
         view = self.api.view()
         for action in self._offered(screen, view):
             title = f"{action.title}   {action.bar or action.written}"
@@ -293,24 +312,44 @@ class ConsoleApp(ActionsApp):
                 yield SystemCommand(title, action.help, partial(self.actions.do, action.id))
             else:
                 of_screen = isinstance(screen, BackScreen) and screen.NAME in action.screens
-                place = screen if of_screen else self.main_screen if "main" in action.screens else self.main_screen.overview
+                place = (
+                    screen
+                    if of_screen
+                    else self.main_screen
+                    if "main" in action.screens
+                    else self.main_screen.overview
+                )
                 yield SystemCommand(title, action.help, partial(self.run_action, action.id, place))
-        yield SystemCommand("Theme", f"Colours of the console. Now: {self.theme}.", self.action_change_theme)
+        yield SystemCommand(
+            "Theme", f"Colours of the console. Now: {self.theme}.", self.action_change_theme
+        )
 
     def _offered(self, screen: Screen[object], view: View) -> Iterator[keys.Action]:
         """The actions for the palette. A move of a list has a key only, and a digit is one."""
-        own = [action for action in keys.on(screen.NAME) if screen.offers(action)] if isinstance(screen, BackScreen) else []
+        own = (
+            [action for action in keys.on(screen.NAME) if screen.offers(action)]
+            if isinstance(screen, BackScreen)
+            else []
+        )
         if screen is self.main_screen and self.main_screen.overview.has_focus:
             own = keys.on(keys.MACHINE)
         for action in (*own, *keys.on(MainScreen.NAME), *keys.everywhere()):
-            named = action.label and action.id not in ("up", "down", "palette") and action.keys != keys.DIGITS
+            named = (
+                action.label
+                and action.id not in ("up", "down", "palette")
+                and action.keys != keys.DIGITS
+            )
             if named and action.makes_sense(view):
                 yield action
 
     def search_themes(self) -> None:
         """The console's own themes; the present one is marked."""
         rows = [
-            (f"{name}   (now)" if name == self.theme else name, partial(self._use_theme, name), THEME_HELP[name])
+            (
+                f"{name}   (now)" if name == self.theme else name,
+                partial(self._use_theme, name),
+                THEME_HELP[name],
+            )
             for name in self.available_themes
         ]
         self.search_commands(rows, placeholder="Search for themes…")
@@ -325,7 +364,8 @@ def _job_size(screen: Size) -> tuple[int, int]:
 
 
 def _give_up(code: int) -> None:
-    """The app hangs: give the terminal back if the terminal still takes bytes, and end the process."""
+    """The app hangs: give the terminal back if the terminal still takes bytes, and end the
+    process."""
     last_words = threading.Thread(target=skeleton.restore_by_force, daemon=True)
     last_words.start()
     last_words.join(0.5)
@@ -333,8 +373,8 @@ def _give_up(code: int) -> None:
 
 
 def run_app(api: SessionApi, *, eco: bool = False, theme: str = DARK, demo: bool = False) -> int:
-    """Show the console until the user quits. 0: all well, 1: the last run failed or is invalid, 128 + n: ended by signal n. `demo`: a hint line
-    narrates the session."""
+    """Show the console until the user quits. 0: all well, 1: the last run failed or is invalid,
+    128 + n: ended by signal n. `demo`: a hint line narrates the session."""
     KeyBar.demo = demo
     return asyncio.run(show(ConsoleApp(api, eco=eco, theme=theme)))
 

@@ -1,7 +1,8 @@
 """Keys, one at a time: each is delivered when the key before it has had its effect.
 
-Over a slow line, and during the start, several keys arrive at once. Textual sends each to the screen that is in sight when the key arrives,
-so that the keys behind an Escape or a `/` would reach the wrong screen.
+Over a slow line, and during the start, several keys arrive at once. Textual sends each to the
+screen that is in sight when the key arrives, so that the keys behind an Escape or a `/` would reach
+the wrong screen.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Keyboard:
 
     def take(self, event: events.Key) -> bool:
         """Whether it is this key's turn. Otherwise the key is kept, and posted to the app again."""
-        if event is not self._turn and (self._turn is not None or self._waiting or self._task is not None):
+        if event is not self._turn and (
+            self._turn is not None or self._waiting or self._task is not None
+        ):
             self._waiting.append(event)
             return False
         self._turn = event
@@ -60,7 +63,8 @@ class Keyboard:
 
 
 def parse(typed: bytes) -> Iterator[events.Key]:
-    """The keys in bytes that were typed over some time: Escape before another key is Escape, not Alt."""
+    """The keys in bytes that were typed over some time: Escape before another key is Escape, not
+    Alt."""
     parser = XTermParser()
     for token in _KEYS.findall(typed.decode(errors="replace")):
         if token == "\x1b":

@@ -1,6 +1,8 @@
-"""The one table of actions and keys. Textual's bindings, the key bars, the help page and the command palette are made from it.
+"""The one table of actions and keys. Textual's bindings, the key bars, the help page and the
+command palette are made from it.
 
-A letter has the same meaning on every screen. An action that belongs to some screens has a key that no other action uses there.
+A letter has the same meaning on every screen. An action that belongs to some screens has a key that
+no other action uses there.
 """
 
 from __future__ import annotations
@@ -78,8 +80,15 @@ def _may_allow_probes(view: View) -> bool:
 
 
 def _may_probe(view: View) -> bool:
-    """Whether the user may allow probes in a job, or send one to a server that is watched and answers."""
-    watches = view.run is not None and view.run.watched and _running(view) and view.run.state == "running" and not view.down
+    """Whether the user may allow probes in a job, or send one to a server that is watched and
+    answers."""
+    watches = (
+        view.run is not None
+        and view.run.watched
+        and _running(view)
+        and view.run.state == "running"
+        and not view.down
+    )
     return _may_allow_probes(view) or watches
 
 
@@ -110,9 +119,11 @@ def _may_tune(view: View) -> bool:
 class Action(NamedTuple):
     """Something that a key does.
 
-    `keys` are Textual's names, separated by commas. `label` is the word in the key bar, and the name in the command palette; an action
-    without a label is not in the bar. `screens`: where the key works; empty: everywhere. `makes_sense`: whether the key bar shows the key
-    for this state. `bar`: how the key bar and the help write the key. `of_app`: a method of `actions.Actions` does it, and not one of the screen.
+    `keys` are Textual's names, separated by commas. `label` is the word in the key bar, and the
+    name in the command palette; an action without a label is not in the bar. `screens`: where the
+    key works; empty: everywhere. `makes_sense`: whether the key bar shows the key for this state.
+    `bar`: how the key bar and the help write the key. `of_app`: a method of `actions.Actions` does
+    it, and not one of the screen.
     """
 
     id: str
@@ -127,7 +138,11 @@ class Action(NamedTuple):
     @property
     def written(self) -> str:
         """The keys as a reader sees them."""
-        return "0-9" if self.keys == DIGITS else ", ".join(_WRITTEN.get(key, key) for key in self.keys.split(","))
+        return (
+            "0-9"
+            if self.keys == DIGITS
+            else ", ".join(_WRITTEN.get(key, key) for key in self.keys.split(","))
+        )
 
     @property
     def command(self) -> str:
@@ -150,13 +165,15 @@ SUB_SCREENS = (*LISTS, *PAGES, "history")
 MACHINE = "machine"
 """The main screen while nothing runs: the table of the GPUs has the keys of a list."""
 FIELDS = ("value", "filter", "choice", "line")
-"""Text fields on a screen: the value of a setting, the filter of a list, the filter of the list of scenarios, a line for a job. While one is open, letters go into it."""
+"""Text fields on a screen: the value of a setting, the filter of a list, the filter of the list of
+scenarios, a line for a job. While one is open, letters go into it."""
 FIXED = ("accept", "discard", "jump", "device_number")
 """Actions whose keys are those of a text field, or digits."""
 GROUPED = ("processes", "topology")
 """The lists in which `g` groups."""
 _WRITTEN = {
-    "enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/", "pageup": "pgup", "pagedown": "pgdn", "plus": "+", "minus": "-", "equals_sign": "=",
+    "enter": "Enter", "escape": "Esc", "question_mark": "?", "slash": "/", "pageup": "pgup",
+    "pagedown": "pgdn", "plus": "+", "minus": "-", "equals_sign": "=",
 }  # fmt: skip
 
 
@@ -166,10 +183,8 @@ def _but(screens: tuple[str, ...], *others: str) -> tuple[str, ...]:
 
 
 ACTIONS: tuple[Action, ...] = (
-    # --- every screen; the most wanted first -------------------------------------------------------------------
-    Action(
-        "quit", "q", "quit", "Leave a screen. On the main screen: save the session and quit."
-    ),
+    # --- every screen; the most wanted first ------------------------------------------------------
+    Action("quit", "q", "quit", "Leave a screen. On the main screen: save the session and quit."),
     Action(
         "interrupt",
         "ctrl+c",
@@ -178,7 +193,11 @@ ACTIONS: tuple[Action, ...] = (
         makes_sense=lambda view: _is_job(view) and facts.active(view),
     ),
     Action(
-        "scenarios", "s", "scenarios", "Choose a scenario and start it. The numbers of the current run stay.", makes_sense=may_start
+        "scenarios",
+        "s",
+        "scenarios",
+        "Choose a scenario and start it. The numbers of the current run stay.",
+        makes_sense=may_start,
     ),
     Action(
         "try_selected",
@@ -188,8 +207,21 @@ ACTIONS: tuple[Action, ...] = (
         ("main",),
         _can_try,
     ),
-    Action("copy", "y", "copy code", "Copy the code of the selected suggestion (OSC 52).", makes_sense=_has_suggestion),
-    Action("cancel_trial", "escape", "cancel", "Cancel the trial: the change is reverted, the run goes on.", ("main",), trial_runs),
+    Action(
+        "copy",
+        "y",
+        "copy code",
+        "Copy the code of the selected suggestion (OSC 52).",
+        makes_sense=_has_suggestion,
+    ),
+    Action(
+        "cancel_trial",
+        "escape",
+        "cancel",
+        "Cancel the trial: the change is reverted, the run goes on.",
+        ("main",),
+        trial_runs,
+    ),
     Action(
         "tuning",
         "t",
@@ -197,18 +229,39 @@ ACTIONS: tuple[Action, ...] = (
         "Try the suggested changes one by one, and keep those that are faster.",
         makes_sense=_may_change,
     ),
-    Action("details", "d", "details", "Findings with their evidence, and code for your own program.", makes_sense=_has_run),
-    Action("output", "o", "output", "The output of your own job, the last 10 000 lines.", makes_sense=_is_job),
+    Action(
+        "details",
+        "d",
+        "details",
+        "Findings with their evidence, and code for your own program.",
+        makes_sense=_has_run,
+    ),
+    Action(
+        "output",
+        "o",
+        "output",
+        "The output of your own job, the last 10 000 lines.",
+        makes_sense=_is_job,
+    ),
     Action(
         "probes",
         "P",
         "probe",
-        "Allow probes in a job of your own, or send a few requests to a watched server. A question comes first.",
+        (
+            "Allow probes in a job of your own, or send a few requests to a watched server. A"
+            " question comes first."
+        ),
         ("main",),
         _may_probe,
     ),
     Action("device", "i", "device", "Every metric of a device with its value, unit and source."),
-    Action("processes", "p", "processes", "Processes on the GPUs: sort, filter, group, send a signal.", makes_sense=_has_gpu),
+    Action(
+        "processes",
+        "p",
+        "processes",
+        "Processes on the GPUs: sort, filter, group, send a signal.",
+        makes_sense=_has_gpu,
+    ),
     Action("help", "question_mark,f1", "help", "Keys, and how to read the screen.", bar="?"),
     Action(
         "history",
@@ -231,10 +284,30 @@ ACTIONS: tuple[Action, ...] = (
         "Profile a few steps: time by kernel class, a roofline, a trace for Perfetto.",
         makes_sense=_has_run,
     ),
-    Action("knobs", "S", "settings", "Edit the settings of the run: apply them at once or try them.", makes_sense=_has_run),
-    Action("revert", "u", "take back", "Undo the last change that was kept, or applied without a trial.", makes_sense=_can_revert),
-    Action("stop", "x", "stop", "End the tuning session, otherwise the run.", makes_sense=_can_stop),
-    Action("topology", "l", "links", "Links between the GPUs, with NUMA nodes and CPUs.", makes_sense=_has_links),
+    Action(
+        "knobs",
+        "S",
+        "settings",
+        "Edit the settings of the run: apply them at once or try them.",
+        makes_sense=_has_run,
+    ),
+    Action(
+        "revert",
+        "u",
+        "take back",
+        "Undo the last change that was kept, or applied without a trial.",
+        makes_sense=_can_revert,
+    ),
+    Action(
+        "stop", "x", "stop", "End the tuning session, otherwise the run.", makes_sense=_can_stop
+    ),
+    Action(
+        "topology",
+        "l",
+        "links",
+        "Links between the GPUs, with NUMA nodes and CPUs.",
+        makes_sense=_has_links,
+    ),
     Action(
         "baseline",
         "b",
@@ -250,8 +323,10 @@ ACTIONS: tuple[Action, ...] = (
         "Take the control back from an agent (--control); again: let agents in.",
         makes_sense=lambda view: bool(view.remote),
     ),
-    Action("export", "e", "export", "Write a snapshot (JSON) of the session.", makes_sense=_has_run),
-    # --- some screens ------------------------------------------------------------------------------------------
+    Action(
+        "export", "e", "export", "Write a snapshot (JSON) of the session.", makes_sense=_has_run
+    ),
+    # --- some screens -----------------------------------------------------------------------------
     Action(
         "numerics",
         "N",
@@ -264,54 +339,207 @@ ACTIONS: tuple[Action, ...] = (
     Action("choose_next", "down,j,tab", "", "Select the suggestion below.", ("main",)),
     Action("choose_first", "home,g", "", "Select the first suggestion.", ("main",)),
     Action("choose_last", "end,G", "", "Select the last suggestion.", ("main",)),
-    Action("pause", "space", "pause", "Pause the recording, or go on. At its end: play it again.", ("main",), _plays, of_app=True),
-    Action("rewind", "left", "", "Five seconds of the recording back.", ("main",), _plays, of_app=True),
-    Action("forward", "right", "5 s", "Five seconds of the recording forward.", ("main",), _plays, bar="left/right", of_app=True),
-    Action("jump", DIGITS, "jump", "Jump in the recording: 0 is its beginning, 5 its middle.", ("main",), _plays, of_app=True),
+    Action(
+        "pause",
+        "space",
+        "pause",
+        "Pause the recording, or go on. At its end: play it again.",
+        ("main",),
+        _plays,
+        of_app=True,
+    ),
+    Action(
+        "rewind", "left", "", "Five seconds of the recording back.", ("main",), _plays, of_app=True
+    ),
+    Action(
+        "forward",
+        "right",
+        "5 s",
+        "Five seconds of the recording forward.",
+        ("main",),
+        _plays,
+        bar="left/right",
+        of_app=True,
+    ),
+    Action(
+        "jump",
+        DIGITS,
+        "jump",
+        "Jump in the recording: 0 is its beginning, 5 its middle.",
+        ("main",),
+        _plays,
+        of_app=True,
+    ),
     Action("slower", "minus", "", "Play the recording slower.", ("main",), _plays, of_app=True),
-    Action("faster", "plus,equals_sign", "speed", "Play the recording faster.", ("main",), _plays, bar="+/-", of_app=True),
+    Action(
+        "faster",
+        "plus,equals_sign",
+        "speed",
+        "Play the recording faster.",
+        ("main",),
+        _plays,
+        bar="+/-",
+        of_app=True,
+    ),
     Action("start", "enter", "start", "Start the selected scenario.", ("scenarios", "choice")),
-    Action("edit", "enter", "edit", "Edit the value of the selected setting.", ("knobs",), _running),
-    Action("apply", "a", "apply", "Apply the edited values at once, without a trial.", ("knobs",), _running),
+    Action(
+        "edit", "enter", "edit", "Edit the value of the selected setting.", ("knobs",), _running
+    ),
+    Action(
+        "apply",
+        "a",
+        "apply",
+        "Apply the edited values at once, without a trial.",
+        ("knobs",),
+        _running,
+    ),
     Action("prove", "v", "try", "Try the edited values in a trial.", ("knobs",), _running),
     Action(
-        "forget", "backspace,delete", "forget", "Forget the edited value of the selected setting.", ("knobs",), _running, bar="backspace"
+        "forget",
+        "backspace,delete",
+        "forget",
+        "Forget the edited value of the selected setting.",
+        ("knobs",),
+        _running,
+        bar="backspace",
     ),
-    Action("accept", "enter", "accept", "Take the value that was typed, if it is allowed.", ("value",)),
+    Action(
+        "accept", "enter", "accept", "Take the value that was typed, if it is allowed.", ("value",)
+    ),
     Action("accept", "enter", "keep the filter", "Back to the list, with the filter.", ("filter",)),
     Action("accept", "enter", "send", "Send the line.", ("line",)),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
-    Action("open_device", "enter", "device", "Show every metric of the selected GPU.", (MACHINE,), _has_gpu),
-    Action("find", "slash", "find", "Find processes by a word, a pid, a user or the name of a GPU.", (MACHINE,), _has_gpu),
-    Action("begin", "enter", "begin", "Start a tuning session on the current run.", ("tuning",), makes_sense=_may_tune),
+    Action(
+        "open_device",
+        "enter",
+        "device",
+        "Show every metric of the selected GPU.",
+        (MACHINE,),
+        _has_gpu,
+    ),
+    Action(
+        "find",
+        "slash",
+        "find",
+        "Find processes by a word, a pid, a user or the name of a GPU.",
+        (MACHINE,),
+        _has_gpu,
+    ),
+    Action(
+        "begin",
+        "enter",
+        "begin",
+        "Start a tuning session on the current run.",
+        ("tuning",),
+        makes_sense=_may_tune,
+    ),
     Action("type", "enter", "type", "Type a line for the stdin of the job.", ("output",)),
-    Action("choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")),
-    Action("device_number", DIGITS, "number", "Show the GPU of this number; type both digits of 40 within a second.", ("device",)),
+    Action(
+        "choose", "enter", "choose", "Do what the selected line says.", ("leave_job", "consent")
+    ),
+    Action(
+        "device_number",
+        DIGITS,
+        "number",
+        "Show the GPU of this number; type both digits of 40 within a second.",
+        ("device",),
+    ),
     Action(
         "filter",
         "slash",
         "filter",
         "Show only lines that contain the words typed.",
-        ("scenarios", "knobs", "processes", "output", "models", "topology", "details", "profile", "tuning", "help"),
+        (
+            "scenarios",
+            "knobs",
+            "processes",
+            "output",
+            "models",
+            "topology",
+            "details",
+            "profile",
+            "tuning",
+            "help",
+        ),
     ),
-    Action("filter", "slash", "filter", "Show the device whose name is typed, or only metrics with the words typed.", ("device",)),
-    Action("terminate", "T", "SIGTERM", "Ask the selected process to end. A question comes first.", ("processes", "process"), _live),
-    Action("kill", "K", "SIGKILL", "Kill the selected process. A question comes first.", ("processes", "process"), _live),
-    Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes", MACHINE)),
-    Action("sort_next", "right", "sort", "Sort by the column on the right.", ("processes", MACHINE), bar="left/right"),
-    Action("reverse", "R", "reverse", "Reverse the order.", ("processes", MACHINE)),
-    Action("group", "g", "group", "Group processes under their parents, or GPUs that are linked alike.", GROUPED),
-    Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
-    Action("next_device", "right,tab", "device", "Show the device on the right.", ("device",), bar="left/right"),
-    Action("previous_rank", "left", "", "Choose the process before, of a job of several.", ("profile",), has_ranks),
     Action(
-        "next_rank", "right", "process", "Choose the next process, of a job of several.", ("profile",), has_ranks, bar="left/right"
+        "filter",
+        "slash",
+        "filter",
+        "Show the device whose name is typed, or only metrics with the words typed.",
+        ("device",),
+    ),
+    Action(
+        "terminate",
+        "T",
+        "SIGTERM",
+        "Ask the selected process to end. A question comes first.",
+        ("processes", "process"),
+        _live,
+    ),
+    Action(
+        "kill",
+        "K",
+        "SIGKILL",
+        "Kill the selected process. A question comes first.",
+        ("processes", "process"),
+        _live,
+    ),
+    Action("sort_previous", "left", "", "Sort by the column on the left.", ("processes", MACHINE)),
+    Action(
+        "sort_next",
+        "right",
+        "sort",
+        "Sort by the column on the right.",
+        ("processes", MACHINE),
+        bar="left/right",
+    ),
+    Action("reverse", "R", "reverse", "Reverse the order.", ("processes", MACHINE)),
+    Action(
+        "group",
+        "g",
+        "group",
+        "Group processes under their parents, or GPUs that are linked alike.",
+        GROUPED,
+    ),
+    Action("previous_device", "left,shift+tab", "", "Show the device on the left.", ("device",)),
+    Action(
+        "next_device",
+        "right,tab",
+        "device",
+        "Show the device on the right.",
+        ("device",),
+        bar="left/right",
+    ),
+    Action(
+        "previous_rank",
+        "left",
+        "",
+        "Choose the process before, of a job of several.",
+        ("profile",),
+        has_ranks,
+    ),
+    Action(
+        "next_rank",
+        "right",
+        "process",
+        "Choose the next process, of a job of several.",
+        ("profile",),
+        has_ranks,
+        bar="left/right",
     ),
     Action("left", "left", "", "Scroll to the left.", ("topology",)),
     Action("right", "right", "scroll", "Scroll to the right.", ("topology",), bar="left/right"),
     Action("up", "up,k,shift+tab", "", "One line up.", _but((*LISTS, *PAGES, MACHINE), "device")),
     Action("up", "up,k", "", "One line up.", ("device",)),
-    Action("down", "down,j,tab", "select", "One line down.", _but((*LISTS, *FIELDS[1:3], MACHINE), "device"), bar="up/down"),
+    Action(
+        "down",
+        "down,j,tab",
+        "select",
+        "One line down.",
+        _but((*LISTS, *FIELDS[1:3], MACHINE), "device"),
+        bar="up/down",
+    ),
     Action("down", "down,j", "select", "One line down.", ("device",), bar="up/down"),
     Action("down", "down,j,tab", "scroll", "One line down.", PAGES, bar="up/down"),
     Action("page_up", "pageup", "", "One page up.", (*LISTS, *PAGES, MACHINE)),
@@ -323,10 +551,18 @@ ACTIONS: tuple[Action, ...] = (
     Action("discard", "escape", "all lines", "End the filter.", ("filter", "choice")),
     Action("discard", "escape", "back", "Send nothing.", ("line",)),
     Action("back", "escape", "back", "Back to the main screen.", SUB_SCREENS),
-    # --- every screen, named in the help only ------------------------------------------------------------------
+    # --- every screen, named in the help only -----------------------------------------------------
     Action("palette", "ctrl+p", "", "Command palette: every action by its name."),
-    Action("redraw", "ctrl+l", "", "Draw again: the charts of the history screen, or after another program wrote to the terminal."),
-)  # fmt: skip
+    Action(
+        "redraw",
+        "ctrl+l",
+        "",
+        (
+            "Draw again: the charts of the history screen, or after another program wrote to the"
+            " terminal."
+        ),
+    ),
+)
 """In the order of the key bar: what does not fit is left out, and is in the help."""
 
 
@@ -350,10 +586,18 @@ def for_answer(view: View) -> list[tuple[str, str]]:
         useful |= {"output"} if run.is_job else {"scenarios", "knobs"}
     else:
         useful |= {"details"} if run.findings else set()
-    offers = [(_named(by_id[name].keys), label) for name, label in labels if name in useful and by_id[name].makes_sense(view)]
+    offers = [
+        (_named(by_id[name].keys), label)
+        for name, label in labels
+        if name in useful and by_id[name].makes_sense(view)
+    ]
     several = not failed and len(facts.suggestions(view)) > 1 and facts.running_trial(view) is None
     another = "next option" if facts.healthy(run) is not None else "next finding"
-    return [*offers, (_named(by_id["choose_next"].keys), another)] if several and _running(view) else offers
+    return (
+        [*offers, (_named(by_id["choose_next"].keys), another)]
+        if several and _running(view)
+        else offers
+    )
 
 
 def _named(written: str) -> str:
@@ -384,7 +628,11 @@ def written() -> dict[str, str]:
 
 def screen_bindings(screen: str) -> list[BindingType]:
     """Bindings to the methods `action_<id>` of a screen, or to actions of the app."""
-    return [Binding(key, _with_digit(action, key), action.help, show=False) for action in on(screen) for key in action.keys.split(",")]
+    return [
+        Binding(key, _with_digit(action, key), action.help, show=False)
+        for action in on(screen)
+        for key in action.keys.split(",")
+    ]
 
 
 def _with_digit(action: Action, key: str) -> str:
@@ -395,22 +643,28 @@ def _with_digit(action: Action, key: str) -> str:
 
 
 def app_bindings() -> list[BindingType]:
-    """Bindings of the actions that work everywhere. Keys with ctrl come before those of a focused field."""
+    """Bindings of the actions that work everywhere. Keys with ctrl come before those of a focused
+    field."""
     return [
-        Binding(key, f"do('{action.id}')", action.help, show=False, priority=key.startswith("ctrl+"))
+        Binding(
+            key, f"do('{action.id}')", action.help, show=False, priority=key.startswith("ctrl+")
+        )
         for action in everywhere()
         for key in action.keys.split(",")
     ]
 
 
 def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
-    """The actions in the key bar, at its left and at its right: few, by the state. On a sub-screen: the way back and the screen's own actions.
-    In a text field: its own keys only."""
+    """The actions in the key bar, at its left and at its right: few, by the state. On a sub-screen:
+    the way back and the screen's own actions. In a text field: its own keys only."""
     if screen in FIELDS:
         return on(screen), []
     by_id = {action.id: action for action in [*on(screen), *everywhere()]}
     if screen in ("main", MACHINE):
-        left, right = [by_id[name] for name in _wanted(view) if name in by_id], [by_id["help"], by_id["quit"]]
+        left, right = (
+            [by_id[name] for name in _wanted(view) if name in by_id],
+            [by_id["help"], by_id["quit"]],
+        )
     else:
         own = [action for action in on(screen) if action.id != "back"]
         if screen == "tuning" and tuning(view):
@@ -424,15 +678,39 @@ def bar(screen: str, view: View) -> tuple[list[Action], list[Action]]:
 def _wanted(view: View) -> tuple[str, ...]:
     """What a user may want to press on the main screen, the most useful first."""
     if _plays(view):
-        return "pause", "forward", "jump", "faster", "details", "history", "knobs", "device", "export"
+        return (
+            "pause",
+            "forward",
+            "jump",
+            "faster",
+            "details",
+            "history",
+            "knobs",
+            "device",
+            "export",
+        )
     if view.run is None:
-        return ("scenarios", "open_device", "sort_next", "processes", "find", "topology") if _has_gpu(view) else ("scenarios", "device")
+        return (
+            ("scenarios", "open_device", "sort_next", "processes", "find", "topology")
+            if _has_gpu(view)
+            else ("scenarios", "device")
+        )
     if trial_runs(view):
         return "cancel_trial", "details", "history", "output"
     if tuning(view):
         return "stop", "tuning", "details", "history"
     if _running(view):
-        return "try_selected", "probes", "tuning", "details", "output", "knobs", "history", "stop", "scenarios"
+        return (
+            "try_selected",
+            "probes",
+            "tuning",
+            "details",
+            "output",
+            "knobs",
+            "history",
+            "stop",
+            "scenarios",
+        )
     if _is_job(view):
         return "output", "details", "history", "export", "scenarios"
     return "scenarios", "details", "history", "knobs", "export"
@@ -449,13 +727,20 @@ def use(changed: Mapping[str, str]) -> None:
         if name in FIXED:
             raise ValueError(f"{name}: this key cannot be changed")
         if name not in action_ids:
-            raise ValueError(f"there is no action {name!r}{nearest(name, action_ids)}; there are: {', '.join(sorted(action_ids))}")
+            raise ValueError(
+                f"there is no action {name!r}{nearest(name, action_ids)}; there are:"
+                f" {', '.join(sorted(action_ids))}"
+            )
         if _textual_name(key) is None:
             raise ValueError(
-                f"{name}: there is no key {key!r}; allowed are a character, and names such as f5, ctrl+t, enter, space or pageup"
+                f"{name}: there is no key {key!r}; allowed are a character, and names such as f5,"
+                " ctrl+t, enter, space or pageup"
             )
     new = tuple(
-        action._replace(keys=_textual_name(changed[action.id]) or "", bar="") if action.id in changed else action for action in ACTIONS
+        action._replace(keys=_textual_name(changed[action.id]) or "", bar="")
+        if action.id in changed
+        else action
+        for action in ACTIONS
     )
     for screen in ("main", *SUB_SCREENS):
         taken: dict[str, str] = {}
@@ -463,9 +748,15 @@ def use(changed: Mapping[str, str]) -> None:
             if action.screens and screen not in action.screens:
                 continue
             for key in action.keys.split(","):
-                if (other := taken.setdefault(key, action.id)) != action.id and {other, action.id} & set(changed):
+                if (other := taken.setdefault(key, action.id)) != action.id and {
+                    other,
+                    action.id,
+                } & set(changed):
                     name = action.id if action.id in changed else other
-                    raise ValueError(f"{name}: the key {_WRITTEN.get(key, key)!r} is taken by {other if name == action.id else action.id}")
+                    raise ValueError(
+                        f"{name}: the key {_WRITTEN.get(key, key)!r} is taken by"
+                        f" {other if name == action.id else action.id}"
+                    )
     ACTIONS = new
 
 
@@ -473,6 +764,10 @@ def _textual_name(key: str) -> str | None:
     """Textual's name of a key that a user wrote; None: there is no such key."""
     if len(key) == 1 and key.isprintable():
         return _character_to_key(key)
-    names = {name.value for name in Keys if name.name not in ("Any", "Ignore", "ScrollUp", "ScrollDown")}
-    key = {"esc": "escape", "return": "enter", "pgup": "pageup", "pgdn": "pagedown"}.get(key.lower(), key.lower())
+    names = {
+        name.value for name in Keys if name.name not in ("Any", "Ignore", "ScrollUp", "ScrollDown")
+    }
+    key = {"esc": "escape", "return": "enter", "pgup": "pageup", "pgdn": "pagedown"}.get(
+        key.lower(), key.lower()
+    )
     return key if key in names else None

@@ -1,4 +1,5 @@
-"""What screens ask for, whatever does it: `actions.Actions` in the program. So a screen imports neither the application nor other screens."""
+"""What screens ask for, whatever does it: `actions.Actions` in the program. So a screen imports
+neither the application nor other screens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The first picture: the layout of the console without any number. It is on the screen before the large imports.
+"""The first picture: the layout of the console without any number. It is on the screen before the
+large imports.
 
-Plain ANSI, standard library only. Later the driver takes over the alternate screen. Until then `restore` and the signal handlers give
-the terminal back.
+Plain ANSI, standard library only. Later the driver takes over the alternate screen. Until then
+`restore` and the signal handlers give the terminal back.
 """
 
 from __future__ import annotations
@@ -16,11 +17,30 @@ import termios
 from collections.abc import Mapping
 from typing import Any
 
-from gpuconsole.report.cells import Row, beside, blank, fill, inner_width, line, panel, spread, to_ascii
+from gpuconsole.report.cells import (
+    Row,
+    beside,
+    blank,
+    fill,
+    inner_width,
+    line,
+    panel,
+    spread,
+    to_ascii,
+)
 from gpuconsole.tui.terminal import screen_fd, terminal, why_no_screen, why_no_terminal
 from gpuconsole.tui.widgets.layout import LayoutPlan, plan
 
-GPU_TILES = ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "step")
+GPU_TILES = (
+    "SM active",
+    "tensor active",
+    "HBM used",
+    "HBM bandwidth",
+    "PCIe",
+    "NVLink",
+    "tokens/s",
+    "step",
+)
 CPU_TILES = ("cores busy", "run-queue delay", "memory", "model", "disk", "net", "tokens/s", "step")
 HINT_ROWS = 9
 ROWS_FOR_HINTS = 36
@@ -29,9 +49,12 @@ MAIN_TITLES = (0, 2, 6, 7)
 _SGR = {"": "", "title": "\x1b[1m", "dim": "\x1b[2m"}
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[?1049l\x1b[?25h"
-_ALL_MODES_OFF = "\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h\x1b[<u"
+_ALL_MODES_OFF = (
+    "\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h\x1b[<u"
+)
 _DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
-"""SIGINT too: an exception in the middle of an import can crash msgspec while it builds its decoders."""
+"""SIGINT too: an exception in the middle of an import can crash msgspec while it builds its
+decoders."""
 
 _painted = False
 _handed_over = False
@@ -57,17 +80,25 @@ def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) ->
     _painted = True
     for number in _DEADLY:
         signal.signal(number, _die)
-    # Keys pressed from now on are for the console: the terminal does not show them, and keeps them until `typed` reads them.
+    # Keys pressed from now on are for the console: the terminal does not show them, and keeps them
+    # until `typed` reads them.
     quiet: list[Any] = [list(part) if isinstance(part, list) else part for part in _attributes]
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
     quiet[6][termios.VMIN], quiet[6][termios.VTIME] = 1, 0
-    quiet[6][termios.VSUSP] = quiet[6][termios.VQUIT] = os.fpathconf(0, "PC_VDISABLE").to_bytes(1, "little")  # keys, as later in the app
+    # keys, as later in the app
+    quiet[6][termios.VSUSP] = quiet[6][termios.VQUIT] = os.fpathconf(0, "PC_VDISABLE").to_bytes(
+        1, "little"
+    )
     with contextlib.suppress(termios.error):
         termios.tcsetattr(0, termios.TCSANOW, quiet)
     able = terminal(environ)
     width, height = columns or 80, rows or 24
-    picture_rows = empty_overview(width, height) if overview else picture(width, height, GPU_TILES if _nvidia() else CPU_TILES)
+    picture_rows = (
+        empty_overview(width, height)
+        if overview
+        else picture(width, height, GPU_TILES if _nvidia() else CPU_TILES)
+    )
     if able.ascii_only:
         picture_rows = [to_ascii(row) for row in picture_rows]
     _write(_ENTER + ansi(picture_rows), "ascii" if able.ascii_only else "utf-8")
@@ -89,7 +120,8 @@ def typed() -> bytes:
 
 
 def hand_over() -> list[Any] | None:
-    """From now on the driver gives the terminal back, with the returned attributes; None: with the attributes that the driver found."""
+    """From now on the driver gives the terminal back, with the returned attributes; None: with the
+    attributes that the driver found."""
     global _handed_over
     attributes = _attributes if painted() else None
     _handed_over = True
@@ -145,18 +177,38 @@ def picture(width: int, height: int, titles: tuple[str, ...]) -> list[Row]:
         spread(width, [("gpuconsole", "title")], [("starting ", "dim")]),
         *[blank(width)] * (layout.header + layout.answer + layout.steps - 1),
     ]
-    rows = head + panel("throughput", [], [], width, layout.chart, layout.boxed) + _band(layout, titles, width)
+    rows = (
+        head
+        + panel("throughput", [], [], width, layout.chart, layout.boxed)
+        + _band(layout, titles, width)
+    )
     return fill(rows, width, height)
 
 
 def empty_overview(width: int, height: int) -> list[Row]:
     """The machine overview with nothing in it."""
     boxed = plan(width, height).boxed
-    head = [spread(width, [("gpuconsole", "title")], [("starting ", "dim")]), line(width, "▌ Searching for devices."), blank(width)]
+    head = [
+        spread(width, [("gpuconsole", "title")], [("starting ", "dim")]),
+        line(width, "▌ Searching for devices."),
+        blank(width),
+    ]
     has_hints = not _nvidia() or (width >= 100 and height >= ROWS_FOR_HINTS)
-    hints = panel("what to press", [], [], width, min(HINT_ROWS, max(1, height // 2)), boxed) if has_hints else []
+    hints = (
+        panel("what to press", [], [], width, min(HINT_ROWS, max(1, height // 2)), boxed)
+        if has_hints
+        else []
+    )
     room = max(0, height - len(head) - len(hints) - 1)
-    return fill([*head, *hints, *panel("devices" if _nvidia() else "this machine (CPU)", [], [], width, room, boxed)], width, height)
+    return fill(
+        [
+            *head,
+            *hints,
+            *panel("devices" if _nvidia() else "this machine (CPU)", [], [], width, room, boxed),
+        ],
+        width,
+        height,
+    )
 
 
 def _band(layout: LayoutPlan, titles: tuple[str, ...], width: int) -> list[Row]:
@@ -164,20 +216,33 @@ def _band(layout: LayoutPlan, titles: tuple[str, ...], width: int) -> list[Row]:
     shown = titles if layout.all_eight else tuple(titles[n] for n in MAIN_TITLES)
     if layout.side:
         inner = inner_width(own, layout.boxed)
-        devices = panel("device", [], [line(inner, (title, "")) for title in shown], own, layout.devices, layout.boxed)
+        devices = panel(
+            "device",
+            [],
+            [line(inner, (title, "")) for title in shown],
+            own,
+            layout.devices,
+            layout.boxed,
+        )
         return beside(devices, _side(layout, layout.side))
     return [line(own, (title, "")) for title in shown[: layout.devices]] + _side(layout, own)
 
 
 def _side(layout: LayoutPlan, width: int) -> list[Row]:
-    return panel("findings", [], [], width, layout.causes, layout.boxed) + panel("tried", [], [], width, layout.tried, layout.boxed)
+    return panel("findings", [], [], width, layout.causes, layout.boxed) + panel(
+        "tried", [], [], width, layout.tried, layout.boxed
+    )
 
 
 def ansi(rows: list[Row]) -> str:
     """Rows for a clear screen: long blanks are skipped."""
     parts = []
     for y, row in enumerate(rows, 1):
-        text = "".join(f"{_SGR[style]}{text}\x1b[m" if _SGR[style] else text for text, style in row).rstrip()
+        text = "".join(
+            f"{_SGR[style]}{text}\x1b[m" if _SGR[style] else text for text, style in row
+        ).rstrip()
         if text:
-            parts.append(f"\x1b[{y}H" + re.sub(" {6,}", lambda blanks: f"\x1b[{len(blanks[0])}C", text))
+            parts.append(
+                f"\x1b[{y}H" + re.sub(" {6,}", lambda blanks: f"\x1b[{len(blanks[0])}C", text)
+            )
     return "".join(parts)

@@ -1,4 +1,5 @@
-"""What the terminal can show, according to the environment. Imported before the first paint: standard library only."""
+"""What the terminal can show, according to the environment. Imported before the first paint:
+standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from typing import NamedTuple
 
 NO_ADDRESSING = ("dumb", "unknown", "emacs", "cons25-dumb", "network", "dialup")
 """Terminal types without cursor addressing."""
-TRUE_COLOUR_TERMS = ("direct", "kitty", "ghostty", "alacritty", "wezterm", "foot", "contour", "iterm")
+TRUE_COLOUR_TERMS = (
+    "direct",
+    "kitty",
+    "ghostty",
+    "alacritty",
+    "wezterm",
+    "foot",
+    "contour",
+    "iterm",
+)
 
 
 class Colours(IntEnum):
@@ -31,7 +41,8 @@ class Terminal(NamedTuple):
 
 
 def screen_fd() -> int | None:
-    """The file descriptor of the terminal on which the screen is drawn: stderr, else stdout; None if neither is a terminal."""
+    """The file descriptor of the terminal on which the screen is drawn: stderr, else stdout; None
+    if neither is a terminal."""
     return next((number for number in (2, 1) if os.isatty(number)), None)
 
 
@@ -44,7 +55,11 @@ def why_no_terminal() -> str | None:
     """Why there is no terminal for the console; None if there is one."""
     if not os.isatty(0):
         return "there is no terminal: keys come from stdin, and stdin is not a terminal"
-    return None if screen_fd() is not None else "there is no terminal: neither stdout nor stderr is a terminal"
+    return (
+        None
+        if screen_fd() is not None
+        else "there is no terminal: neither stdout nor stderr is a terminal"
+    )
 
 
 def terminal(environ: Mapping[str, str] = os.environ, encoding: str | None = None) -> Terminal:
@@ -72,7 +87,9 @@ def _colours(environ: Mapping[str, str]) -> Colours:
     if environ.get("NO_COLOR"):
         return Colours.NONE
     name = environ.get("TERM", "")
-    if environ.get("COLORTERM", "").lower() in ("truecolor", "24bit") or any(word in name for word in TRUE_COLOUR_TERMS):
+    if environ.get("COLORTERM", "").lower() in ("truecolor", "24bit") or any(
+        word in name for word in TRUE_COLOUR_TERMS
+    ):
         return Colours.TRUE
     if "mono" in name or name in ("vt100", "vt102", "vt220"):
         return Colours.NONE
@@ -80,11 +97,16 @@ def _colours(environ: Mapping[str, str]) -> Colours:
 
 
 def _utf8_locale(environ: Mapping[str, str]) -> bool:
-    """Whether the user's locale is UTF-8. Without a locale, as in most containers, Python's choice counts."""
+    """Whether the user's locale is UTF-8. Without a locale, as in most containers, Python's choice
+    counts."""
     if environ.get("PYTHONUTF8") == "1" or environ.get("PYTHONIOENCODING"):
         return True
     names = [environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
-    if not names[0] and names[1] == "C.UTF-8" and (sys.flags.utf8_mode or environ.get("PYTHONUTF8") == "0"):
+    if (
+        not names[0]
+        and names[1] == "C.UTF-8"
+        and (sys.flags.utf8_mode or environ.get("PYTHONUTF8") == "0")
+    ):
         names[1] = ""  # set by Python itself in place of the C locale (PEP 538)
     locale = next((name for name in names if name), "")
     return not locale or takes_utf8(locale.partition(".")[2].partition("@")[0] or locale)

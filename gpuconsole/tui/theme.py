@@ -1,9 +1,10 @@
 """Style names and their colours, for terminals with a dark and with a light background.
 
-Each hue has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan (blue on a light terminal) is a key or what has the
-focus. A phase of work has its own hue everywhere: `report.run.account.LOOKS` says which. Histories of devices and of the throughput are indigo, and
-brighter where the value is higher. The background is the terminal's own. No information depends on colour alone: under NO_COLOR bold, dim and
-reverse remain.
+Each hue has one meaning: yellow is time spent waiting, green a gain, red needs action, cyan (blue
+on a light terminal) is a key or what has the focus. A phase of work has its own hue everywhere:
+`report.run.account.LOOKS` says which. Histories of devices and of the throughput are indigo, and
+brighter where the value is higher. The background is the terminal's own. No information depends on
+colour alone: under NO_COLOR bold, dim and reverse remain.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ DARK, CONTRAST, LIGHT = "dark", "dark-contrast", "light"
 
 
 class Look(NamedTuple):
-    """A style in each theme. `sixteen`: on a terminal with sixteen colours or none, in all themes; empty: the colour of the theme, or the nearest to it."""
+    """A style in each theme. `sixteen`: on a terminal with sixteen colours or none, in all themes;
+    empty: the colour of the theme, or the nearest to it."""
 
     dark: str
     contrast: str
@@ -48,8 +50,10 @@ STYLES = {
     "high": Look("color(146)", "color(189)", "color(60)", "blue"),
     "grid": Look("color(238)", "color(244)", "color(252)", "bright_black"),
 }
-"""Text has the terminal's own sixteen colours, which need few bytes; areas are calmer. Yellow and light cyan are hard to read on a light background. Sentences
-in grey have a grey of their own: terminals show the attribute "dim" with a contrast of 3.7 to 4.0, and text needs 4.5 (WCAG 2.2, 1.4.3)."""
+"""Text has the terminal's own sixteen colours, which need few bytes; areas are calmer. Yellow and
+light cyan are hard to read on a light background. Sentences in grey have a grey of their own:
+terminals show the attribute "dim" with a contrast of 3.7 to 4.0, and text needs 4.5 (WCAG 2.2,
+1.4.3)."""
 THEMES = {DARK: 0, CONTRAST: 1, LIGHT: 2}
 """The place of each theme in `Look`."""
 

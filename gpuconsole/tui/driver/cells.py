@@ -1,4 +1,5 @@
-"""Text cut into terminal cells, and the style of a cell: read from SGR sequences, written as the shortest change from one style to the next."""
+"""Text cut into terminal cells, and the style of a cell: read from SGR sequences, written as the
+shortest change from one style to the next."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ from rich.color import Color, ColorSystem
 from gpuconsole.report.cells import to_ascii
 from gpuconsole.tui.terminal import Colours
 
-# --- text cut into terminal cells ----------------------------------------------------------------------------
+# --- text cut into terminal cells -----------------------------------------------------------------
 
-_NARROW = " -~\u00a0-\u00ac\u00ae-\u02ff\u0370-\u0482\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff"
+_NARROW = (
+    " -~\u00a0-\u00ac\u00ae-\u02ff\u0370-\u0482\u2010-\u2027\u2030-\u205e"
+    "\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff"
+)
 _WIDE = "\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff60"
 is_narrow = re.compile(f"[{_NARROW}]*").fullmatch
 is_steady = re.compile(f"[{_NARROW}{_WIDE}]*").fullmatch
-"""Characters whose width is the same on all terminals. After any other character the position of the cursor is unknown."""
+"""Characters whose width is the same on all terminals. After any other character the position of
+the cursor is unknown."""
 
 
 def split(text: str, ascii_only: bool = False) -> tuple[str, list[str]]:
@@ -62,7 +67,13 @@ def _ascii(cell: str) -> str:
     if len(shown) == 1 and shown != "?":
         return shown
     if cell and (name := unicodedata.name(cell[0], "")).startswith("BOX DRAWINGS"):
-        return "+" if ("VERTICAL" in name) == ("HORIZONTAL" in name) else "|" if "VERTICAL" in name else "-"
+        return (
+            "+"
+            if ("VERTICAL" in name) == ("HORIZONTAL" in name)
+            else "|"
+            if "VERTICAL" in name
+            else "-"
+        )
     plain = unicodedata.normalize("NFKD", cell)[:1]
     return plain if plain.isascii() and plain.isprintable() and plain else "?"
 
@@ -78,16 +89,27 @@ def clip(cells: list[str], room: int) -> list[str]:
     return kept
 
 
-# --- the style of a cell -------------------------------------------------------------------------------------
+# --- the style of a cell --------------------------------------------------------------------------
 
-_OFF = {22: {1, 2}, 23: {3}, 24: {4, 21}, 25: {5, 6}, 27: {7}, 28: {8}, 29: {9}, 54: {51, 52}, 55: {53}}
+_OFF = {
+    22: {1, 2},
+    23: {3},
+    24: {4, 21},
+    25: {5, 6},
+    27: {7},
+    28: {8},
+    29: {9},
+    54: {51, 52},
+    55: {53},
+}
 _ON = frozenset().union(*_OFF.values())
 _SHOWN_ON_BLANKS = frozenset({4, 7, 9, 21, 51, 52, 53})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellStyle:
-    """Attributes as SGR codes, colours as SGR parameters ("" is the default), a hyperlink. One object per style: compare with `is`.
+    """Attributes as SGR codes, colours as SGR parameters ("" is the default), a hyperlink. One
+    object per style: compare with `is`.
 
     `shows_on_blanks`: a blank in this style differs from a plain blank.
     """
@@ -102,7 +124,9 @@ class CellStyle:
 @cache
 def cell_style(attributes: frozenset[int], fore: str, back: str, link: str) -> CellStyle:
     """The one object for this style."""
-    return CellStyle(attributes, fore, back, link, bool(back or link or attributes & _SHOWN_ON_BLANKS))
+    return CellStyle(
+        attributes, fore, back, link, bool(back or link or attributes & _SHOWN_ON_BLANKS)
+    )
 
 
 PLAIN = cell_style(frozenset(), "", "", "")
@@ -110,7 +134,8 @@ PLAIN = cell_style(frozenset(), "", "", "")
 
 @lru_cache(4096)
 def after(before: CellStyle, codes: str, colours: Colours) -> CellStyle:
-    """The style after an SGR sequence with these parameters, reduced to the colours of the terminal."""
+    """The style after an SGR sequence with these parameters, reduced to the colours of the
+    terminal."""
     attributes, fore, back = set(before.attributes), before.fore, before.back
     for code, parameters in _codes(codes):
         if code == 0:
@@ -167,8 +192,14 @@ def change(before: CellStyle | None, wanted: CellStyle) -> str:
     """The shortest sequence from one style to another; None: the present style is unknown."""
     if before is wanted:
         return ""
-    link = "" if before is not None and before.link == wanted.link else f"\x1b]8;{wanted.link or ';'}\x1b\\"
-    full = [str(code) for code in sorted(wanted.attributes)] + [colour for colour in (wanted.fore, wanted.back) if colour]
+    link = (
+        ""
+        if before is not None and before.link == wanted.link
+        else f"\x1b]8;{wanted.link or ';'}\x1b\\"
+    )
+    full = [str(code) for code in sorted(wanted.attributes)] + [
+        colour for colour in (wanted.fore, wanted.back) if colour
+    ]
     best = f"\x1b[{';'.join(['0', *full])}m" if full else "\x1b[m"
     if before is not None and before.attributes <= wanted.attributes:
         parts = [str(code) for code in sorted(wanted.attributes - before.attributes)]

@@ -1,7 +1,8 @@
-"""Textual's driver for POSIX terminals, with an output that sends changed cells instead of whole updates.
+"""Textual's driver for POSIX terminals, with an output that sends changed cells instead of whole
+updates.
 
-A thread writes to the terminal: it takes the next bytes when the terminal has taken the last ones. A slow line gets fewer frames, and never an
-outdated frame.
+A thread writes to the terminal: it takes the next bytes when the terminal has taken the last ones.
+A slow line gets fewer frames, and never an outdated frame.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 CHUNK = 1024
 """Characters per write. A newer state, or the end, waits for at most this much."""
 OPENING_S = 1.0
-"""How long a cleared screen is held back before it is sent as it is. With 0.25 s a loaded machine once showed a blank screen."""
+"""How long a cleared screen is held back before it is sent as it is. With 0.25 s a loaded machine
+once showed a blank screen."""
 LAST_WORDS_S = 0.5
 """How long the end may wait for the terminal."""
 
@@ -50,7 +52,9 @@ class TerminalWriter:
     def start(self) -> None:
         self._gone = False
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="terminal-output", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._stop,), name="terminal-output", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -59,7 +63,8 @@ class TerminalWriter:
 
     def write(self, data: str) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None  # raise once: the bytes that restore the terminal follow
+            # raise once: the bytes that restore the terminal follow
+            failure, self._failure = self._failure, None
             raise RuntimeError("the screen cannot be sent") from failure
         with self._wake:
             self._screen.feed(data)
@@ -90,7 +95,8 @@ class TerminalWriter:
         try:
             while (data := self._next(stop)) is not None:
                 self._send(data)
-        except Exception as error:  # the next `write` raises it: the app must not continue behind a frozen screen
+        except Exception as error:
+            # the next `write` raises it: the app must not continue behind a frozen screen
             self._failure = error
 
     def _next(self, stop: threading.Event) -> bytes | None:
@@ -133,7 +139,14 @@ class TerminalWriter:
 class CellDriver(LinuxDriver):
     """LinuxDriver handles keys, mouse and modes. Its output goes through a `TerminalWriter`."""
 
-    def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        app: App[Any],
+        *,
+        debug: bool = False,
+        mouse: bool = True,
+        size: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         self._file = screen_file()  # LinuxDriver takes stderr, which may be a file
         fileno = self._terminal()
@@ -144,7 +157,8 @@ class CellDriver(LinuxDriver):
 
     @property  # type: ignore[override]
     def _writer_thread(self) -> TerminalWriter:
-        """The writer in place of LinuxDriver's WriterThread: LinuxDriver starts it, writes to it and stops it."""
+        """The writer in place of LinuxDriver's WriterThread: LinuxDriver starts it, writes to it
+        and stops it."""
         return self._out
 
     @_writer_thread.setter
@@ -159,7 +173,7 @@ class CellDriver(LinuxDriver):
         """Send the whole screen again: another program has written to the terminal."""
         self._out.redraw()
 
-    # --- modes ----------------------------------------------------------------------------------------------
+    # --- modes ------------------------------------------------------------------------------------
 
     def start_application_mode(self) -> None:
         for key in keyboard.parse(skeleton.typed()):  # before Textual reads newer keys
@@ -176,20 +190,23 @@ class CellDriver(LinuxDriver):
         self._loop.call_soon_threadsafe(self._continue)
 
     def _continue(self) -> None:
-        """Continue in the foreground. After SIGSTOP, which skips the suspension, the terminal's modes may be on or changed by the shell."""
+        """Continue in the foreground. After SIGSTOP, which skips the suspension, the terminal's
+        modes may be on or changed by the shell."""
         if not self._auto_restart:
             return
         if self._out.running:
             self.suspend_application_mode()
         self.resume_application_mode()
 
-    # --- size -----------------------------------------------------------------------------------------------
+    # --- size -------------------------------------------------------------------------------------
 
     def _get_terminal_size(self) -> tuple[int, int]:
-        """The size of the terminal that is drawn on. LinuxDriver calls this at the start and in the handler of SIGWINCH."""
+        """The size of the terminal that is drawn on. LinuxDriver calls this at the start and in the
+        handler of SIGWINCH."""
         size = _size_of(self._terminal())
         self._loop.call_soon_threadsafe(self._out.resize, *size)
-        self._loop.call_soon_threadsafe(self._out.redraw)  # a terminal that was attached again may have the same size
+        # a terminal that was attached again may have the same size
+        self._loop.call_soon_threadsafe(self._out.redraw)
         return size
 
     def process_message(self, message: Message) -> None:
@@ -206,14 +223,16 @@ def _size_of(fileno: int) -> tuple[int, int]:
     return columns or 80, rows or 24
 
 
-# --- the names of Textual that the screen needs ----------------------------------------------------------------
+# --- the names of Textual that the screen needs ---------------------------------------------------
 
 
 class TextualName(NamedTuple):
-    """A name of Textual outside its documented interface that `gpuconsole.tui` calls, reads or overrides.
+    """A name of Textual outside its documented interface that `gpuconsole.tui` calls, reads or
+    overrides.
 
-    `owner`: its module, and its class after a colon. `signature`: the parameters without annotations; empty: an attribute of instances.
-    `used_by`: methods of `owner` that have to use the name, because it is overridden here.
+    `owner`: its module, and its class after a colon. `signature`: the parameters without
+    annotations; empty: an attribute of instances. `used_by`: methods of `owner` that have to use
+    the name, because it is overridden here.
     """
 
     owner: str
@@ -231,7 +250,9 @@ TEXTUAL_NAMES = (
     TextualName(_LINUX, "__init__", "(self, app, *, debug=False, mouse=True, size=None)"),
     TextualName(_LINUX, "_file"),
     TextualName(_LINUX, "_writer_thread", used_by=("start_application_mode", "write", "close")),
-    TextualName(_LINUX, "attrs_before", used_by=("start_application_mode", "stop_application_mode")),
+    TextualName(
+        _LINUX, "attrs_before", used_by=("start_application_mode", "stop_application_mode")
+    ),
     TextualName(_LINUX, "start_application_mode", "(self)"),
     TextualName(_LINUX, "process_message", "(self, message)", ("run_input_thread",)),
     TextualName(_LINUX, "_get_terminal_size", "(self)", ("start_application_mode",)),
@@ -247,6 +268,9 @@ TEXTUAL_NAMES = (
     TextualName("textual._xterm_parser:XTermParser", "feed", "(self, data)"),
     TextualName("textual.keys", "_character_to_key", "(character)"),
     # the cache that keeps the lines of closed screens
-    TextualName("textual._styles_cache:StylesCache", "get_inner_outer", "(cls, base_background, background)"),
+    TextualName(
+        "textual._styles_cache:StylesCache", "get_inner_outer", "(cls, base_background, background)"
+    ),
 )
-"""All of them. A test compares the table with the installed Textual, and with the code of `gpuconsole.tui`."""
+"""All of them. A test compares the table with the installed Textual, and with the code of
+`gpuconsole.tui`."""

@@ -1,4 +1,5 @@
-"""The wanted and the sent screen. Textual's writes go in; the bytes that the terminal needs come out. No clock, no thread, no I/O.
+"""The wanted and the sent screen. Textual's writes go in; the bytes that the terminal needs come
+out. No clock, no thread, no I/O.
 
 Textual's writes -> `Screen.feed` -> `Wanted`, the cells that the terminal should show
                     `Screen.take` <- `Sent`, the cells that the terminal shows now
@@ -14,7 +15,17 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpuconsole.tui.driver.cells import PLAIN, CellStyle, after, change, clip, is_narrow, is_steady, linked, split
+from gpuconsole.tui.driver.cells import (
+    PLAIN,
+    CellStyle,
+    after,
+    change,
+    clip,
+    is_narrow,
+    is_steady,
+    linked,
+    split,
+)
 from gpuconsole.tui.terminal import Terminal
 
 BEGIN_UPDATE, END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
@@ -26,14 +37,16 @@ MAX_SEQUENCE_LENGTH = 1 << 20
 Cells = list[str]
 Styles = list[CellStyle]
 
-# --- the screen ----------------------------------------------------------------------------------------------
+# --- the screen -----------------------------------------------------------------------------------
 
 
 @dataclass
 class Cost:
-    """The output so far. `merged` counts updates that were replaced by newer updates before they were sent.
+    """The output so far. `merged` counts updates that were replaced by newer updates before they
+    were sent.
 
-    `writing_s`: seconds in which a write to the terminal was under way. On a slow line a write blocks.
+    `writing_s`: seconds in which a write to the terminal was under way. On a slow line a write
+    blocks.
     """
 
     bytes: int = 0
@@ -45,10 +58,13 @@ class Cost:
 class Screen:
     """`feed` it, and `take` from it while something is `pending`.
 
-    A frame may be taken in parts. Each part shows the newest state, so that a frame can change while it is sent.
+    A frame may be taken in parts. Each part shows the newest state, so that a frame can change
+    while it is sent.
     """
 
-    def __init__(self, width: int, height: int, terminal: Terminal, *, entered: bool = False) -> None:
+    def __init__(
+        self, width: int, height: int, terminal: Terminal, *, entered: bool = False
+    ) -> None:
         """`entered`: the alternate screen is on, with a picture that the first frame replaces."""
         self.cost = Cost()
         self._wanted = Wanted(width, height, terminal)
@@ -71,7 +87,8 @@ class Screen:
                 self._opening = False
 
     def resize(self, width: int, height: int) -> None:
-        """Set the size of the terminal. After a change of the size the content of the terminal is unknown."""
+        """Set the size of the terminal. After a change of the size the content of the terminal is
+        unknown."""
         if (width, height) == (self._wanted.width, self._wanted.height):
             return
         self._laid_out_after = self._wanted.updates  # updates for the old size are not sent
@@ -92,7 +109,8 @@ class Screen:
 
     @property
     def opening(self) -> bool:
-        """Whether a cleared screen is held back: Textual clears a screen before it draws the next one."""
+        """Whether a cleared screen is held back: Textual clears a screen before it draws the next
+        one."""
         return self._has_cells and self._opening
 
     def open(self) -> None:
@@ -100,7 +118,8 @@ class Screen:
         self._opening = False
 
     def take(self, limit: int) -> str:
-        """The next bytes: sequences that pass through, then rows, until there are `limit` characters."""
+        """The next bytes: sequences that pass through, then rows, until there are `limit`
+        characters."""
         parts: list[str] = []
         passing, self._wanted.passing = self._wanted.passing, []
         for item in passing:
@@ -140,7 +159,8 @@ class Screen:
     def _take_rows(self, parts: list[str], limit: int) -> None:
         wanted, size = self._wanted, 0
         while wanted.changed and size < limit:
-            y = min((y for y in wanted.changed if y >= self._row), default=min(wanted.changed))  # continue below the last row
+            # continue below the last row
+            y = min((y for y in wanted.changed if y >= self._row), default=min(wanted.changed))
             self._row = y
             wanted.changed.remove(y)
             row = self._sent.row(y, wanted.chars[y], wanted.styles[y])
@@ -166,10 +186,11 @@ class Screen:
         self._counted = self._wanted.updates
 
 
-# --- the wanted screen: Textual's writes as cells, and the sequences that change no cells ----------------------
+# --- the wanted screen: Textual's writes as cells, and the sequences that change no cells ---------
 #
-# Textual's updates are regular: cursor moves, SGR, hyperlinks, text and newlines. All other sequences pass through in order. After a
-# sequence that may change cells the whole screen is drawn again.
+# Textual's updates are regular: cursor moves, SGR, hyperlinks, text and newlines. All other
+# sequences pass through in order. After a sequence that may change cells the whole screen is drawn
+# again.
 
 _TOKENS = re.compile(
     r"\x1b\[(?P<sgr>[0-9;]*)m"
@@ -179,8 +200,10 @@ _TOKENS = re.compile(
     r"|\x1b\]8;(?P<link>[^\x07\x1b]*)(?:\x07|\x1b\\)"
     r"|\x1b\[\?2026(?P<update>[hl])"
     r"|\x1b\[\?1049(?P<alternate>[hl])"
-    # modes, queries, keyboard protocols, window reports, titles, clipboard, pointer shape, bell: no cell changes
-    r"|(?P<quiet>\x1b\[[?>=<][0-9;]*\$?[hlpuqnc]|\x1b\[>[0-9;]*m|\x1b\[[0-9;]*(?:[nct]| q)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[=>]|\x07)"
+    # modes, queries, keyboard protocols, window reports, titles, clipboard, pointer shape, bell: no
+    # cell changes
+    r"|(?P<quiet>\x1b\[[?>=<][0-9;]*\$?[hlpuqnc]|\x1b\[>[0-9;]*m|\x1b\[[0-9;]*(?:[nct]|"
+    r" q)|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[=>]|\x07)"
     r"|(?P<rest>\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)\Z)"
     r"|(?P<other>\x1b\[[0-?]*[ -/]*[@-~]|\x1b[PX^_].*?\x1b\\|\x1b[ -/]*[0-~]|.)",
     re.DOTALL,
@@ -202,7 +225,8 @@ class Passing(NamedTuple):
 
 
 class Wanted:
-    """A grid of cells. `feed` updates it. `changed` rows and `passing` sequences wait to be taken."""
+    """A grid of cells. `feed` updates it. `changed` rows and `passing` sequences wait to be
+    taken."""
 
     def __init__(self, width: int, height: int, terminal: Terminal) -> None:
         self.width, self.height = width, height
@@ -258,7 +282,11 @@ class Wanted:
                     self.synchronized = True
                     self.updating = token["update"] == "h"
                 case "alternate":
-                    self.passing.append(Passing(token[0], Effect.ENTER if token["alternate"] == "h" else Effect.LEAVE))
+                    self.passing.append(
+                        Passing(
+                            token[0], Effect.ENTER if token["alternate"] == "h" else Effect.LEAVE
+                        )
+                    )
                 case "quiet":
                     self.passing.append(Passing(token[0], Effect.NONE))
                 case "rest" if len(token[0]) < MAX_SEQUENCE_LENGTH:
@@ -329,14 +357,16 @@ class Wanted:
             end += 1
 
 
-# --- the sent screen: the present content of the terminal, and the shortest bytes that change it ---------------
+# --- the sent screen: the present content of the terminal, and the shortest bytes that change it
+# ---
 
 _BLANKS = re.compile(" {8,}")
 """From this many blanks on, erasing needs fewer bytes than writing."""
 
 
 class Sent:
-    """The rows of the terminal. None is a cell with unknown content; `UNKNOWN` is a cursor at an unknown position."""
+    """The rows of the terminal. None is a cell with unknown content; `UNKNOWN` is a cursor at an
+    unknown position."""
 
     def __init__(self, width: int, height: int) -> None:
         self.resize(width, height)
@@ -348,7 +378,9 @@ class Sent:
 
     def forget(self) -> None:
         self._chars: list[list[str | None]] = [[None] * self._width for _ in range(self._height)]
-        self._styles: list[list[CellStyle | None]] = [[None] * self._width for _ in range(self._height)]
+        self._styles: list[list[CellStyle | None]] = [
+            [None] * self._width for _ in range(self._height)
+        ]
         self._style: CellStyle | None = None
         self._x = self._y = UNKNOWN
 
@@ -358,11 +390,19 @@ class Sent:
         if chars == shown and styles == shown_styles:
             return ""
         different = zip(chars, shown, styles, shown_styles, strict=True)
-        changed = [x for x, (char, old, style, old_style) in enumerate(different) if char != old or style is not old_style]
+        changed = [
+            x
+            for x, (char, old, style, old_style) in enumerate(different)
+            if char != old or style is not old_style
+        ]
         text_ends = _end_of_text(chars, styles)
         tail = [x for x in changed if x >= text_ends]
         spans = _spans(changed if len(tail) <= 4 else changed[: -len(tail)], chars, styles)
-        written = self._shortest(y, chars, [piece for start, end in spans for piece in _pieces(start, end, chars, styles)])
+        written = self._shortest(
+            y,
+            chars,
+            [piece for start, end in spans for piece in _pieces(start, end, chars, styles)],
+        )
         if len(tail) > 4:
             written += self.go(tail[0], y) + self._change_style(None) + "\x1b[K"
         shown[:] = chars
@@ -370,7 +410,8 @@ class Sent:
         return written
 
     def _shortest(self, y: int, chars: Cells, pieces: list[Piece]) -> str:
-        """The bytes of the pieces of a row, from left to right or style by style: a change of colour needs more bytes than a move of the cursor."""
+        """The bytes of the pieces of a row, from left to right or style by style: a change of
+        colour needs more bytes than a move of the cursor."""
         before = self._style, self._x, self._y
         written = self._pieces(y, chars, pieces)
         by_style = _by_style(pieces, before[0])
@@ -438,13 +479,17 @@ class Sent:
         self._write(parts, text[at:])
 
     def _any(self, parts: list[str], y: int, start: int, cells: Cells) -> None:
-        """Write cell by cell. After a character whose width differs between terminals, the cursor is positioned again."""
+        """Write cell by cell. After a character whose width differs between terminals, the cursor
+        is positioned again."""
         for x, cell in enumerate(cells, start):
             if not cell:
                 continue
             parts.append(self.go(x, y))
             parts.append(cell)
-            width = next((n for n, char in enumerate(cells[x - start + 1 :], 1) if char), len(cells) - (x - start))
+            width = next(
+                (n for n, char in enumerate(cells[x - start + 1 :], 1) if char),
+                len(cells) - (x - start),
+            )
             self._x = x + width if is_steady(cell) and x + width < self._width else UNKNOWN
 
     def _write(self, parts: list[str], text: str) -> None:
@@ -456,12 +501,15 @@ class Sent:
 
 
 def _spans(changed: list[int], chars: Cells, styles: Styles) -> Iterator[tuple[int, int]]:
-    """Runs of cells to write, with whole wide characters. A gap is written too where a cursor move needs as many bytes."""
+    """Runs of cells to write, with whole wide characters. A gap is written too where a cursor move
+    needs as many bytes."""
     if not changed:
         return
     start = changed[0]
     for last, following in pairwise([*changed, len(chars) + 10]):
-        if following == last + 1 or (following < len(chars) and _cheap(last, following, chars, styles)):
+        if following == last + 1 or (
+            following < len(chars) and _cheap(last, following, chars, styles)
+        ):
             continue
         end = last + 1
         while end < len(chars) and chars[end] == "":
@@ -473,7 +521,8 @@ def _spans(changed: list[int], chars: Cells, styles: Styles) -> Iterator[tuple[i
 
 
 def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
-    """Whether writing the unchanged cells between two changed cells needs no more bytes than a cursor move."""
+    """Whether writing the unchanged cells between two changed cells needs no more bytes than a
+    cursor move."""
     gap = slice(last + 1, following)
     text = "".join(chars[gap])
     if len(text.encode()) > (3 if following == last + 2 else 4) or not is_narrow(text):
@@ -486,8 +535,8 @@ def _cheap(last: int, following: int, chars: Cells, styles: Styles) -> bool:
 
 
 Piece = tuple[int, int, CellStyle | None]
-"""The first cell of a run, the cell after it, and the style in which it can be written. None: plain blanks, which fit any style that is invisible on
-blanks."""
+"""The first cell of a run, the cell after it, and the style in which it can be written. None: plain
+blanks, which fit any style that is invisible on blanks."""
 
 
 def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[Piece]:
@@ -498,7 +547,8 @@ def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[Piec
         here = None if styles[x] is PLAIN and chars[x] == " " else styles[x]
         if here is style or (here is None and style is not None and not style.shows_on_blanks):
             continue
-        if here is not None and style is None and not here.shows_on_blanks:  # the blanks before this cell get its style
+        # the blanks before this cell get its style
+        if here is not None and style is None and not here.shows_on_blanks:
             style = here
             continue
         if x > run:
@@ -508,7 +558,8 @@ def _pieces(start: int, end: int, chars: Cells, styles: Styles) -> Iterator[Piec
 
 
 def _by_style(pieces: list[Piece], now: CellStyle | None) -> list[Piece]:
-    """The pieces in the order of their styles: first those in the present style, then each style where it appears first."""
+    """The pieces in the order of their styles: first those in the present style, then each style
+    where it appears first."""
     order: dict[CellStyle | None, int] = {None: 0, now: 0}
     for _, _, style in pieces:
         order.setdefault(style, len(order))

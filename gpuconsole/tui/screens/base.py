@@ -21,7 +21,8 @@ from gpuconsole.tui.widgets.list import FAR, ListZone
 
 
 class BackScreen(Screen[None]):
-    """A screen that Escape closes. `NAME` is the screen's name in `keys.ACTIONS`, `TITLE_TEXT` its heading."""
+    """A screen that Escape closes. `NAME` is the screen's name in `keys.ACTIONS`, `TITLE_TEXT` its
+    heading."""
 
     NAME: ClassVar[str] = ""
     TITLE_TEXT: ClassVar[str] = ""
@@ -42,7 +43,8 @@ class BackScreen(Screen[None]):
         self._key_bar.offers = self.offers
 
     def offers(self, action: keys.Action) -> bool:
-        """Whether this screen can do `action` now. What depends on the session alone is in the table of keys."""
+        """Whether this screen can do `action` now. What depends on the session alone is in the
+        table of keys."""
         return True
 
     def show_keys_of(self, name: str) -> None:
@@ -54,7 +56,8 @@ class BackScreen(Screen[None]):
         self.show(self.api.view())
 
     def on_unmount(self) -> None:
-        # Textual 8 caches colours by widget, for up to a thousand widgets. The cache keeps the lines of widgets that were removed.
+        # Textual 8 caches colours by widget, for up to a thousand widgets. The cache keeps the
+        # lines of widgets that were removed.
         StylesCache.get_inner_outer.cache_clear()
 
     def action_back(self) -> None:
@@ -75,9 +78,11 @@ class BackScreen(Screen[None]):
 
 
 class ListScreen(BackScreen):
-    """A heading, a list, and the keys. `FILTER` is the hint in the filter's text field; without a hint there is no filter. `FIELD`: the keys while it is open.
+    """A heading, a list, and the keys. `FILTER` is the hint in the filter's text field; without a
+    hint there is no filter. `FIELD`: the keys while it is open.
 
-    `SIFTED`: the filter leaves out lines of the list that do not contain its words. Other screens make their lines for a filter.
+    `SIFTED`: the filter leaves out lines of the list that do not contain its words. Other screens
+    make their lines for a filter.
     """
 
     FILTER: ClassVar[str] = ""
@@ -87,7 +92,9 @@ class ListScreen(BackScreen):
     def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
         super().__init__(api, actions)
         self.needle = ""
-        self.list_zone = ListZone(self._sifted_lines if self.SIFTED else self.lines, self.on_move, self.on_choose)
+        self.list_zone = ListZone(
+            self._sifted_lines if self.SIFTED else self.lines, self.on_move, self.on_choose
+        )
         self._filter = Input(placeholder=self.FILTER, compact=True, id="filter")
         self._filter.display = False
 
@@ -134,7 +141,7 @@ class ListScreen(BackScreen):
         filtered = f"filter: {self.needle}" if self.needle and not self._filter.display else ""
         self._heading.say("   ".join(part for part in (self.summary(), filtered) if part))
 
-    # --- keys -----------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     def action_up(self) -> None:
         self.list_zone.move(-1)
@@ -155,7 +162,8 @@ class ListScreen(BackScreen):
         self.list_zone.move(FAR)
 
     async def action_filter(self) -> None:
-        if not self._filter.is_attached:  # most pages are never filtered, and the text field would slow their opening
+        # most pages are never filtered, and the text field would slow their opening
+        if not self._filter.is_attached:
             await self.mount(self._filter, before=self.list_zone)
         self._filter.display = True
         self.set_focus(self._filter)

@@ -1,4 +1,5 @@
-"""Two screens of the hardware: everything that is known of one device, and how the devices are connected."""
+"""Two screens of the hardware: everything that is known of one device, and how the devices are
+connected."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from textual.widgets import Input
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, fill, line
-from gpuconsole.report.machine.devices import Item, device_items, paint_item, paint_metric, paint_places, places, tally
+from gpuconsole.report.machine.devices import (
+    Item,
+    device_items,
+    paint_item,
+    paint_metric,
+    paint_places,
+    places,
+    tally,
+)
 from gpuconsole.report.machine.topology import last_column, read_net, topology_lines, wants_folding
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S
@@ -28,8 +37,8 @@ TALL = 20
 
 
 class DeviceScreen(ListScreen):
-    """The selection keeps its metric: the same metric is selected on the next device. A device is chosen by left and right, by the digits of its number, or by
-    its name in the filter."""
+    """The selection keeps its metric: the same metric is selected on the next device. A device is
+    chosen by left and right, by the digits of its number, or by its name in the filter."""
 
     NAME = "device"
     TITLE_TEXT = "Devices and metrics"
@@ -45,7 +54,12 @@ class DeviceScreen(ListScreen):
         self._digits, self._digit_s = "", 0.0
         """The digits typed so far of a GPU's number, and when the last was typed."""
         self._items: list[Item] = []
-        self._places = DrawnZone(lambda width, height: fill([paint_places(self._view, self._place, width)], width, height), id="places")
+        self._places = DrawnZone(
+            lambda width, height: fill(
+                [paint_places(self._view, self._place, width)], width, height
+            ),
+            id="places",
+        )
         self._metric = DrawnZone(self._paint_metric, id="metric")
 
     def above(self) -> Iterable[Widget]:
@@ -58,7 +72,17 @@ class DeviceScreen(ListScreen):
         needle = self._metric_words
         self._items = items = device_items(self._view, self._place, needle, width)
         if not items:
-            return text_lines([line(width, f"No metric of {self._place} has {needle!r} in its name or meaning; escape shows all.")])
+            return text_lines(
+                [
+                    line(
+                        width,
+                        (
+                            f"No metric of {self._place} has {needle!r} in its name or meaning;"
+                            " escape shows all."
+                        ),
+                    )
+                ]
+            )
         return Lines(
             [item.name if item.selectable else None for item in items],
             lambda n, selected: paint_item(self._view, items[n], width, selected),
@@ -66,7 +90,9 @@ class DeviceScreen(ListScreen):
 
     def summary(self) -> str:
         device = next((device for device in self._view.devices if device.id == self._place), None)
-        return "   ".join(([plain(device.name)] if device else []) + [tally(self._view, self._place)])
+        return "   ".join(
+            ([plain(device.name)] if device else []) + [tally(self._view, self._place)]
+        )
 
     def on_move(self) -> None:
         super().on_move()
@@ -122,10 +148,11 @@ class DeviceScreen(ListScreen):
                 self._digits, self._digit_s = digits, now
                 self._go_to(f"gpu:{digits}")
                 return
-        self._digits, self._digit_s = typed + digit, now  # gpu:1 may be missing where gpu:10 is there
+        # gpu:1 may be missing where gpu:10 is there
+        self._digits, self._digit_s = typed + digit, now
         self.actions.report(f"there is no gpu:{typed + digit}", topic="device")
 
-    # --- the filter -----------------------------------------------------------------------------------------
+    # --- the filter -------------------------------------------------------------------------------
 
     @property
     def _metric_words(self) -> str:
@@ -179,7 +206,11 @@ class TopologyScreen(ListScreen):
         super().show(view)
 
     def lines(self, width: int, height: int) -> Lines:
-        self._folded = wants_folding(self._net, width, height) if self._user_folded is None else self._user_folded
+        self._folded = (
+            wants_folding(self._net, width, height)
+            if self._user_folded is None
+            else self._user_folded
+        )
         self._last_column = last_column(self._view, self._net, self._folded, width)
         self._column = max(0, min(self._column, self._last_column))
         return topology_lines(self._view, self._net, self._folded, self._column, width)
@@ -188,8 +219,17 @@ class TopologyScreen(ListScreen):
         if len(self._net.gpus) < 2:
             return ""
         groups = len(self._net.groups)
-        what = f"{len(self._net.gpus)} GPUs" + (f" in {groups} {'group' if groups == 1 else 'groups'}" if self._folded else "")
-        ways = " and ".join(way for way, more in (("down", self.list_zone.has_more), ("right", self._column < self._last_column)) if more)
+        what = f"{len(self._net.gpus)} GPUs" + (
+            f" in {groups} {'group' if groups == 1 else 'groups'}" if self._folded else ""
+        )
+        ways = " and ".join(
+            way
+            for way, more in (
+                ("down", self.list_zone.has_more),
+                ("right", self._column < self._last_column),
+            )
+            if more
+        )
         return what + (f", more {ways}" if ways else "")
 
     def _show_column(self, column: int) -> None:

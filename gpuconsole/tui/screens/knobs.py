@@ -1,4 +1,5 @@
-"""The knobs of the current run: values, what is allowed, and what would change. Edit a value, then apply the value at once or try it."""
+"""The knobs of the current run: values, what is allowed, and what would change. Edit a value, then
+apply the value at once or try it."""
 
 from __future__ import annotations
 
@@ -34,14 +35,16 @@ LABEL = 12
 MIN_HEIGHT = 8
 """Below so many rows there is no room for a knob's meaning."""
 NO_EFFECT = "knob."
-"""The prefix of keys in `Run.unavailable` that name knobs without an effect on this run, each with the reason."""
+"""The prefix of keys in `Run.unavailable` that name knobs without an effect on this run, each with
+the reason."""
 NOTHING_RUNS = "Nothing is running, so there are no settings. Press s to choose a scenario."
 NOT_YET = "The settings of the job are known after its first steps."
 
 
 class KnobsScreen(ListScreen):
-    """Edited values wait until they are applied, tried or forgotten. While a value is typed, its name stands before the text field; what is allowed, or what is
-    wrong, stands beside the field, or below it where there is no room."""
+    """Edited values wait until they are applied, tried or forgotten. While a value is typed, its
+    name stands before the text field; what is allowed, or what is wrong, stands beside the field,
+    or below it where there is no room."""
 
     NAME = "knobs"
     TITLE_TEXT = "Settings"
@@ -55,11 +58,17 @@ class KnobsScreen(ListScreen):
         super().__init__(api, actions)
         self._pending: Knobs = {}
         self._edited = ""
-        """The knob whose value is being typed; empty while none is. Its row may leave the list meanwhile, and another row is selected then."""
+        """The knob whose value is being typed; empty while none is. Its row may leave the list
+        meanwhile, and another row is selected then."""
         self._input = Input(compact=True, id="value")
         self._note = ("", "")
-        self._named = DrawnZone(lambda width, height: [line(width, (f"{self._edited} = ", "title"))], id="named")
-        self._beside, self._under = DrawnZone(self._paint_note, id="beside"), DrawnZone(self._paint_note, id="under")
+        self._named = DrawnZone(
+            lambda width, height: [line(width, (f"{self._edited} = ", "title"))], id="named"
+        )
+        self._beside, self._under = (
+            DrawnZone(self._paint_note, id="beside"),
+            DrawnZone(self._paint_note, id="under"),
+        )
         self._edit = Horizontal(self._named, self._input, self._beside, id="edit")
         self._edit.display = self._under.display = False
 
@@ -74,7 +83,15 @@ class KnobsScreen(ListScreen):
         run = self._view.run
         if run is None:
             return KnobState({}, {}, {}, job=self.api.job is not None)
-        return KnobState(dict(run.settings), self._pending, run.unavailable, self.needle, run.facts, run.is_job, run.effects)
+        return KnobState(
+            dict(run.settings),
+            self._pending,
+            run.unavailable,
+            self.needle,
+            run.facts,
+            run.is_job,
+            run.effects,
+        )
 
     @property
     def _selected(self) -> str:
@@ -94,7 +111,9 @@ class KnobsScreen(ListScreen):
     def show(self, view: View) -> None:
         """New values. An edited value waits until it is in force."""
         values = view.run.settings if view.run is not None else {}
-        self._pending = {name: value for name, value in self._pending.items() if values.get(name, value) != value}
+        self._pending = {
+            name: value for name, value in self._pending.items() if values.get(name, value) != value
+        }
         if self._edited:
             self.list_zone.select(self._edited)
             self._place_note()
@@ -104,20 +123,26 @@ class KnobsScreen(ListScreen):
         if self._pending and not self._edited:
             effect = self._view.run.effect(self._pending) if self._view.run is not None else ""
             label = f" ({effect})" if effect else ""
-            self._heading.say(f"{describe_changes(self._pending, self._state.values)}{label}: a applies, v tries", "accent")
+            self._heading.say(
+                f"{describe_changes(self._pending, self._state.values)}{label}: a applies, v tries",
+                "accent",
+            )
         else:
             super().show_summary()
 
     def summary(self) -> str:
         state = self._state
         changed = sum(map(state.is_own, state.values))
-        return f"{changed} set, {len(state.values) - changed} at their default" if state.values else ""
+        return (
+            f"{changed} set, {len(state.values) - changed} at their default" if state.values else ""
+        )
 
     def on_move(self) -> None:
         super().on_move()
-        self._key_bar.show(self._view)  # what can be forgotten or edited depends on the selected row
+        # what can be forgotten or edited depends on the selected row
+        self._key_bar.show(self._view)
 
-    # --- editing --------------------------------------------------------------------------------------------
+    # --- editing ----------------------------------------------------------------------------------
 
     def on_choose(self) -> None:
         self.action_edit()
@@ -140,7 +165,11 @@ class KnobsScreen(ListScreen):
         """Whether a change could be made now; otherwise the reason is reported."""
         if facts.active(self._view) and not self._view.recording:
             return True
-        self.actions.report(A_RECORDING if self._view.recording else "the run has ended: its settings cannot be changed")
+        self.actions.report(
+            A_RECORDING
+            if self._view.recording
+            else "the run has ended: its settings cannot be changed"
+        )
         return False
 
     def _say(self, text: str, style: str) -> None:
@@ -213,16 +242,19 @@ class KnobsScreen(ListScreen):
         if not self._may_change():
             return False
         if not self._pending:
-            self.actions.report(f"nothing was changed yet: {keys.written()['edit']} edits the selected value")
+            self.actions.report(
+                f"nothing was changed yet: {keys.written()['edit']} edits the selected value"
+            )
         return bool(self._pending)
 
 
-# --- the rows ------------------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
 
 
 class KnobState(NamedTuple):
-    """The knobs of a run. `pending` are edited values that are not in force yet; `needle` is the filter. `job`: the run is the user's own job;
-    `effects`: what a change of each knob does to its numbers."""
+    """The knobs of a run. `pending` are edited values that are not in force yet; `needle` is the
+    filter. `job`: the run is the user's own job; `effects`: what a change of each knob does to its
+    numbers."""
 
     values: Knobs
     pending: Knobs
@@ -233,7 +265,8 @@ class KnobState(NamedTuple):
     effects: Mapping[str, str] = {}
 
     def applies(self, name: str) -> str:
-        """live, restart, or live up to the value that the server was started with. Of a user's own job: the effect on its numbers, or fixed."""
+        """live, restart, or live up to the value that the server was started with. Of a user's own
+        job: the effect on its numbers, or fixed."""
         if self.job:
             return self.effects.get(name, FIXED)
         knob = CATALOGUE.get(name)
@@ -284,21 +317,38 @@ def knob_lines(state: KnobState, width: int, height: int) -> Lines:
         max(cell_width(clean(name)) for name in names),
         min(MAX_VALUE, max(5, *(cell_width(clean(state.value(name))) for name in names))),
     )
-    reasons = {name: state.unavailable[key] for name in names if (key := f"{NO_EFFECT}{name}") in state.unavailable}
+    reasons = {
+        name: state.unavailable[key]
+        for name in names
+        if (key := f"{NO_EFFECT}{name}") in state.unavailable
+    }
 
     def row(n: int, selected: bool) -> Row:
         name = lines[n]
-        return line(width, ("  default values:", "dim")) if name is None else _row(name, state, selected, columns, width)
+        return (
+            line(width, ("  default values:", "dim"))
+            if name is None
+            else _row(name, state, selected, columns, width)
+        )
 
     def meaning(name: str) -> list[Row]:
         tallest = _tallest(
-            tuple((name, reasons.get(name, "")) for name in names), width, tuple(state.effects.items()) if state.job else None
+            tuple((name, reasons.get(name, "")) for name in names),
+            width,
+            tuple(state.effects.items()) if state.job else None,
         )
         rows = min(tallest, height - 1 - max(height // 3, 1))
-        return fill(_meaning(name, reasons.get(name, ""), width, state.effects if state.job else None), width, rows)
+        return fill(
+            _meaning(name, reasons.get(name, ""), width, state.effects if state.job else None),
+            width,
+            rows,
+        )
 
     applies = fit("a change", EFFECT) if state.job else fit("applies", APPLIES)
-    head = line(width, (f"  {fit('setting', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"))
+    head = line(
+        width,
+        (f"  {fit('setting', columns[0])}  {fit('value', columns[1])}  {applies}  allowed", "dim"),
+    )
     return Lines(lines, row, [head], meaning if height >= MIN_HEIGHT else None)
 
 
@@ -310,42 +360,80 @@ def _row(name: str, state: KnobState, selected: bool, columns: tuple[int, int], 
         width,
         ("> " if selected else "  ", "key"),
         (fit(name, columns[0]) + "  ", "title" if selected else "dim" if no_effect else ""),
-        (fit(state.value(name), columns[1]) + "  ", "dim" if no_effect and name not in state.pending else style),
-        (fit(state.applies(name), EFFECT if state.job else APPLIES) + "  ", _applies_style(state.applies(name))),
-        ("no effect here" if no_effect and not state.job else knob.allowed() if knob else "", "dim"),
+        (
+            fit(state.value(name), columns[1]) + "  ",
+            "dim" if no_effect and name not in state.pending else style,
+        ),
+        (
+            fit(state.applies(name), EFFECT if state.job else APPLIES) + "  ",
+            _applies_style(state.applies(name)),
+        ),
+        (
+            "no effect here" if no_effect and not state.job else knob.allowed() if knob else "",
+            "dim",
+        ),
     )
 
 
 def _applies_style(applies: str) -> str:
-    return "alert" if applies in PERMISSIONS else "" if applies.startswith("live") or applies in EFFECTS else "dim"
+    return (
+        "alert"
+        if applies in PERMISSIONS
+        else ""
+        if applies.startswith("live") or applies in EFFECTS
+        else "dim"
+    )
 
 
 @lru_cache(maxsize=4)
-def _tallest(names: tuple[tuple[str, str], ...], width: int, job_effects: tuple[tuple[str, str], ...] | None) -> int:
-    """Rows of the longest meaning, with the reason of a knob without effect. The list keeps its height while the cursor moves."""
+def _tallest(
+    names: tuple[tuple[str, str], ...], width: int, job_effects: tuple[tuple[str, str], ...] | None
+) -> int:
+    """Rows of the longest meaning, with the reason of a knob without effect. The list keeps its
+    height while the cursor moves."""
     effects = None if job_effects is None else dict(job_effects)
     return max(len(_meaning(name, reason, width, effects)) for name, reason in names)
 
 
 def _meaning(name: str, no_effect: str, width: int, effects: Mapping[str, str] | None) -> list[Row]:
-    """What the knob does, when a change applies, and which values are allowed. `effects`: see KnobState; None: not a user's own job."""
+    """What the knob does, when a change applies, and which values are allowed. `effects`: see
+    KnobState; None: not a user's own job."""
     knob = CATALOGUE.get(name)
     if knob is None:
         return [blank(width), line(width, (f"{name}: unknown to this version", "dim"))]
-    when = "live: takes effect between two steps" if knob.apply == "hot" else "restart: needs a new worker, so only a trial can change it"
+    when = (
+        "live: takes effect between two steps"
+        if knob.apply == "hot"
+        else "restart: needs a new worker, so only a trial can change it"
+    )
     if knob.lowered_live:
-        when = "live up to the value that the embedded server was started with (between two iterations); above it a restart: only a trial can change it"
+        when = (
+            "live up to the value that the embedded server was started with (between two"
+            " iterations); above it a restart: only a trial can change it"
+        )
     if knob.changes_training:
         when += "; a change alters what the model learns per step, not only the speed"
     if effects is not None:
         effect = effects.get(name, "")
-        when = f"between two steps; {effect}: {EFFECTS[effect]}" if effect in EFFECTS else "not while the job runs"
+        when = (
+            f"between two steps; {effect}: {EFFECTS[effect]}"
+            if effect in EFFECTS
+            else "not while the job runs"
+        )
     column = max(LABEL, len(name) + 2)
     default = f"; {show(knob.default)} by default" if knob.default is not None else ""
     examples = (
-        f"; for example {', '.join(show(value) for value in knob.examples)}" if knob.examples and knob.kind in ("int", "float") else ""
+        f"; for example {', '.join(show(value) for value in knob.examples)}"
+        if knob.examples and knob.kind in ("int", "float")
+        else ""
     )
     rows = [blank(width), *labelled(name, f"{knob.meaning}.", width, column)]
     rows += labelled("applies", when, width, column)
-    rows += labelled("allowed", f"{knob.allowed().replace('|', ' | ')}{default}{examples}", width, column)
-    return rows + (labelled("no effect" if effects is None else "why fixed", no_effect, width, column) if no_effect else [])
+    rows += labelled(
+        "allowed", f"{knob.allowed().replace('|', ' | ')}{default}{examples}", width, column
+    )
+    return rows + (
+        labelled("no effect" if effects is None else "why fixed", no_effect, width, column)
+        if no_effect
+        else []
+    )

@@ -1,4 +1,5 @@
-"""The main screen: title, answer, the parts of a step, throughput, devices, causes, what was tried, the trial."""
+"""The main screen: title, answer, the parts of a step, throughput, devices, causes, what was tried,
+the trial."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ MAX_FLEET_ROWS = 8
 
 
 class MainScreen(Screen[None]):
-    """Nine zones and a key bar. The selection keeps its suggestion when the order of the findings changes."""
+    """Nine zones and a key bar. The selection keeps its suggestion when the order of the findings
+    changes."""
 
     DEFAULT_CSS = """
     MainScreen { layout: vertical; overflow: hidden; }
@@ -58,7 +60,8 @@ class MainScreen(Screen[None]):
         self.actions = actions
         self.selected = ""
         self.expects_run = False
-        """Whether a run is about to start. The machine overview is shown only when no run exists and none is expected."""
+        """Whether a run is about to start. The machine overview is shown only when no run exists
+        and none is expected."""
         self._steady = Steady()
         self._plan: LayoutPlan | None = None
         self._idle: bool | None = None
@@ -81,7 +84,17 @@ class MainScreen(Screen[None]):
 
     @property
     def zones(self) -> tuple[LiveZone, ...]:
-        return (self._header, self._answer, self._steps, self._fleet, self._chart, self._devices, self._causes, self._tried, self._trial)
+        return (
+            self._header,
+            self._answer,
+            self._steps,
+            self._fleet,
+            self._chart,
+            self._devices,
+            self._causes,
+            self._tried,
+            self._trial,
+        )
 
     def compose(self) -> ComposeResult:
         yield self._header
@@ -121,14 +134,16 @@ class MainScreen(Screen[None]):
         self._key_bar.show(view)
 
     def _lay_out(self, view: View) -> None:
-        """Give the zones their rows, when the plan has changed. Without a run, the overview takes the room of all zones but the header."""
+        """Give the zones their rows, when the plan has changed. Without a run, the overview takes
+        the room of all zones but the header."""
         self._remote.display, self._remote.styles.height = bool(view.remote), 1
         idle = view.run is None and not self.expects_run
         if idle != self._idle:
             self._idle, self._plan = idle, None
             self.overview.display, self._band.display = idle, not idle
             has_cursor = idle and not view.recording  # in a replay these keys move in time
-            self.set_focus(self.overview if has_cursor else None)  # the keys of the overview go to it
+            # the keys of the overview go to it
+            self.set_focus(self.overview if has_cursor else None)
             self._key_bar.screen_name = OverviewZone.NAME if has_cursor else self.NAME
         if idle:
             for zone in self.zones:
@@ -145,14 +160,28 @@ class MainScreen(Screen[None]):
             below=0 if view.run is None else rows_below(view.run),
             trial=trial_rows(facts.shown_trial(view)),
         )
-        new = plan(self.size.width, self.size.height + 1 - self._key_bar.rows_for(view) - bool(view.remote), needs)
+        new = plan(
+            self.size.width,
+            self.size.height + 1 - self._key_bar.rows_for(view) - bool(view.remote),
+            needs,
+        )
         new = leave_room(new, self._key_bar.extra_rows(view))
         if new == self._plan:
             return
         self._plan = new
         for zone in self.zones:
             zone.plan = new
-        heights = (new.header, new.answer, new.steps, new.fleet, new.chart, new.devices, new.causes, new.tried, new.trial)
+        heights = (
+            new.header,
+            new.answer,
+            new.steps,
+            new.fleet,
+            new.chart,
+            new.devices,
+            new.causes,
+            new.tried,
+            new.trial,
+        )
         for zone, height in zip(self.zones, heights, strict=True):
             zone.display = height > 0
             zone.styles.height = height
@@ -171,7 +200,9 @@ class MainScreen(Screen[None]):
 
     def chosen(self) -> Suggestion | None:
         """The selected suggestion."""
-        finding_and_suggestion = facts.suggestions(self._steady.of(self.api.view())).get(self.selected)
+        finding_and_suggestion = facts.suggestions(self._steady.of(self.api.view())).get(
+            self.selected
+        )
         return finding_and_suggestion[1] if finding_and_suggestion else None
 
     def _cause_clicked(self, y: int) -> None:
@@ -215,7 +246,7 @@ class MainScreen(Screen[None]):
         self.actions.try_selected()
 
 
-# --- holds an advice for some seconds ------------------------------------------------------------------------
+# --- holds an advice for some seconds -------------------------------------------------------------
 # An estimate near a limit would change it back and forth, and Enter would try what nobody has read.
 
 HOLD_S = 4.0
@@ -224,8 +255,8 @@ Advice = tuple[tuple[tuple[str, object], ...], ...]
 
 
 class Steady:
-    """Gives views in which the suggestions of a finding, and with them the whole finding, change only if the new ones last. What was measured, and a change of
-    the settings, counts at once."""
+    """Gives views in which the suggestions of a finding, and with them the whole finding, change
+    only if the new ones last. What was measured, and a change of the settings, counts at once."""
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], Finding] = {}
@@ -239,12 +270,19 @@ class Steady:
         findings = [self._held(view, run.id, finding) for finding in run.findings]
         if all(held is finding for held, finding in zip(findings, run.findings, strict=True)):
             return view
-        return msgspec.structs.replace(view, runs=(*view.runs[:-1], msgspec.structs.replace(run, findings=findings)))
+        return msgspec.structs.replace(
+            view, runs=(*view.runs[:-1], msgspec.structs.replace(run, findings=findings))
+        )
 
     def _held(self, view: View, run: str, finding: Finding) -> Finding:
         key, advice = (run, finding.rule), _advice(finding)
         shown = self._shown.get(key)
-        if shown is None or finding.state != "fires" or advice == _advice(shown) or not _still_holds(view, shown, finding):
+        if (
+            shown is None
+            or finding.state != "fires"
+            or advice == _advice(shown)
+            or not _still_holds(view, shown, finding)
+        ):
             return self._show(key, finding)
         other, since_s = self._other.get(key, ((), view.now))
         if other != advice or since_s > view.now:
@@ -263,7 +301,14 @@ def _advice(finding: Finding) -> Advice:
 
 
 def _still_holds(view: View, shown: Finding, finding: Finding) -> bool:
-    """Whether the finding in sight is still one that can be shown: it fired, nothing was measured since, and its changes can be tried where they could."""
-    measured = {suggestion.tried for suggestion in finding.suggestions} - {suggestion.tried for suggestion in shown.suggestions}
+    """Whether the finding in sight is still one that can be shown: it fired, nothing was measured
+    since, and its changes can be tried where they could."""
+    measured = {suggestion.tried for suggestion in finding.suggestions} - {
+        suggestion.tried for suggestion in shown.suggestions
+    }
     possible = all(facts.can_try(view.run, suggestion) for suggestion in shown.suggestions)
-    return shown.state == "fires" and not measured and (possible or not any(facts.can_try(view.run, one) for one in finding.suggestions))
+    return (
+        shown.state == "fires"
+        and not measured
+        and (possible or not any(facts.can_try(view.run, one) for one in finding.suggestions))
+    )

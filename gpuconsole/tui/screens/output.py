@@ -22,7 +22,8 @@ NO_JOB = "No job of your own runs here: gpuconsole run -- COMMAND"
 
 
 class OutputScreen(ListScreen):
-    """The last lines of the output. The screen follows the output until the user scrolls up; End follows again."""
+    """The last lines of the output. The screen follows the output until the user scrolls up; End
+    follows again."""
 
     NAME = "output"
     TITLE_TEXT = "Output"
@@ -32,7 +33,9 @@ class OutputScreen(ListScreen):
         super().__init__(api, actions)
         self._follows = True
         self._wrapped: tuple[tuple[object, ...], list[str]] = ((), [])
-        self._typed = Input(placeholder="a line for the job's stdin; escape: back", compact=True, id="typed")
+        self._typed = Input(
+            placeholder="a line for the job's stdin; escape: back", compact=True, id="typed"
+        )
         self._typed.display = False
 
     def below(self) -> Iterable[Widget]:
@@ -43,7 +46,8 @@ class OutputScreen(ListScreen):
         return Lines([None] * len(rows), lambda n, selected: line(width, rows[n]))
 
     def _rows(self, width: int) -> list[str]:
-        """The output in rows of `width` cells. They are made again only when there is more output."""
+        """The output in rows of `width` cells. They are made again only when there is more
+        output."""
         job = self.api.job
         source = (job.lines.version, width, self.needle) if job is not None else ()
         if job is None:
@@ -68,9 +72,13 @@ class OutputScreen(ListScreen):
         if job is None:
             return ""
         position = self.list_zone.position
-        return "   ".join(part for part in (job.about, position, "" if self._follows else "end: follow the output") if part)
+        return "   ".join(
+            part
+            for part in (job.about, position, "" if self._follows else "end: follow the output")
+            if part
+        )
 
-    # --- stdin ----------------------------------------------------------------------------------------------
+    # --- stdin ------------------------------------------------------------------------------------
 
     def action_type(self) -> None:
         if self.api.job is not None and not self.api.job.ended:

@@ -1,4 +1,5 @@
-"""The processes on the devices: sorted, filtered, grouped; and the one place from which a signal is sent."""
+"""The processes on the devices: sorted, filtered, grouped; and the one place from which a signal is
+sent."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ TITLE_ROOM = 60
 
 
 class ProcessesScreen(ListScreen):
-    """A table of processes, or one process in full. The selection keeps its process when the order changes."""
+    """A table of processes, or one process in full. The selection keeps its process when the order
+    changes."""
 
     NAME = "processes"
     TITLE_TEXT = "Processes"
@@ -53,7 +55,7 @@ class ProcessesScreen(ListScreen):
     def below(self) -> Iterable[Widget]:
         return (self._prompt,)
 
-    # --- content --------------------------------------------------------------------------------------------
+    # --- content ----------------------------------------------------------------------------------
 
     def lines(self, width: int, height: int) -> Lines:
         wall = self._view.wall or None
@@ -64,7 +66,9 @@ class ProcessesScreen(ListScreen):
         return process_lines(self._view, self._entries, choice, width, wall)
 
     def show(self, view: View) -> None:
-        if self._asked and not any(identity(process) == identity(self._asked[1]) for process in view.processes):
+        if self._asked and not any(
+            identity(process) == identity(self._asked[1]) for process in view.processes
+        ):
             self._answer(f"{self._asked[1].pid} has ended: nothing was sent")
         super().show(view)
         self._prompt.repaint()
@@ -77,12 +81,19 @@ class ProcessesScreen(ListScreen):
             return ""
         of = f" of {len(self._view.processes)}" if len(shown) < len(self._view.processes) else ""
         devices = len({process.device for process in shown})
-        return f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'}, {order_in_words(self._choice)}"
+        return (
+            f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'},"
+            f" {order_in_words(self._choice)}"
+        )
 
     def _paint_prompt(self, width: int, height: int) -> list[Row]:
-        return [question(self._asked[1], self._asked[0], width) if self._asked else line(width, self._answer_text)]
+        return [
+            question(self._asked[1], self._asked[0], width)
+            if self._asked
+            else line(width, self._answer_text)
+        ]
 
-    # --- keys -----------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     def _choose(self, **changes: object) -> None:
         self._choice = self._choice._replace(**changes)  # type: ignore[arg-type]
@@ -92,7 +103,9 @@ class ProcessesScreen(ListScreen):
         if self._inspected is not None:  # the list is hidden
             return
         columns = list(ORDERS)
-        self._choose(sort=columns[(columns.index(self._choice.sort) + step) % len(columns)], reverse=False)
+        self._choose(
+            sort=columns[(columns.index(self._choice.sort) + step) % len(columns)], reverse=False
+        )
 
     def action_sort_previous(self) -> None:
         self._sort(-1)
@@ -105,7 +118,8 @@ class ProcessesScreen(ListScreen):
             self._choose(reverse=not self._choice.reverse)
 
     def action_group(self) -> None:
-        """On the page of one process, which has no groups, the key means the first line as elsewhere."""
+        """On the page of one process, which has no groups, the key means the first line as
+        elsewhere."""
         if self._inspected is None:
             self._choose(tree=not self._choice.tree)
         else:
@@ -137,13 +151,15 @@ class ProcessesScreen(ListScreen):
         else:
             super().action_back()
 
-    # --- signals --------------------------------------------------------------------------------------------
+    # --- signals ----------------------------------------------------------------------------------
 
     def _selected(self) -> Process | None:
         if self._inspected is not None:
             return self._inspected
         processes = (entry.process for entry in self._entries if entry.process)
-        return next((process for process in processes if identity(process) == self.list_zone.selected), None)
+        return next(
+            (process for process in processes if identity(process) == self.list_zone.selected), None
+        )
 
     def action_terminate(self) -> None:
         self._ask("SIGTERM")
@@ -157,7 +173,10 @@ class ProcessesScreen(ListScreen):
             self._answer(A_RECORDING)
         elif process is not None and process.started <= 0:
             self._answer(
-                f"{process.pid} is not seen here (another container or user): no signal can be sent",
+                (
+                    f"{process.pid} is not seen here (another container or user): no signal can be"
+                    " sent"
+                ),
                 "alert",
             )
         elif process is not None:

@@ -24,7 +24,8 @@ from gpuconsole.tui.widgets.bars import DrawnZone
 MIN_ABOUT_COLUMNS = 37
 """Columns that the description keeps beside the list."""
 MAX_ABOUT_ROWS = 14
-"""Rows of the description below the list: as many as the longest description takes at 80 columns."""
+"""Rows of the description below the list: as many as the longest description takes at 80
+columns."""
 MIN_LIST_ROWS = 5
 MIN_HEIGHT = 8
 """Below so many rows there is no room for a description."""
@@ -33,7 +34,8 @@ GAP = 3
 
 
 class ScenariosScreen(ListScreen):
-    """Enter starts the selected scenario, in the filter's text field too. While the picker is open, a worker is kept ready."""
+    """Enter starts the selected scenario, in the filter's text field too. While the picker is open,
+    a worker is kept ready."""
 
     NAME = "scenarios"
     TITLE_TEXT = "Scenarios"
@@ -45,15 +47,21 @@ class ScenariosScreen(ListScreen):
         self._all = {scenario.name: scenario for scenario in api.scenarios()}
         self.list_zone.select(self._proposed())
         self._device = DrawnZone(
-            lambda width, height: [line(width, *device_line(self._view, facts.device(self._view), width)), blank(width)]
+            lambda width, height: [
+                line(width, *device_line(self._view, facts.device(self._view), width)),
+                blank(width),
+            ]
         )
         self._device.styles.height = 2
 
     def _proposed(self) -> str | None:
-        """The scenario of the present run; before the first run, the first scenario of the list with a fix to prove."""
+        """The scenario of the present run; before the first run, the first scenario of the list
+        with a fix to prove."""
         if self._view.run is not None and self._view.run.scenario in self._all:
             return self._view.run.scenario
-        return next((scenario.name for scenario in self._matching("") if scenario.teaches.fix), None)
+        return next(
+            (scenario.name for scenario in self._matching("") if scenario.teaches.fix), None
+        )
 
     def _matching(self, needle: str) -> list[Scenario]:
         return matching(list(self._all.values()), needle)
@@ -69,7 +77,13 @@ class ScenariosScreen(ListScreen):
         return (self._device,)
 
     def lines(self, width: int, height: int) -> Lines:
-        return scenario_lines(self._matching(self.needle), facts.device(self._view), width, height, headings=not self.needle)
+        return scenario_lines(
+            self._matching(self.needle),
+            facts.device(self._view),
+            width,
+            height,
+            headings=not self.needle,
+        )
 
     def summary(self) -> str:
         """Which of how many is selected, and where scenarios run."""
@@ -77,9 +91,16 @@ class ScenariosScreen(ListScreen):
         if not view.devices:
             return "searching for devices"
         names = [scenario.name for scenario in self._matching(self.needle)]
-        at = f"{names.index(str(self.list_zone.selected)) + 1} of {len(names)}; " if self.list_zone.selected in names else ""
+        at = (
+            f"{names.index(str(self.list_zone.selected)) + 1} of {len(names)}; "
+            if self.list_zone.selected in names
+            else ""
+        )
         if device.is_gpu:
-            return f"{at}they run on {device.id}{occupied(view) or f' {facts.short_name(device.name)}'}"
+            return (
+                f"{at}they run on {device.id}"
+                f"{occupied(view) or f' {facts.short_name(device.name)}'}"
+            )
         return f"{at}they run on the CPU ({view.no_gpu_reason})"
 
     def show(self, view: View) -> None:
@@ -99,7 +120,8 @@ class ScenariosScreen(ListScreen):
 
 
 def occupied(view: View) -> str:
-    """Whether others use the GPU of the first run, and a GPU that is free. Empty once a run has started: it is one of the users."""
+    """Whether others use the GPU of the first run, and a GPU that is free. Empty once a run has
+    started: it is one of the users."""
     gpus = [device for device in view.devices if device.is_gpu]
     states = gpu_states(view, gpus)
     if view.run is not None or view.device not in states or states[view.device].kind != "busy":
@@ -108,28 +130,47 @@ def occupied(view: View) -> str:
     return ", in use" + (f"; {free} is free: --device {free}" if free else "")
 
 
-# --- the rows ------------------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
 
 
 def matching(scenarios: Sequence[Scenario], needle: str) -> list[Scenario]:
-    """Scenarios that contain every word of `needle`, in their name, title, group, summary or what they teach, in the order of the groups.
+    """Scenarios that contain every word of `needle`, in their name, title, group, summary or what
+    they teach, in the order of the groups.
 
     With a needle, matches in the name come first.
     """
     words = needle.lower().split()
-    matches = [scenario for group in grouped(scenarios).values() for scenario in group if all(word in _text(scenario) for word in words)]
-    return sorted(matches, key=lambda scenario: not all(word in scenario.name.lower() for word in words))
+    matches = [
+        scenario
+        for group in grouped(scenarios).values()
+        for scenario in group
+        if all(word in _text(scenario) for word in words)
+    ]
+    return sorted(
+        matches, key=lambda scenario: not all(word in scenario.name.lower() for word in words)
+    )
 
 
 def _text(scenario: Scenario) -> str:
     teaches = scenario.teaches
     return " ".join(
-        (scenario.name, scenario.title, scenario.group, scenario.summary, scenario.workload.name, teaches.see, teaches.rule)
+        (
+            scenario.name,
+            scenario.title,
+            scenario.group,
+            scenario.summary,
+            scenario.workload.name,
+            teaches.see,
+            teaches.rule,
+        )
     ).lower()
 
 
-def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, height: int, *, headings: bool = True) -> Lines:
-    """The list, and the description of the selected scenario beside the list where there is room, else below the list.
+def scenario_lines(
+    scenarios: Sequence[Scenario], device: Device, width: int, height: int, *, headings: bool = True
+) -> Lines:
+    """The list, and the description of the selected scenario beside the list where there is room,
+    else below the list.
 
     `headings`: each group has its name above it; the scenarios are in the order of their groups.
     """
@@ -142,7 +183,11 @@ def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, he
 
     def row(n: int, selected: bool, room: int) -> Row:
         entry = entries[n]
-        return _item(entry, selected, name_width, room) if isinstance(entry, Scenario) else line(room, (entry, "heading"))
+        return (
+            _item(entry, selected, name_width, room)
+            if isinstance(entry, Scenario)
+            else line(room, (entry, "heading"))
+        )
 
     if width >= WIDE:
         title_width = max(cell_width(clean(scenario.title)) for scenario in scenarios)
@@ -151,16 +196,28 @@ def scenario_lines(scenarios: Sequence[Scenario], device: Device, width: int, he
 
         def beside_list(name: str) -> list[Row]:
             scenario = by_name[name]
-            return [[(" " * GAP, ""), *row] for row in [*_title(scenario, about), *_about(scenario, device, about)]]
+            return [
+                [(" " * GAP, ""), *row]
+                for row in [*_title(scenario, about), *_about(scenario, device, about)]
+            ]
 
-        return Lines(keys, lambda n, selected: row(n, selected, room), side=beside_list, side_width=about + GAP)
+        return Lines(
+            keys,
+            lambda n, selected: row(n, selected, room),
+            side=beside_list,
+            side_width=about + GAP,
+        )
 
     rows = min(len(entries), max(MIN_LIST_ROWS, height - MAX_ABOUT_ROWS))
 
     def below_list(name: str) -> list[Row]:
         return fill([blank(width), *_about(by_name[name], device, width)], width, height - rows)
 
-    return Lines(keys, lambda n, selected: row(n, selected, width), foot=below_list if height >= MIN_HEIGHT else None)
+    return Lines(
+        keys,
+        lambda n, selected: row(n, selected, width),
+        foot=below_list if height >= MIN_HEIGHT else None,
+    )
 
 
 def _entries(scenarios: Sequence[Scenario]) -> list[Scenario | str]:
@@ -200,4 +257,10 @@ def _about(scenario: Scenario, device: Device, width: int) -> list[Row]:
     values = scenario.knobs_on(device)
     changed = {name: value for name, value in values.items() if CATALOGUE[name].default != value}
     rest = f"; {len(values) - len(changed)} as by default" if len(changed) < len(values) else ""
-    return rows + labelled("knobs", ", ".join(f"{name} {show(value)}" for name, value in changed.items()) + rest, width, 10, "dim")
+    return rows + labelled(
+        "knobs",
+        ", ".join(f"{name} {show(value)}" for name, value in changed.items()) + rest,
+        width,
+        10,
+        "dim",
+    )

@@ -18,7 +18,7 @@ from gpuconsole.tui import keys
 from gpuconsole.tui.widgets.header import replay_mark
 from gpuconsole.tui.widgets.live import Zone
 
-# --- what a key has done, or why it could not: lines above the keys, for some seconds ------------------------
+# --- what a key has done, or why it could not: lines above the keys, for some seconds -------------
 
 MESSAGE_S = 6.0
 MAX_ROWS = 4
@@ -42,17 +42,28 @@ class Messages:
 
     def add(self, text: str, style: str = "", topic: str = "") -> None:
         """Show `text` from now on. The same text is shown once."""
-        others = [kept for kept in self._present() if kept.text != text and not (topic and kept.topic == topic)]
+        others = [
+            kept
+            for kept in self._present()
+            if kept.text != text and not (topic and kept.topic == topic)
+        ]
         self._messages = [*others, Message(text, style, topic, self._clock() + MESSAGE_S)]
 
     def rows(self, width: int, height: int) -> list[Row]:
-        """The rows of the messages, on a screen of `height` rows. Where there is little room, the newest stay."""
+        """The rows of the messages, on a screen of `height` rows. Where there is little room, the
+        newest stay."""
         room, rows = min(MAX_ROWS, height // 3), list[Row]()
         for message in reversed(self._present()):
             parts = wrap(message.text, max(1, width - 1), max(1, room))
             if rows and len(rows) + len(parts) > room:
                 break
-            rows = [*(line(width, ("▌", message.style or "accent"), (part, message.style)) for part in parts), *rows]
+            rows = [
+                *(
+                    line(width, ("▌", message.style or "accent"), (part, message.style))
+                    for part in parts
+                ),
+                *rows,
+            ]
         return rows
 
     def _present(self) -> list[Message]:
@@ -76,7 +87,8 @@ def torch_command() -> str:
 
 
 class KeyBar(Zone):
-    """The keys of a screen that make sense now. `screen` is its name in `keys.ACTIONS`. During the first steps a hint stands above the keys."""
+    """The keys of a screen that make sense now. `screen` is its name in `keys.ACTIONS`. During the
+    first steps a hint stands above the keys."""
 
     DEFAULT_CSS = "KeyBar { height: 1; dock: bottom; }"
     demo = False
@@ -86,10 +98,14 @@ class KeyBar(Zone):
         super().__init__()
         self.screen_name = screen
         self.offers: Callable[[keys.Action], bool] = lambda action: True
-        """Whether the screen can do an action now. What depends on the session alone is in the table of keys."""
+        """Whether the screen can do an action now. What depends on the session alone is in the
+        table of keys."""
         self._view: View | None = None
         self._places: list[Place] = []
-        self._hinted: tuple[tuple[View | None, int, str], tuple[int, str]] = ((None, 0, ""), (0, ""))
+        self._hinted: tuple[tuple[View | None, int, str], tuple[int, str]] = (
+            (None, 0, ""),
+            (0, ""),
+        )
 
     def show(self, view: View) -> None:
         self._view = view
@@ -101,7 +117,8 @@ class KeyBar(Zone):
         return 2 if self._hint(view, self.size.width)[0] else 1
 
     def extra_rows(self, view: View) -> int:
-        """The further rows that messages take for their seconds: the first stands in the place of the hint."""
+        """The further rows that messages take for their seconds: the first stands in the place of
+        the hint."""
         return max(0, 1 + len(self._messages(self.size.width)) - self.rows_for(view))
 
     def _messages(self, width: int) -> list[Row]:
@@ -109,7 +126,8 @@ class KeyBar(Zone):
         return messages.rows(width, self.app.size.height) if messages is not None else []
 
     def _hint(self, view: View, width: int) -> tuple[int, str]:
-        """The step and the text of the hint; made once for a state, which the layout and the bar ask for."""
+        """The step and the text of the hint; made once for a state, which the layout and the bar
+        ask for."""
         source, hint = self._hinted
         if source[0] is not view or source[1:] != (width, self.screen_name):
             hint = self._make_hint(view, width)
@@ -122,13 +140,21 @@ class KeyBar(Zone):
         if KeyBar.demo:
             return narrate(view)
         room = width - len(TITLE.format(STEPS, STEPS))
-        return guide(view, keys.written(), choosing=self.screen_name == "scenarios", install_torch=torch_command(), room=room)
+        return guide(
+            view,
+            keys.written(),
+            choosing=self.screen_name == "scenarios",
+            install_torch=torch_command(),
+            room=room,
+        )
 
     def paint(self, width: int, height: int) -> list[Row]:
         if self._view is None:
             return []
         left, right = keys.bar(self.screen_name, self._view)
-        row, self._places = paint_keys([action for action in left if self.offers(action)], right, width)
+        row, self._places = paint_keys(
+            [action for action in left if self.offers(action)], right, width
+        )
         step, text = self._hint(self._view, width)
         hint = [line(width, (TITLE.format(step, STEPS), "key"), text)] if step else []
         above = self._messages(width) or hint
@@ -136,17 +162,28 @@ class KeyBar(Zone):
 
     async def on_click(self, event: events.Click) -> None:
         """A click presses the key that is written there. It chooses no digit."""
-        pressed = next((action for start, end, action in self._places if start <= event.x < end), None)
-        if pressed is None or pressed.keys == keys.DIGITS or event.y != self.content_size.height - 1:
+        pressed = next(
+            (action for start, end, action in self._places if start <= event.x < end), None
+        )
+        if (
+            pressed is None
+            or pressed.keys == keys.DIGITS
+            or event.y != self.content_size.height - 1
+        ):
             return
         receiver = (
-            self.screen if pressed.of_app or not pressed.screens or hasattr(self.screen, f"action_{pressed.id}") else self.screen.focused
+            self.screen
+            if pressed.of_app or not pressed.screens or hasattr(self.screen, f"action_{pressed.id}")
+            else self.screen.focused
         )
         await self.app.run_action(pressed.command, receiver)
 
 
-def paint_keys(left: Sequence[keys.Action], right: Sequence[keys.Action], width: int) -> tuple[Row, list[Place]]:
-    """The actions of `right` at the right edge, and as many of `left` as fit before them; and where each one is."""
+def paint_keys(
+    left: Sequence[keys.Action], right: Sequence[keys.Action], width: int
+) -> tuple[Row, list[Place]]:
+    """The actions of `right` at the right edge, and as many of `left` as fit before them; and where
+    each one is."""
     places: list[Place] = []
     segments: list[Segment] = []
     x, room = 0, width - sum(_need(action) + GAP for action in right)

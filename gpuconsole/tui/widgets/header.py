@@ -17,12 +17,19 @@ from gpuconsole.session.gpu_state import faults
 
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
-    """The title row, then as many devices as fit; the rest is counted. While something runs, its device has a zone of its own."""
+    """The title row, then as many devices as fit; the rest is counted. While something runs, its
+    device has a zone of its own."""
     devices, room = _devices(view), height - 1
     rows = [_title(view, width)]
     for n, device in enumerate(devices[:room]):
         left_out = len(devices) - room if n == room - 1 and not fleet_rows(view, 1) else 0
-        rows.append(spread(width, device_line(view, device, width), [(f"  +{left_out} more: i", "dim")] if left_out > 0 else []))
+        rows.append(
+            spread(
+                width,
+                device_line(view, device, width),
+                [(f"  +{left_out} more: i", "dim")] if left_out > 0 else [],
+            )
+        )
     return rows[:height]
 
 
@@ -32,14 +39,20 @@ def header_rows(view: View) -> int:
 
 
 def _devices(view: View) -> list[Device]:
-    """The devices that have a row, the device in use first: not the device of a run, and not the GPUs that a strip shows."""
+    """The devices that have a row, the device in use first: not the device of a run, and not the
+    GPUs that a strip shows."""
     current = facts.device(view)
-    others = [] if fleet_rows(view, 1) else [device for device in view.devices if device.is_gpu and device.id != current.id]
+    others = (
+        []
+        if fleet_rows(view, 1)
+        else [device for device in view.devices if device.is_gpu and device.id != current.id]
+    )
     return [current, *others] if view.run is None else others
 
 
 def _title(view: View, width: int) -> Row:
-    """Program, host and device at the left, the run and its throughput at the right. What matters least is left out first."""
+    """Program, host and device at the left, the run and its throughput at the right. What matters
+    least is left out first."""
     right = [_trouble(view) or _activity(view)]
     replay = replay_mark(view)
     named: list[Segment] = [("gpuconsole", "title"), *([("  ", "")] if replay else []), *replay]
@@ -48,25 +61,38 @@ def _title(view: View, width: int) -> Row:
     room = width - 1 - row_width(line_of(left[0])) - row_width(line_of(right[0]))
     no_gpu = not any(device.is_gpu for device in view.devices)
     device, host = [(f"   {_device_name(view)}", "dim")], [(f"   {view.environment.host}", "dim")]
-    numbers = [] if _trouble(view) else [(right, _rate(view)), (right, _share(view)), (right, _since_start(view))]
-    wanted = [(left, device), *numbers] if no_gpu else [*numbers, (left, device)]  # that there is no GPU is said in any case
+    numbers = (
+        []
+        if _trouble(view)
+        else [(right, _rate(view)), (right, _share(view)), (right, _since_start(view))]
+    )
+    # that there is no GPU is said in any case
+    wanted = [(left, device), *numbers] if no_gpu else [*numbers, (left, device)]
     for side, parts in [*wanted, (left, host), (right, _console_cpu(view))]:
         if parts and row_width(line_of(parts)) <= room:
             side.append(parts)
             room -= row_width(line_of(parts))
     if device in left and host in left:
         left = [left[0], host, device]
-    return spread(width, [part for parts in left for part in parts], [(" ", ""), *(part for parts in right for part in parts)])
+    return spread(
+        width,
+        [part for parts in left for part in parts],
+        [(" ", ""), *(part for parts in right for part in parts)],
+    )
 
 
 def replay_mark(view: View) -> list[Segment]:
-    """That a recording is shown: which moment of it, how fast where it is not the speed of the session, or that it is paused."""
+    """That a recording is shown: which moment of it, how fast where it is not the speed of the
+    session, or that it is paused."""
     if not view.recording:
         return []
     playback = view.playback
     if playback is None:
         return [(" REPLAY ", "mark")]
-    mark: Segment = (f" REPLAY {units.clock(playback.at_s)} of {units.clock(playback.length_s)} ", "mark")
+    mark: Segment = (
+        f" REPLAY {units.clock(playback.at_s)} of {units.clock(playback.length_s)} ",
+        "mark",
+    )
     if playback.seeking:
         return [mark, (" seeking", "title")]
     if playback.paused:
@@ -84,7 +110,11 @@ def _device_name(view: View) -> str:
 
 def _console_cpu(view: View) -> list[Segment]:
     """The CPU time of the console itself, as a share of one core."""
-    return [(f"   console {units.digits(view.own_cpu_ratio * 100):>4} % CPU", "dim")] if view.own_cpu_ratio is not None else []
+    return (
+        [(f"   console {units.digits(view.own_cpu_ratio * 100):>4} % CPU", "dim")]
+        if view.own_cpu_ratio is not None
+        else []
+    )
 
 
 def _share(view: View) -> list[Segment]:
@@ -97,22 +127,35 @@ def _rate(view: View) -> list[Segment]:
     """The present throughput."""
     metric, unit = facts.throughput_metric(view)
     value = facts.latest(view, metric)
-    return [(f"  {units.rate(value)}", "title"), (f" {unit}", "")] if value is not None and facts.active(view) else []
+    return (
+        [(f"  {units.rate(value)}", "title"), (f" {unit}", "")]
+        if value is not None and facts.active(view)
+        else []
+    )
 
 
 def _since_start(view: View) -> list[Segment]:
     gain = facts.since_start(view)
-    return [(f"  {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")] if gain is not None else []
+    return (
+        [(f"  {gain.words}", "good" if gain.proven and gain.ratio > 1 else "")]
+        if gain is not None
+        else []
+    )
 
 
 def _trouble(view: View) -> list[Segment]:
-    """A model server that does not answer; else a source that does not answer, with the call that it waits for and the time; else a device that
-    needs action."""
+    """A model server that does not answer; else a source that does not answer, with the call that
+    it waits for and the time; else a device that needs action."""
     if view.down:
         return [(outage(view), "alert")]
     for state in view.sources.values():
         if state.stuck_s:
-            return [(f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}", "alert")]
+            return [
+                (
+                    f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}",
+                    "alert",
+                )
+            ]
     if view.run is None:
         return _worst_fault(view)
     for device in view.devices:
@@ -123,7 +166,8 @@ def _trouble(view: View) -> list[Segment]:
 
 
 def _worst_fault(view: View) -> list[Segment]:
-    """The worst fault of a GPU, and how many GPUs have another one: lost GPUs, then faults by their order."""
+    """The worst fault of a GPU, and how many GPUs have another one: lost GPUs, then faults by their
+    order."""
     gpus = [device.id for device in view.devices if device.is_gpu and not device.is_mig]
     by_rank = [(0, f"{gpu} lost: {plain(view.lost[gpu])}") for gpu in gpus if gpu in view.lost]
     for gpu in gpus:

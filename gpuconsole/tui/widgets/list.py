@@ -20,9 +20,10 @@ UNKNOWN_SIZE = (80, 24)
 class ListZone(Zone):
     """Shows the `Lines` that `source` makes for a width and a height, and holds the selection.
 
-    The selection is a line's key: it follows its line when the order changes. When its line disappears, the nearest line is selected.
-    Lines without any key scroll instead. `on_move` is called after each change of the selection or of the lines in sight,
-    `on_choose` when the selected line is clicked. While `locked`, nothing moves.
+    The selection is a line's key: it follows its line when the order changes. When its line
+    disappears, the nearest line is selected. Lines without any key scroll instead. `on_move` is
+    called after each change of the selection or of the lines in sight, `on_choose` when the
+    selected line is clicked. While `locked`, nothing moves.
     """
 
     def __init__(
@@ -68,9 +69,14 @@ class ListZone(Zone):
         self._room = max(0, height - self._head - len(foot))
         self._scroll()
         last = min(len(lines.keys), self._offset + self._room)
-        rows = [lines.row(n, n == self._index and lines.keys[n] is not None) for n in range(self._offset, last)]
+        rows = [
+            lines.row(n, n == self._index and lines.keys[n] is not None)
+            for n in range(self._offset, last)
+        ]
         body = fill([*lines.head, *rows, *foot], own, height)
-        return beside(body, fill(side, lines.side_width, height)) if lines.side is not None else body
+        return (
+            beside(body, fill(side, lines.side_width, height)) if lines.side is not None else body
+        )
 
     def _read(self, width: int, height: int) -> Lines:
         """Take the present lines, and find the selected line among them."""
@@ -84,7 +90,8 @@ class ListZone(Zone):
         return lines
 
     def _scroll(self) -> None:
-        """Keep the selected line in sight, with everything above the first line that can be selected."""
+        """Keep the selected line in sight, with everything above the first line that can be
+        selected."""
         keys = self._lines.keys
         if any(key is not None for key in keys):
             self._offset = follow(self._offset, self._index, self._room, len(keys))
@@ -100,7 +107,7 @@ class ListZone(Zone):
             self._reported = state
             self._on_move()
 
-    # --- moves ----------------------------------------------------------------------------------------------
+    # --- moves ------------------------------------------------------------------------------------
 
     def move(self, step: int) -> None:
         """Move the selection by `step` lines that can be selected, or scroll."""
@@ -141,12 +148,15 @@ class ListZone(Zone):
         width, height = self.content_size
         return (width, height) if width and height else UNKNOWN_SIZE
 
-    # --- mouse ----------------------------------------------------------------------------------------------
+    # --- mouse ------------------------------------------------------------------------------------
 
     def on_click(self, event: events.Click) -> None:
         """A click selects a line; a click on the selected line chooses it."""
         n = self._offset + event.y - self._head
-        in_list = self._head <= event.y < self._head + self._room and event.x < self.content_size.width - self._lines.side_width
+        in_list = (
+            self._head <= event.y < self._head + self._room
+            and event.x < self.content_size.width - self._lines.side_width
+        )
         if self.locked or not in_list or n >= len(self._lines.keys) or self._lines.keys[n] is None:
             return
         if n == self._index:

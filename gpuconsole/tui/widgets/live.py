@@ -1,4 +1,5 @@
-"""The base of every widget that draws rows (only rows that differ are refreshed), and the zones of the main screen: each draws one report."""
+"""The base of every widget that draws rows (only rows that differ are refreshed), and the zones of
+the main screen: each draws one report."""
 
 from __future__ import annotations
 
@@ -27,14 +28,15 @@ from gpuconsole.tui.theme import style_of
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.layout import LayoutPlan, plan
 
-# --- the base of every widget that draws rows ----------------------------------------------------------------
+# --- the base of every widget that draws rows -----------------------------------------------------
 
 
 class Zone(Widget):
-    """Subclasses paint rows; `repaint` compares them with those on the screen and refreshes what changed.
+    """Subclasses paint rows; `repaint` compares them with those on the screen and refreshes what
+    changed.
 
-    The app sets `ascii_only` for terminals that are not UTF-8, and `sixteen` for terminals with sixteen colours. `refreshed_rows` counts,
-    for the tests.
+    The app sets `ascii_only` for terminals that are not UTF-8, and `sixteen` for terminals with
+    sixteen colours. `refreshed_rows` counts, for the tests.
     """
 
     DEFAULT_CSS = "Zone { width: 1fr; height: 1fr; background: transparent; }"
@@ -97,11 +99,13 @@ class Zone(Widget):
     def _named_style(self, name: str) -> Style:
         style = self._styles_by_name.get(name)
         if style is None:
-            style = self._styles_by_name[name] = self.rich_style + style_of(name, self.app.theme, sixteen=Zone.sixteen)
+            style = self._styles_by_name[name] = self.rich_style + style_of(
+                name, self.app.theme, sixteen=Zone.sixteen
+            )
         return style
 
 
-# --- the zones of the main screen ----------------------------------------------------------------------------
+# --- the zones of the main screen -----------------------------------------------------------------
 
 
 class LiveZone(Zone):
@@ -160,7 +164,14 @@ class ChartZone(LiveZone):
 
 class DevicesZone(LiveZone):
     def draw(self, view: View, width: int, height: int) -> list[Row]:
-        return paint_devices(view, self._api.history, width, height, all_eight=self.plan.all_eight, boxed=self.plan.boxed)
+        return paint_devices(
+            view,
+            self._api.history,
+            width,
+            height,
+            all_eight=self.plan.all_eight,
+            boxed=self.plan.boxed,
+        )
 
     def metric_at(self, y: int) -> str:
         """The metric whose history is in row `y`, or an empty text."""
@@ -179,7 +190,11 @@ class CausesZone(LiveZone):
 
     def suggestion_at(self, y: int) -> str:
         """The id of the suggestion in row `y`, or an empty text."""
-        return suggestion_at(self.view, self.selected, *self.content_size, self.plan.boxed, y) if self.view is not None else ""
+        return (
+            suggestion_at(self.view, self.selected, *self.content_size, self.plan.boxed, y)
+            if self.view is not None
+            else ""
+        )
 
 
 class TriedZone(LiveZone):
@@ -192,7 +207,13 @@ class RemoteZone(LiveZone):
 
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         key = keys.written()["control"]
-        return [spread(width, [("▌", "accent"), (view.remote, "title")], [(key, "key"), (" take control, or give it", "")])][:height]
+        return [
+            spread(
+                width,
+                [("▌", "accent"), (view.remote, "title")],
+                [(key, "key"), (" take control, or give it", "")],
+            )
+        ][:height]
 
 
 class TrialZone(LiveZone):

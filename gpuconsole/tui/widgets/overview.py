@@ -1,4 +1,5 @@
-"""The zone of the main screen while no workload runs: the machine, and what to press. The table of the GPUs has a cursor."""
+"""The zone of the main screen while no workload runs: the machine, and what to press. The table of
+the GPUs has a cursor."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ COMMANDS = (
 
 
 class OverviewZone(LiveZone, can_focus=True):
-    """Has the keys of the screen `machine` in `keys.ACTIONS` while it is in sight. Nothing is selected before the first key."""
+    """Has the keys of the screen `machine` in `keys.ACTIONS` while it is in sight. Nothing is
+    selected before the first key."""
 
     NAME = "machine"
     BINDINGS = keys.screen_bindings(NAME)
@@ -55,8 +57,14 @@ class OverviewZone(LiveZone, can_focus=True):
         def history(key: str, columns: int) -> list[float | None]:
             return time_of(view, columns).values(key, self._api.history, HOLD_S)
 
-        examples = self._scenarios if view.devices and not any(device.is_gpu for device in view.devices) else []
-        self._overview = paint_overview(view, [*hints, *COMMANDS], history, width, height, examples, self._choice)
+        examples = (
+            self._scenarios
+            if view.devices and not any(device.is_gpu for device in view.devices)
+            else []
+        )
+        self._overview = paint_overview(
+            view, [*hints, *COMMANDS], history, width, height, examples, self._choice
+        )
         if self._overview.table is not None:
             self._choice = self._choice._replace(offset=self._overview.table.offset)
         return self._overview.rows
@@ -90,7 +98,7 @@ class OverviewZone(LiveZone, can_focus=True):
     def _page(self) -> int:
         return max(1, self._overview.table.shown - 1) if self._overview.table is not None else 1
 
-    # --- keys -----------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     def action_up(self) -> None:
         self._move(-1)
@@ -137,9 +145,11 @@ class OverviewZone(LiveZone, can_focus=True):
     def action_open_device(self) -> None:
         """Open the page of the selected GPU, of the first one in sight if none is selected."""
         if self._ids:
-            self._actions.open_device(self.selected or self._ids[min(self._choice.offset, len(self._ids) - 1)])
+            self._actions.open_device(
+                self.selected or self._ids[min(self._choice.offset, len(self._ids) - 1)]
+            )
 
-    # --- mouse ----------------------------------------------------------------------------------------------
+    # --- mouse ------------------------------------------------------------------------------------
 
     def on_click(self, event: events.Click) -> None:
         """A click selects a GPU; a click on the selected GPU opens its page."""
