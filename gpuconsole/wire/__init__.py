@@ -1,1 +1,2 @@
-"""The only event format (JSON lines): for messages of child processes, recordings and test fixtures."""
+"""The only event format (JSON lines): for messages of child processes, recordings and test
+fixtures."""

@@ -32,8 +32,12 @@ from gpuconsole.wire.events import (
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
-"""The limit for events that must not be lost, so that the queue for a stopped parent does not use all memory."""
-REPLACEABLE = {kind.__struct_config__.tag for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)}
+"""The limit for events that must not be lost, so that the queue for a stopped parent does not use
+all memory."""
+REPLACEABLE = {
+    kind.__struct_config__.tag
+    for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)
+}
 """Tags of events that a full pipe drops, because later events of the same kind follow."""
 _PR_SET_PDEATHSIG = 1
 LAST_MESSAGES_S = 2.0
@@ -46,11 +50,13 @@ _ending = threading.Event()
 QUIET_S = 10
 BETWEEN_S = 5
 ASKED = 4
-"""A connection to another machine is closed after 10 s without data and 4 unanswered probes, 5 s apart."""
+"""A connection to another machine is closed after 10 s without data and 4 unanswered probes, 5 s
+apart."""
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the closed socket does it)."""
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the closed socket
+    does it)."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):  # not Linux
@@ -60,7 +66,11 @@ def die_with_parent() -> None:
 def keep_alive(connection: socket.socket) -> None:
     """Make the kernel close the connection when the other machine is gone or unreachable."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", QUIET_S), ("TCP_KEEPINTVL", BETWEEN_S), ("TCP_KEEPCNT", ASKED)):
+    for option, value in (
+        ("TCP_KEEPIDLE", QUIET_S),
+        ("TCP_KEEPINTVL", BETWEEN_S),
+        ("TCP_KEEPCNT", ASKED),
+    ):
         if hasattr(socket, option):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
@@ -68,7 +78,8 @@ def keep_alive(connection: socket.socket) -> None:
 class ChildChannel:
     """JSON lines over the socket that the parent passed as file descriptor `fd`.
 
-    When the pipe is full, readings and steps are dropped and counted; answers and errors wait in the outbox, up to a limit too.
+    When the pipe is full, readings and steps are dropped and counted; answers and errors wait in
+    the outbox, up to a limit too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -90,7 +101,8 @@ class ChildChannel:
             self._push()
 
     def flush(self) -> bool:
-        """Send as many waiting events as fit into the pipe now. Returns whether the outbox is empty."""
+        """Send as many waiting events as fit into the pipe now. Returns whether the outbox is
+        empty."""
         if self._outbox:
             with self._lock:
                 self._push()
@@ -107,9 +119,11 @@ class ChildChannel:
             self._outbox.clear()
 
     def end(self, code: int) -> NoReturn:
-        """Send the last messages and end this process with exit code `code`, without Python's own clean-up.
+        """Send the last messages and end this process with exit code `code`, without Python's own
+        clean-up.
 
-        While `kill_own_group` runs in another thread, that function ends this process, after all other processes of the group.
+        While `kill_own_group` runs in another thread, that function ends this process, after all
+        other processes of the group.
         """
         self.drain(LAST_MESSAGES_S)
         sys.stdout.flush()
@@ -117,9 +131,13 @@ class ChildChannel:
             threading.Event().wait()
         os._exit(code)
 
-    def listen(self, on_command: Callable[[Command], None], on_parent_gone: Callable[[], None]) -> None:
+    def listen(
+        self, on_command: Callable[[Command], None], on_parent_gone: Callable[[], None]
+    ) -> None:
         """Read commands on a separate thread until the parent ends."""
-        threading.Thread(target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True
+        ).start()
 
     def _push(self) -> None:
         while self._outbox:
@@ -132,7 +150,9 @@ class ChildChannel:
                 return
             del self._outbox[:sent]
 
-    def _read(self, on_command: Callable[[Command], None], on_parent_gone: Callable[[], None]) -> None:
+    def _read(
+        self, on_command: Callable[[Command], None], on_parent_gone: Callable[[], None]
+    ) -> None:
         pending = b""
         while True:
             try:
@@ -150,12 +170,15 @@ class ChildChannel:
 
 
 def kill_own_group() -> None:
-    """End this process and its process group: SIGTERM to the other members, SIGKILL to all after at most CLEAN_UP_S. Does not return.
+    """End this process and its process group: SIGTERM to the other members, SIGKILL to all after at
+    most CLEAN_UP_S. Does not return.
 
-    A model server needs the SIGTERM to remove its shared memory. For any thread; `ChildChannel.end` of the main thread waits for this function.
+    A model server needs the SIGTERM to remove its shared memory. For any thread; `ChildChannel.end`
+    of the main thread waits for this function.
     """
     _ending.set()
-    atexit.register(threading.Event().wait)  # the main thread may fail now; the end of the interpreter would end this thread too early
+    # the main thread may fail now; the end of the interpreter would end this thread too early
+    atexit.register(threading.Event().wait)
     end_others_in_group()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -163,7 +186,8 @@ def kill_own_group() -> None:
 
 
 def end_others_in_group() -> None:
-    """Send SIGTERM to the other processes of the group that this process leads, and wait for their end, at most CLEAN_UP_S."""
+    """Send SIGTERM to the other processes of the group that this process leads, and wait for their
+    end, at most CLEAN_UP_S."""
     if os.getpgid(0) != os.getpid():
         return
     until = time.monotonic() + CLEAN_UP_S
@@ -177,10 +201,15 @@ def end_others_in_group() -> None:
 
 
 def _others_in_group() -> set[int]:
-    """The other processes of this process's group. Ended processes that nobody has waited for do not count."""
+    """The other processes of this process's group. Ended processes that nobody has waited for do
+    not count."""
     group, pids = os.getpid(), set[int]()
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-            if pid != group and os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if (
+                pid != group
+                and os.getpgid(pid) == group
+                and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            ):
                 pids.add(pid)
     return pids

@@ -1,7 +1,8 @@
-"""All messages of the wire. `t` is seconds on CLOCK_MONOTONIC, which all processes of a machine share.
+"""All messages of the wire. `t` is seconds on CLOCK_MONOTONIC, which all processes of a machine
+share.
 
-Children send events to the console. The conclusions of the console are events too, so a recording of all events is enough to rebuild every
-screen. The console sends commands to children.
+Children send events to the console. The conclusions of the console are events too, so a recording
+of all events is enough to rebuild every screen. The console sends commands to children.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gpuconsole.model.serving import Objective, Request, ServerFacts
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import StackSample
 
-# --- steps in the form in which a worker sends them ----------------------------------------------------------
+# --- steps in the form in which a worker sends them -----------------------------------------------
 # The console adds up the phases, because this work is slow in a training thread with cold caches.
 
 NotFinite = Literal["nan", "inf", "-inf"]
@@ -44,8 +45,9 @@ NotFinite = Literal["nan", "inf", "-inf"]
 
 
 def step_of(marked: MarkedStep) -> Step:
-    """The step with the sums of wall time and run-queue delay of each phase. Raises IndexError or ValueError where the step has no marks, an unknown phase,
-    different numbers of phases and times, or a loss that is no number."""
+    """The step with the sums of wall time and run-queue delay of each phase. Raises IndexError or
+    ValueError where the step has no marks, an unknown phase, different numbers of phases and times,
+    or a loss that is no number."""
     if min(marked.ended, default=0) < 0:
         raise ValueError("a phase below 0")
     return Step(
@@ -63,21 +65,22 @@ def step_of(marked: MarkedStep) -> Step:
 
 
 def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:
-    """The increase of a reading in each phase. `readings` begins with the reading at the start of the step."""
+    """The increase of a reading in each phase. `readings` begins with the reading at the start of
+    the step."""
     phases = [0.0] * len(PHASES)
     for phase, (before, after) in zip(ended, itertools.pairwise(readings), strict=True):
         phases[phase] += after - before
     return tuple(phases)
 
 
-# --- events --------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, frozen=True, omit_defaults=True):
     t: float
 
 
-# --- from the sampler ---------------------------------------------------------------------------------------
+# --- from the sampler -----------------------------------------------------------------------------
 
 
 class Hello(Event, frozen=True):
@@ -90,8 +93,8 @@ class Hello(Event, frozen=True):
 
 
 class Devices(Event, frozen=True):
-    """The list of devices; replaces the previous list. `reason`: why there is no GPU; empty with a GPU. `cuda`: the newest CUDA version of
-    the driver."""
+    """The list of devices; replaces the previous list. `reason`: why there is no GPU; empty with a
+    GPU. `cuda`: the newest CUDA version of the driver."""
 
     devices: list[Device]
     driver: str | None = None
@@ -100,7 +103,8 @@ class Devices(Event, frozen=True):
 
 
 class Sample(Event, frozen=True):
-    """One reading of one device, by metric name. `sources`: the source of each value that did not come from the source in the catalogue."""
+    """One reading of one device, by metric name. `sources`: the source of each value that did not
+    come from the source in the catalogue."""
 
     device: str
     values: dict[str, float]
@@ -108,7 +112,8 @@ class Sample(Event, frozen=True):
 
 
 class Unavailable(Event, frozen=True):
-    """Metrics that a device cannot report, each with the reason. Replaces the earlier reasons of that device."""
+    """Metrics that a device cannot report, each with the reason. Replaces the earlier reasons of
+    that device."""
 
     device: str
     reasons: dict[str, str]
@@ -126,7 +131,8 @@ class Topology(Event, frozen=True):
 
 
 class Processes(Event, frozen=True):
-    """All processes on all devices; replaces the previous list. `reasons`: why a device does not list its processes."""
+    """All processes on all devices; replaces the previous list. `reasons`: why a device does not
+    list its processes."""
 
     processes: list[Process]
     reasons: dict[str, str] = {}
@@ -141,10 +147,12 @@ class Xid(Event, frozen=True):
 
 
 class SourceState(Event, frozen=True):
-    """The state of a source. `period_s`: the real time between two readings. `stuck_s`: seconds without an answer, 0 while it answers.
+    """The state of a source. `period_s`: the real time between two readings. `stuck_s`: seconds
+    without an answer, 0 while it answers.
 
-    `detail`: what is slow or stuck, in words. `missed`: rounds skipped since the source began. `opening`: the source has not begun yet (a driver
-    without persistence mode takes seconds for each GPU).
+    `detail`: what is slow or stuck, in words. `missed`: rounds skipped since the source began.
+    `opening`: the source has not begun yet (a driver without persistence mode takes seconds for
+    each GPU).
     """
 
     source: str
@@ -155,7 +163,7 @@ class SourceState(Event, frozen=True):
     opening: bool = False
 
 
-# --- from a worker ------------------------------------------------------------------------------------------
+# --- from a worker --------------------------------------------------------------------------------
 
 
 class Progress(Event, frozen=True):
@@ -166,9 +174,11 @@ class Progress(Event, frozen=True):
 
 
 class Started(Event, frozen=True):
-    """The first step begins now, or the knobs have changed: facts about the workload with its present knobs.
+    """The first step begins now, or the knobs have changed: facts about the workload with its
+    present knobs.
 
-    `facts`: `parameters`, `flops_per_sample`, `peak_flops_per_s` (measured here), ... see Workload implementations.
+    `facts`: `parameters`, `flops_per_sample`, `peak_flops_per_s` (measured here), ... see Workload
+    implementations.
     """
 
     knobs: Knobs
@@ -177,8 +187,9 @@ class Started(Event, frozen=True):
 
 
 class RankJoined(Event, frozen=True):
-    """A process joined a run with several processes. `leads`: its steps represent the run. `token` proves that it may join. `world_size`: the
-    number of processes of a user's job, 1 for one that trains alone; 0: not said."""
+    """A process joined a run with several processes. `leads`: its steps represent the run. `token`
+    proves that it may join. `world_size`: the number of processes of a user's job, 1 for one that
+    trains alone; 0: not said."""
 
     rank: int
     host: str
@@ -189,24 +200,29 @@ class RankJoined(Event, frozen=True):
 
 
 class Activity(Event, tag="doing", frozen=True):
-    """The current activity of the training thread of a process: its innermost calls, the outermost of them first."""
+    """The current activity of the training thread of a process: its innermost calls, the outermost
+    of them first."""
 
     rank: int
     calls: str
 
 
 def leads(joined: Collection[RankJoined], rank: int) -> bool:
-    """Return whether the steps of `rank` stand for the run. A run in which no process has joined has one process."""
+    """Return whether the steps of `rank` stand for the run. A run in which no process has joined
+    has one process."""
     return any(event.leads for event in joined if event.rank == rank) if joined else True
 
 
 class Steps(Event, frozen=True):
-    """Steps done since the last message, with the training thread's cumulative CPU and run-queue seconds at `t`.
+    """Steps done since the last message, with the training thread's cumulative CPU and run-queue
+    seconds at `t`.
 
-    `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a full pipe. `counters`: totals since the process
-    began (garbage collection, epochs of the loader, exchanges of gradients, compilation), and its present memory. `exchanges`: those that
-    DistributedDataParallel has timed in a user's job. `collectives`: what torch has recorded there, in some messages. `not_finite`: the losses that are NaN or infinite, by the place of their step in `steps`, because JSON
-    has no number for such a loss. The steps have these losses too.
+    `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a
+    full pipe. `counters`: totals since the process began (garbage collection, epochs of the loader,
+    exchanges of gradients, compilation), and its present memory. `exchanges`: those that
+    DistributedDataParallel has timed in a user's job. `collectives`: what torch has recorded there,
+    in some messages. `not_finite`: the losses that are NaN or infinite, by the place of their step
+    in `steps`, because JSON has no number for such a loss. The steps have these losses too.
     """
 
     steps: list[Step]
@@ -222,7 +238,11 @@ class Steps(Event, frozen=True):
     not_finite: dict[int, NotFinite] = {}
 
     def __post_init__(self) -> None:
-        losses = {place: str(step.loss) for place, step in enumerate(self.steps) if step.loss is not None and not math.isfinite(step.loss)}
+        losses = {
+            place: str(step.loss)
+            for place, step in enumerate(self.steps)
+            if step.loss is not None and not math.isfinite(step.loss)
+        }
         if losses:
             msgspec.structs.force_setattr(self, "not_finite", losses)
         for place, loss in self.not_finite.items():  # after decoding, the steps lack these losses
@@ -231,7 +251,8 @@ class Steps(Event, frozen=True):
 
 
 class MarkedSteps(Event, frozen=True):
-    """The form in which a training worker sends `Steps`. Decoding turns it into `Steps`; the other fields are the same."""
+    """The form in which a training worker sends `Steps`. Decoding turns it into `Steps`; the other
+    fields are the same."""
 
     steps: list[MarkedStep]
     cpu_s: float
@@ -243,20 +264,33 @@ class MarkedSteps(Event, frozen=True):
     counters: dict[str, float] = {}
 
     def added_up(self) -> Steps:
-        """The same as `Steps`. Raises IndexError or ValueError where a step has no marks, or different numbers of phases and times."""
+        """The same as `Steps`. Raises IndexError or ValueError where a step has no marks, or
+        different numbers of phases and times."""
         steps = [step_of(step) for step in self.steps]
-        return Steps(self.t, steps, self.cpu_s, self.runq_s, self.overhead_s, self.memory_bytes, self.dropped, self.rank, self.counters)
+        return Steps(
+            self.t,
+            steps,
+            self.cpu_s,
+            self.runq_s,
+            self.overhead_s,
+            self.memory_bytes,
+            self.dropped,
+            self.rank,
+            self.counters,
+        )
 
 
-# --- from the agent inside a user's own job -----------------------------------------------------------------
+# --- from the agent inside a user's own job -------------------------------------------------------
 
 
 class JobProcess(Event, frozen=True):
-    """The first message of a process of a user's job, when the program imports torch. `token` proves that the process belongs to the job.
+    """The first message of a process of a user's job, when the program imports torch. `token`
+    proves that the process belongs to the job.
 
-    `script`: the file that Python runs, without its folder; `parent`: the pid of the parent process. `torch`: its version, and `cuda`: the CUDA
-    version that it is built for, empty for a build without CUDA. `rank` and `world_size` are those of
-    torchrun's environment (0 and 1 without it). The process sends `RankJoined` with its first optimizer step.
+    `script`: the file that Python runs, without its folder; `parent`: the pid of the parent
+    process. `torch`: its version, and `cuda`: the CUDA version that it is built for, empty for a
+    build without CUDA. `rank` and `world_size` are those of torchrun's environment (0 and 1 without
+    it). The process sends `RankJoined` with its first optimizer step.
     """
 
     pid: int
@@ -271,17 +305,20 @@ class JobProcess(Event, frozen=True):
 
 
 class JobKnown(Event, frozen=True):
-    """What the agent in the process `rank` knows about the program; replaces what was known before. That of the leading process stands for the run. The knobs in
-    force and the facts come with `Started`."""
+    """What the agent in the process `rank` knows about the program; replaces what was known before.
+    That of the leading process stands for the run. The knobs in force and the facts come with
+    `Started`."""
 
     rank: int
     facts: JobFacts
 
 
 class Segments(Event, frozen=True):
-    """The form in which the agent inside a user's job sends its steps; `session.segments` makes `Steps` of it.
+    """The form in which the agent inside a user's job sends its steps; `session.segments` makes
+    `Steps` of it.
 
-    `packed`: base64 of the steps, see `agent.hooks.recorder.pack`. The other fields are those of `Steps`.
+    `packed`: base64 of the steps, see `agent.hooks.recorder.pack`. The other fields are those of
+    `Steps`.
     """
 
     packed: str
@@ -297,10 +334,12 @@ class Segments(Event, frozen=True):
 
 
 class AgentOff(Event, frozen=True):
-    """The agent in a process of the job has switched itself off, and the job continues unwatched; or the process ends.
+    """The agent in a process of the job has switched itself off, and the job continues unwatched;
+    or the process ends.
 
-    `where`: the entry point that failed; empty where the console asked for the end, or where the process ends. `cause` is one line,
-    `detail` the end of the traceback. `raised`: the type of the exception that ends the process; empty where its cause is a failed allocation.
+    `where`: the entry point that failed; empty where the console asked for the end, or where the
+    process ends. `cause` is one line, `detail` the end of the traceback. `raised`: the type of the
+    exception that ends the process; empty where its cause is a failed allocation.
     """
 
     pid: int
@@ -312,8 +351,10 @@ class AgentOff(Event, frozen=True):
 
 
 class OutOfMemory(Event, frozen=True):
-    """A GPU had no memory for an allocation of a user's job. The agent sends it at once: whether the program catches the error is not known then.
-    The console completes it (`diagnosis.models.out_of_memory`), and sends it again with the same `failure.t` where the program has gone on."""
+    """A GPU had no memory for an allocation of a user's job. The agent sends it at once: whether
+    the program catches the error is not known then. The console completes it
+    (`diagnosis.models.out_of_memory`), and sends it again with the same `failure.t` where the
+    program has gone on."""
 
     pid: int
     rank: int
@@ -321,8 +362,9 @@ class OutOfMemory(Event, frozen=True):
 
 
 class MemoryOwners(Event, frozen=True):
-    """Bytes on the GPU of a user's job by owner (`model.memory.OWNERS` and KEPT) at the largest allocation so far, and `total`, those of the card.
-    `signals`: the peaks of the allocator, where the program has made them itself; otherwise empty."""
+    """Bytes on the GPU of a user's job by owner (`model.memory.OWNERS` and KEPT) at the largest
+    allocation so far, and `total`, those of the card. `signals`: the peaks of the allocator, where
+    the program has made them itself; otherwise empty."""
 
     rank: int
     owners: dict[str, float]
@@ -330,30 +372,35 @@ class MemoryOwners(Event, frozen=True):
 
 
 class MemoryLines(Event, frozen=True):
-    """With consent (`--memory`): the lines of the program that hold GPU memory. Replaces an earlier report of the same process and kind."""
+    """With consent (`--memory`): the lines of the program that hold GPU memory. Replaces an earlier
+    report of the same process and kind."""
 
     rank: int
     held: MemoryByLine
 
 
 class Stacks(Event, frozen=True):
-    """Stacks of the training thread, and of other threads that compute, since the last message, outside of trials and probes (`agent.hooks.sampler`)."""
+    """Stacks of the training thread, and of other threads that compute, since the last message,
+    outside of trials and probes (`agent.hooks.sampler`)."""
 
     rank: int
     samples: list[StackSample]
 
 
-# --- from a worker that serves ------------------------------------------------------------------------------
+# --- from a worker that serves --------------------------------------------------------------------
 
 
 class Requests(Event, frozen=True):
     """Requests that ended since the last message, and the state of the load generator.
 
-    `active`: requests under way. `lateness_s`: 95th percentile of the delay of the generator's event loop since the last message. `cpu_s`: CPU
-    time of the generator so far. `dropped`: messages lost. `shared_prefix_ratio`: the share of prompt text that is a prefix of another prompt,
-    over the last prompts (or all recorded prompts); None before there are prompts. `runq_s`: the seconds so far in which the generator was ready
-    to run and waited for a CPU; None where the system does not report the wait. `down`: why the server does not answer now, in one line; empty
-    while the server answers. `down_since`: the time since which the server has not answered, where `down` is set.
+    `active`: requests under way. `lateness_s`: 95th percentile of the delay of the generator's
+    event loop since the last message. `cpu_s`: CPU time of the generator so far. `dropped`:
+    messages lost. `shared_prefix_ratio`: the share of prompt text that is a prefix of another
+    prompt, over the last prompts (or all recorded prompts); None before there are prompts.
+    `runq_s`: the seconds so far in which the generator was ready to run and waited for a CPU; None
+    where the system does not report the wait. `down`: why the server does not answer now, in one
+    line; empty while the server answers. `down_since`: the time since which the server has not
+    answered, where `down` is set.
     """
 
     requests: list[Request]
@@ -368,16 +415,17 @@ class Requests(Event, frozen=True):
 
 
 class ServerKnown(Event, frozen=True):
-    """The facts that a model server reports about itself; replaces the previous facts. A server that restarts may report others. `processes`: of a server
-    on this machine that is watched."""
+    """The facts that a model server reports about itself; replaces the previous facts. A server
+    that restarts may report others. `processes`: of a server on this machine that is watched."""
 
     facts: ServerFacts
     processes: list[int] = []
 
 
 class ServerState(Event, frozen=True):
-    """The report of a model server at `t`: `gauges` are present values, `totals` count since the start of the server (names in the metric
-    catalogue, without `server.`). `buckets`: of a server that is watched, the counts of its histograms up to each bound."""
+    """The report of a model server at `t`: `gauges` are present values, `totals` count since the
+    start of the server (names in the metric catalogue, without `server.`). `buckets`: of a server
+    that is watched, the counts of its histograms up to each bound."""
 
     gauges: dict[str, float]
     totals: dict[str, float]
@@ -385,12 +433,15 @@ class ServerState(Event, frozen=True):
 
 
 class KnobsSet(Event, frozen=True):
-    """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error` the change was refused, and `knobs` are
-    the old knobs.
+    """The answer to SetKnobs. `knobs` are in force from `step` on, in all processes. With `error`
+    the change was refused, and `knobs` are the old knobs.
 
-    `at_step`: the step of a user's job before which the process made the change, where several processes have agreed on it; a loader may have older
-    batches under way then, so `step` may be later. Else it is `step`; 0: not said. `steps`: the same for each rank. Of one process only, between the stages of a change: `prepared`: the process is ready at
-    `step` and has changed nothing yet. `late`: the process was past the agreed step, or not ready, and has changed nothing.
+    `at_step`: the step of a user's job before which the process made the change, where several
+    processes have agreed on it; a loader may have older batches under way then, so `step` may be
+    later. Else it is `step`; 0: not said. `steps`: the same for each rank. Of one process only,
+    between the stages of a change: `prepared`: the process is ready at `step` and has changed
+    nothing yet. `late`: the process was past the agreed step, or not ready, and has changed
+    nothing.
     """
 
     request: int
@@ -414,16 +465,19 @@ class ProbeDone(Event, frozen=True):
 
 
 class Paused(Event, frozen=True):
-    """The answer to Pause: all steps are done, on the device too, and no step follows. Workers of a loader may still fill their queues."""
+    """The answer to Pause: all steps are done, on the device too, and no step follows. Workers of a
+    loader may still fill their queues."""
 
     request: int
 
 
 class Profiled(Event, frozen=True):
-    """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the profiler slowed the workload.
+    """The report of a profiler window, or the reason why there is no report. `cost_s`: how long the
+    profiler slowed the workload.
 
-    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept (empty: nowhere), and whether the work ran on a GPU.
-    `probe`: the window answers this probe; the console makes a ProbeDone of it.
+    From a user's own job: the path of the `trace` that is to be analysed, where it is to be kept
+    (empty: nowhere), and whether the work ran on a GPU. `probe`: the window answers this probe; the
+    console makes a ProbeDone of it.
     """
 
     request: int
@@ -437,7 +491,8 @@ class Profiled(Event, frozen=True):
 
 
 class Failed(Event, frozen=True):
-    """The workload ended with an error. `cause` is one line for the user, `detail` the end of the traceback."""
+    """The workload ended with an error. `cause` is one line for the user, `detail` the end of the
+    traceback."""
 
     cause: str
     detail: str = ""
@@ -449,7 +504,7 @@ class Calibrated(Event, frozen=True):
     reached: Reached
 
 
-# --- from the console -----------------------------------------------------------------------------------------
+# --- from the console -----------------------------------------------------------------------------
 
 
 class EnvironmentKnown(Event, frozen=True):
@@ -457,9 +512,10 @@ class EnvironmentKnown(Event, frozen=True):
 
 
 class RunOpened(Event, frozen=True):
-    """A run begins, or a kept change ends the current run and begins the next. `objective`: the limits of a good request (`--slo`).
-    `elsewhere`: the run loads a model server that the console did not start. A job of the user's own has a `digest` of its command; `command` is
-    the command itself, where the user wants it stored."""
+    """A run begins, or a kept change ends the current run and begins the next. `objective`: the
+    limits of a good request (`--slo`). `elsewhere`: the run loads a model server that the console
+    did not start. A job of the user's own has a `digest` of its command; `command` is the command
+    itself, where the user wants it stored."""
 
     run: str
     scenario: str
@@ -480,7 +536,8 @@ class RunClosed(Event, frozen=True):
 
 
 class Found(Event, frozen=True):
-    """The findings of all rules about a run, best first, with their signals; replaces the previous findings."""
+    """The findings of all rules about a run, best first, with their signals; replaces the previous
+    findings."""
 
     run: str
     findings: list[Finding]
@@ -495,7 +552,8 @@ class Compared(Event, frozen=True):
 
 
 class SamplerEnded(Event, frozen=True):
-    """The sampler ended, or was replaced; another one starts. `text` says why, in one line for the user."""
+    """The sampler ended, or was replaced; another one starts. `text` says why, in one line for the
+    user."""
 
     text: str
     level: str = "warning"
@@ -519,29 +577,71 @@ class Note(Event, frozen=True):
 
 
 AnyEvent = (
-    Hello | Devices | Sample | Unavailable | DeviceLost | Topology | Processes | Xid | SourceState | Progress | Started | RankJoined | Activity
-    | Steps | JobProcess | JobKnown | Segments | AgentOff | Requests | ServerKnown | ServerState | KnobsSet | ProbeDone | Paused | Profiled
-    | OutOfMemory | MemoryOwners | MemoryLines | Stacks | Failed | Calibrated | EnvironmentKnown | RunOpened | RunClosed | Found | Compared | SamplerEnded | TrialUpdate | TuningUpdate | Note
-)  # fmt: skip
+    Hello
+    | Devices
+    | Sample
+    | Unavailable
+    | DeviceLost
+    | Topology
+    | Processes
+    | Xid
+    | SourceState
+    | Progress
+    | Started
+    | RankJoined
+    | Activity
+    | Steps
+    | JobProcess
+    | JobKnown
+    | Segments
+    | AgentOff
+    | Requests
+    | ServerKnown
+    | ServerState
+    | KnobsSet
+    | ProbeDone
+    | Paused
+    | Profiled
+    | OutOfMemory
+    | MemoryOwners
+    | MemoryLines
+    | Stacks
+    | Failed
+    | Calibrated
+    | EnvironmentKnown
+    | RunOpened
+    | RunClosed
+    | Found
+    | Compared
+    | SamplerEnded
+    | TrialUpdate
+    | TuningUpdate
+    | Note
+)
 
 
 def confirmed_knobs(event: AnyEvent) -> Knobs | None:
-    """The knobs that a worker confirms to be in force by this event; None for all other events. A refused change confirms the old knobs."""
+    """The knobs that a worker confirms to be in force by this event; None for all other events. A
+    refused change confirms the old knobs."""
     return event.knobs if isinstance(event, Started | KnobsSet) else None
 
 
-# --- commands to a child ------------------------------------------------------------------------------------
+# --- commands to a child --------------------------------------------------------------------------
 
 
-class OwnCommand(msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, omit_defaults=True):
+class OwnCommand(
+    msgspec.Struct, tag_field="command", tag=str.lower, frozen=True, omit_defaults=True
+):
     """A command that no agent in a user's job gets."""
 
 
 class Start(OwnCommand, frozen=True):
-    """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that GPU to CUDA.
+    """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that
+    GPU to CUDA.
 
-    `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the name of a variable, never the key), ... The load
-    generator also gets `max_model_len`, where the server reports it.
+    `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the
+    name of a variable, never the key), ... The load generator also gets `max_model_len`, where the
+    server reports it.
     """
 
     workload: str
@@ -554,18 +654,24 @@ class Start(OwnCommand, frozen=True):
 
 
 class QueryActivity(OwnCommand, tag="whatnow", frozen=True):
-    """Request the current activity of the training thread. A separate thread answers with `Activity`, also while the training thread hangs."""
+    """Request the current activity of the training thread. A separate thread answers with
+    `Activity`, also while the training thread hangs."""
 
 
 Command: TypeAlias = Start | QueryActivity | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
 
-TEXTS = "detail cause down error reason text".split()  # noqa: SIM905  one text: single words would count as words of the screen
+TEXTS = ("detail cause down error reason text").split()  # noqa: SIM905  one text: single words would count as words of the screen
 """Fields of events that hold the text of an exception, or may quote one."""
-_TEXTS_OF = {kind: fields for kind in get_args(AnyEvent) if (fields := [name for name in TEXTS if name in kind.__struct_fields__])}
+_TEXTS_OF = {
+    kind: fields
+    for kind in get_args(AnyEvent)
+    if (fields := [name for name in TEXTS if name in kind.__struct_fields__])
+}
 
 
 def without_credentials(event: AnyEvent) -> AnyEvent:
-    """`event` without passwords and tokens in its texts. A child cuts nothing: what it sends ends here, before anything records or shows it."""
+    """`event` without passwords and tokens in its texts. A child cuts nothing: what it sends ends
+    here, before anything records or shows it."""
     changes: dict[str, Any] = {}
     for name in _TEXTS_OF.get(type(event), ()):
         text = getattr(event, name)
@@ -587,7 +693,8 @@ _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 
 
 def decode_event(line: bytes | str) -> AnyEvent:
-    """The event in `line`, without credentials in its texts. Raises msgspec.DecodeError where it holds none."""
+    """The event in `line`, without credentials in its texts. Raises msgspec.DecodeError where it
+    holds none."""
     try:
         event = _decode_sent(line)
     except UnicodeDecodeError as error:

@@ -1,4 +1,5 @@
-"""Recordings: a file with one JSON line for each event of the wire, whose first event is `Hello` with role `recording`; or a folder of such files, a ring."""
+"""Recordings: a file with one JSON line for each event of the wire, whose first event is `Hello`
+with role `recording`; or a folder of such files, a ring."""
 
 from __future__ import annotations
 
@@ -37,14 +38,16 @@ from gpuconsole.wire.events import (
 )
 
 MODE = 0o600
-"""Only the user may read a recording: it has more of the machine and of the job in it than a snapshot."""
+"""Only the user may read a recording: it has more of the machine and of the job in it than a
+snapshot."""
 MAX_LINE_BYTES = 16 * 2**20
 MAX_BYTES = 2**30
-"""The longest line and the largest recording that are read, without compression. A day of training with ten steps a second has about 0.4 GB."""
+"""The longest line and the largest recording that are read, without compression. A day of training
+with ten steps a second has about 0.4 GB."""
 MAX_RATIO = 40
 MIN_BYTES = 32 * 2**20
-"""A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is refused. Recordings shrink to about a
-fourteenth."""
+"""A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is
+refused. Recordings shrink to about a fourteenth."""
 ANOTHER_USER = "another user"
 
 
@@ -56,14 +59,19 @@ class RecordingWriter:
     """Appends each event at once, so that a crash loses at most the last second. Raises OSError."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
-        """`new`: the file must not exist, not even as a link. For a name that another user could guess."""
+        """`new`: the file must not exist, not even as a link. For a name that another user could
+        guess."""
         self.path = path
         self._file: IO[bytes] = os.fdopen(open_own(path, new=new), "wb")
         with contextlib.suppress(OSError):  # a pipe, for example
             os.fchmod(self._file.fileno(), MODE)
         self._flushed = 0.0
         now = time.monotonic()
-        self.write(Hello(t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=time.time()))
+        self.write(
+            Hello(
+                t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=time.time()
+            )
+        )
 
     def write(self, event: Event) -> None:
         self._file.write(encode(event) + b"\n")
@@ -77,10 +85,13 @@ class RecordingWriter:
 
 
 def as_recorded(event: AnyEvent) -> AnyEvent:
-    """The event as a recording may hold it: without command lines of processes, and without the names of other users, who did not agree to that."""
+    """The event as a recording may hold it: without command lines of processes, and without the
+    names of other users, who did not agree to that."""
     if not isinstance(event, Processes):
         return event
-    return msgspec.structs.replace(event, processes=[_as_recorded(process) for process in event.processes])
+    return msgspec.structs.replace(
+        event, processes=[_as_recorded(process) for process in event.processes]
+    )
 
 
 def _as_recorded(process: Process) -> Process:
@@ -90,27 +101,37 @@ def _as_recorded(process: Process) -> Process:
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:
-    """The events of a recording in order. A file whose name ends in `.gz` is compressed. Raises RecordingError, OSError.
+    """The events of a recording in order. A file whose name ends in `.gz` is compressed. Raises
+    RecordingError, OSError.
 
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
     packed = path.suffix == ".gz"
-    most_bytes = min(MAX_BYTES, max(MIN_BYTES, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
+    most_bytes = (
+        min(MAX_BYTES, max(MIN_BYTES, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
+    )
     with gzip.open(path) if packed else path.open("rb") as file:
         number = read = 0
         while line := _next_line(file, path):
             number += 1
             read += len(line)
             if len(line) > MAX_LINE_BYTES:
-                raise RecordingError(f"{path}: line {number} has more than {MAX_LINE_BYTES / 2**20:g} MiB")
+                raise RecordingError(
+                    f"{path}: line {number} has more than {MAX_LINE_BYTES / 2**20:g} MiB"
+                )
             if read > most_bytes:
-                raise RecordingError(f"{path}: a recording of more than {most_bytes / 2**20:.0f} MiB is too large to be replayed")
+                raise RecordingError(
+                    f"{path}: a recording of more than {most_bytes / 2**20:.0f} MiB is too large to"
+                    " be replayed"
+                )
             try:
                 event = decode_event(line)
             except (msgspec.DecodeError, RecursionError) as error:
                 if number > 1 and not line.endswith(b"\n"):
                     return
-                raise RecordingError(f"{path}: line {number}: not a gpuconsole recording: {error}") from None
+                raise RecordingError(
+                    f"{path}: line {number}: not a gpuconsole recording: {error}"
+                ) from None
             if number == 1 and not (isinstance(event, Hello) and event.role == "recording"):
                 raise RecordingError(f"{path}: not a gpuconsole recording (no header)")
             yield event
@@ -119,18 +140,20 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
 
 
 def _next_line(file: gzip.GzipFile | io.BufferedReader, path: Path) -> bytes:
-    """At most one byte more than a line may have; empty at the end. Raises RecordingError for a damaged compressed file."""
+    """At most one byte more than a line may have; empty at the end. Raises RecordingError for a
+    damaged compressed file."""
     try:
         return file.readline(MAX_LINE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordingError(f"{path}: damaged: {error}") from None
 
 
-# --- a ring of recordings ------------------------------------------------------------------------------------
+# --- a ring of recordings -------------------------------------------------------------------------
 # A folder that holds the last day of what a console received, in less than RING_BYTES.
 #
-# Each file of the folder is a recording of an hour, compressed, and can be replayed alone; the oldest is deleted. The ring keeps one reading of each source per
-# second, and no requests or steps: it answers what the server and the GPUs did at some time (`gpuconsole explain`).
+# Each file of the folder is a recording of an hour, compressed, and can be replayed alone; the
+# oldest is deleted. The ring keeps one reading of each source per second, and no requests or steps:
+# it answers what the server and the GPUs did at some time (`gpuconsole explain`).
 
 KEPT_S = 24 * 3600.0
 FILE_S = 3600.0
@@ -150,7 +173,8 @@ _Key = tuple[str, str]
 
 
 class RingWriter:
-    """Writes events to a ring. Raises OSError. `clock`: seconds on the clock of the events; `wall`: Unix seconds."""
+    """Writes events to a ring. Raises OSError. `clock`: seconds on the clock of the events; `wall`:
+    Unix seconds."""
 
     def __init__(
         self,
@@ -175,7 +199,8 @@ class RingWriter:
         self._down = ""
 
     def write(self, event: AnyEvent) -> None:
-        """Add an event, if the ring keeps its kind and the last one of this kind and source is old enough."""
+        """Add an event, if the ring keeps its kind and the last one of this kind and source is old
+        enough."""
         kept = self._kept(event)
         if kept is None:
             return
@@ -208,11 +233,24 @@ class RingWriter:
             case Processes():
                 bare = as_recorded(event)
                 assert isinstance(bare, Processes)
-                steady = [msgspec.structs.replace(process, sm_ratio=None, cpu_ratio=None, memory_bytes=None) for process in bare.processes]
-                return self._standing_event(("", "Processes"), msgspec.structs.replace(bare, processes=steady))
+                steady = [
+                    msgspec.structs.replace(
+                        process, sm_ratio=None, cpu_ratio=None, memory_bytes=None
+                    )
+                    for process in bare.processes
+                ]
+                return self._standing_event(
+                    ("", "Processes"), msgspec.structs.replace(bare, processes=steady)
+                )
             case Sample():
-                values = {name: float(f"{value:.{DIGITS}g}") for name, value in event.values.items()}
-                return msgspec.structs.replace(event, values=values) if self._due((event.device, "Sample"), event.t) else None
+                values = {
+                    name: float(f"{value:.{DIGITS}g}") for name, value in event.values.items()
+                }
+                return (
+                    msgspec.structs.replace(event, values=values)
+                    if self._due((event.device, "Sample"), event.t)
+                    else None
+                )
             case ServerState():
                 return event if self._due(("", "ServerState"), event.t) else None
             case Requests() if event.down != self._down:
@@ -227,7 +265,9 @@ class RingWriter:
         """The event, where it says something new."""
         before = self._standing.get(key)
         self._standing[key] = event
-        return event if before is None or msgspec.structs.replace(before, t=event.t) != event else None
+        return (
+            event if before is None or msgspec.structs.replace(before, t=event.t) != event else None
+        )
 
     def _due(self, key: _Key, t: float) -> bool:
         if t - self._last.get(key, -1e9) < self._period_s * 0.9:
@@ -236,21 +276,28 @@ class RingWriter:
         return True
 
     def _next_file(self, now: float) -> None:
-        """End the present file, delete what is too old or too much, and begin a file with what stays true."""
+        """End the present file, delete what is too old or too much, and begin a file with what
+        stays true."""
         self.close()
         self._make_room()
         wall = self._wall()
         path = self.path / time.strftime(FILE_NAME, time.gmtime(wall))
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+        handle = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, MODE
+        )
         raw = os.fdopen(handle, "ab")
         file = gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw, mtime=wall)
         self._file, self._begun, self._synced = (file, raw), now, now
         hello = Hello(t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=wall)
-        for event in (hello, *(msgspec.structs.replace(event, t=now) for event in self._standing.values())):
+        for event in (
+            hello,
+            *(msgspec.structs.replace(event, t=now) for event in self._standing.values()),
+        ):
             file.write(encode(event) + b"\n")
 
     def _make_room(self) -> None:
-        """Delete files, the oldest first, until as much as the last file fits. Where a day of such files does not fit, readings become rarer."""
+        """Delete files, the oldest first, until as much as the last file fits. Where a day of such
+        files does not fit, readings become rarer."""
         files = ring_files(self.path)
         sizes = [file.stat().st_size for file in files]
         last = sizes[-1] if sizes else 0
