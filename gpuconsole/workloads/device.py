@@ -1,4 +1,5 @@
-"""The device of a workload as torch sees it, and dense arithmetic as every workload sets it up: kinds, number types, matrix precision and threads."""
+"""The device of a workload as torch sees it, and dense arithmetic as every workload sets it up:
+kinds, number types, matrix precision and threads."""
 
 from __future__ import annotations
 
@@ -15,29 +16,39 @@ from gpuconsole.host.cores import cores
 from gpuconsole.host.torch_build import Card, Driver, TorchBuild, lacks_code, why_unusable
 from gpuconsole.workloads.driver import installed_driver
 
-# --- arithmetic ----------------------------------------------------------------------------------------------
+# --- arithmetic -----------------------------------------------------------------------------------
 
 Kind = Literal["matrix product", "3x3 convolution"]
-"""The dense arithmetic that a workload mostly consists of. Its speed is compared with the device's speed at the same kind."""
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The dense arithmetic that a workload mostly consists of. Its speed is compared with the device's
+speed at the same kind."""
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 """The number type of the operands at each value of the knob `precision`."""
 
 
 def set_matmul_precision(precision: str) -> None:
-    """Use TF32 for fp32 matrix products and convolutions where `precision` is tf32 and the device has it. A CPU ignores the setting."""
+    """Use TF32 for fp32 matrix products and convolutions where `precision` is tf32 and the device
+    has it. A CPU ignores the setting."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # torch uses it for fp32 convolutions by default
+    # torch uses it for fp32 convolutions by default
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def set_threads(num_threads: int) -> int:
-    """Set the number of threads within an operator; 0 leaves one core to loader, console and other processes. Returns the number in use."""
-    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun started on this machine
+    """Set the number of threads within an operator; 0 leaves one core to loader, console and other
+    processes. Returns the number in use."""
+    # processes that torchrun started on this machine
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = num_threads or max(1, (cores() - 1) // sharing)
     torch.set_num_threads(threads)
     return threads
 
 
-# --- the device ----------------------------------------------------------------------------------------------
+# --- the device -----------------------------------------------------------------------------------
 
 ON_HOST = "run on the host with --device cpu"
 
@@ -47,15 +58,20 @@ class DeviceError(PlainError):
 
 
 def torch_device(chosen: str, uuid: str, world: World) -> torch.device:
-    """The device of this process, made current. `chosen`: `cpu` or `gpu:N`; `uuid` names that GPU to CUDA. Raises DeviceError."""
+    """The device of this process, made current. `chosen`: `cpu` or `gpu:N`; `uuid` names that GPU
+    to CUDA. Raises DeviceError."""
     if chosen == "cpu":
         return torch.device("cpu")
-    # NVML counts by PCI bus and sees every GPU; CUDA counts by speed and obeys CUDA_VISIBLE_DEVICES. The uuid is unambiguous.
+    # NVML counts by PCI bus and sees every GPU; CUDA counts by speed and obeys
+    # CUDA_VISIBLE_DEVICES. The uuid is unambiguous.
     if world.size == 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid or chosen.partition(":")[2]
     if torch.cuda.is_available():
         if world.size > 1 and world.local_rank >= torch.cuda.device_count():
-            raise DeviceError(f"every process needs a GPU, and torch sees {torch.cuda.device_count()} here: --set nproc=N")
+            raise DeviceError(
+                f"every process needs a GPU, and torch sees {torch.cuda.device_count()} here: --set"
+                " nproc=N"
+            )
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
         refuse_without_code(device)
@@ -66,16 +82,22 @@ def torch_device(chosen: str, uuid: str, world: World) -> torch.device:
 def without_cuda(chosen: str) -> str:
     """Why torch cannot use the GPU `chosen`, and what to do, in one line."""
     why = "" if torch.version.hip else why_unusable(installed_build(), installed_driver())
-    return f"torch {torch.__version__} ({build()}) cannot use {chosen}{f': {why}. Or' if why else ';'} {ON_HOST}"
+    return (
+        f"torch {torch.__version__} ({build()}) cannot use {chosen}{f': {why}. Or' if why else ';'}"
+        f" {ON_HOST}"
+    )
 
 
 def installed_build() -> TorchBuild:
     """The torch of this process."""
-    return TorchBuild(torch.__version__, torch.version.cuda or "", tuple(torch.cuda.get_arch_list()))
+    return TorchBuild(
+        torch.__version__, torch.version.cuda or "", tuple(torch.cuda.get_arch_list())
+    )
 
 
 def refuse_without_code(device: torch.device) -> None:
-    """Raises DeviceError where this torch has no code for the GPU. Its first kernel would fail with "no kernel image is available"."""
+    """Raises DeviceError where this torch has no code for the GPU. Its first kernel would fail with
+    "no kernel image is available"."""
     if not torch.version.cuda:
         return
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,7 +1,9 @@
-"""Starts the processes of a run on one machine, as a child of the console: `python -m gpuconsole.workloads.ranks NPROC`.
+"""Starts the processes of a run on one machine, as a child of the console:
+`python -m gpuconsole.workloads.ranks NPROC`.
 
-The processes find each other by a file in a private folder (torch's FileStore). torchrun's rendezvous is not used here: its store holds pickles,
-listens on all interfaces and has no password. When a process fails, the launcher ends the others. All processes end with the console.
+The processes find each other by a file in a private folder (torch's FileStore). torchrun's
+rendezvous is not used here: its store holds pickles, listens on all interfaces and has no password.
+When a process fails, the launcher ends the others. All processes end with the console.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ END_S = 5.0
 
 
 def environment(rank: int, size: int) -> dict[str, str]:
-    """The variables of one process, as torchrun names them. gloo and NCCL listen on loopback only."""
+    """The variables of one process, as torchrun names them. gloo and NCCL listen on loopback
+    only."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -37,7 +40,12 @@ def environment(rank: int, size: int) -> dict[str, str]:
 def start(size: int) -> list[subprocess.Popen[bytes]]:
     command = [sys.executable, "-P", "-m", "gpuconsole.workloads.rank"]
     return [
-        subprocess.Popen(command, env={**os.environ, **environment(rank, size)}, stdin=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen(
+            command,
+            env={**os.environ, **environment(rank, size)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         for rank in range(size)
     ]
 
@@ -50,7 +58,8 @@ def signal_name(number: int) -> str:
 
 
 def supervise(processes: list[subprocess.Popen[bytes]], ending: list[int]) -> int:
-    """Wait for the end of all processes, or for a signal in `ending`. Returns 0 where all ended well, otherwise 1."""
+    """Wait for the end of all processes, or for a signal in `ending`. Returns 0 where all ended
+    well, otherwise 1."""
     while not ending and any(process.poll() is None for process in processes):
         if any(process.returncode for process in processes):
             break
@@ -83,7 +92,8 @@ def main() -> int:
     ending: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        ending.append(number)  # a handler must not wait: it may interrupt a wait for the same process
+        # a handler must not wait: it may interrupt a wait for the same process
+        ending.append(number)
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)

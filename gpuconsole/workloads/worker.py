@@ -1,4 +1,5 @@
-"""The worker process: imports torch ahead of time, waits for a Start, then runs one workload and answers commands.
+"""The worker process: imports torch ahead of time, waits for a Start, then runs one workload and
+answers commands.
 
 The console starts it as `python -m gpuconsole.workloads.worker --fd N --scratch DIR`.
 """
@@ -25,7 +26,17 @@ from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, show
 from gpuconsole.model.knobs.knob import NO_EFFECT
 from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_group
-from gpuconsole.wire.events import Command, Event, Failed, Hello, Note, Progress, QueryActivity, Start, Started
+from gpuconsole.wire.events import (
+    Command,
+    Event,
+    Failed,
+    Hello,
+    Note,
+    Progress,
+    QueryActivity,
+    Start,
+    Started,
+)
 from gpuconsole.workloads import process
 from gpuconsole.workloads.process import without_collections
 
@@ -50,7 +61,13 @@ class WorkerChannel(Protocol):
     def flush(self) -> bool: ...
 
 
-def train(channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, start: Start, world: World | None = None) -> None:
+def train(
+    channel: WorkerChannel,
+    inbox: Inbox,
+    loop: WorkloadLoop,
+    start: Start,
+    world: World | None = None,
+) -> None:
     """Run `loop` until Stop or until its last step, and answer commands between its steps."""
     service = make_service(channel, inbox, loop, start.max_steps, world or World())
     service.begin()
@@ -59,7 +76,9 @@ def train(channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, start: Start
     service.end()
 
 
-def make_service(channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, max_steps: int, world: World) -> Service:
+def make_service(
+    channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, max_steps: int, world: World
+) -> Service:
     """The agent's service for a workload of ours."""
 
     def profiler() -> Profiler:
@@ -68,11 +87,14 @@ def make_service(channel: WorkerChannel, inbox: Inbox, loop: WorkloadLoop, max_s
         note = f"process {world.rank} of {world.size}" if world.size > 1 else ""
         return Profiling(loop, channel.send, world.leads, note)
 
-    return Service(loop, inbox, channel, world, FactsPublisher(channel, loop, world), profiler, max_steps)
+    return Service(
+        loop, inbox, channel, world, FactsPublisher(channel, loop, world), profiler, max_steps
+    )
 
 
 class FactsPublisher:
-    """Sends the facts about the workload under its present knobs, and which knobs have no effect on this device."""
+    """Sends the facts about the workload under its present knobs, and which knobs have no effect on
+    this device."""
 
     def __init__(self, channel: WorkerChannel, loop: WorkloadLoop, world: World) -> None:
         from gpuconsole.workloads.facts import WorkloadFacts
@@ -105,7 +127,9 @@ def put_into(inbox: Inbox) -> Callable[[Command], None]:
     return put
 
 
-def build(start: Start, scratch: Path, channel: WorkerChannel, world: World | None = None) -> WorkloadLoop:
+def build(
+    start: Start, scratch: Path, channel: WorkerChannel, world: World | None = None
+) -> WorkloadLoop:
     """The loop of the workload in `start`, ready for its first step.
 
     Raises what goes wrong; DeviceError where torch cannot use the device.
@@ -137,24 +161,35 @@ def build(start: Start, scratch: Path, channel: WorkerChannel, world: World | No
 
 
 def warm_up(channel: WorkerChannel) -> None:
-    """Import what every workload needs: torch, and torch._dynamo, which the first optimizer would import."""
+    """Import what every workload needs: torch, and torch._dynamo, which the first optimizer would
+    import."""
     channel.send(Progress(now(), "importing", "torch"))
     with without_collections():
         import torch
         import torch.optim
 
         torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-    channel.send(Progress(now(), "ready", torch.__version__ + (f" cuda {torch.version.cuda}" if torch.version.cuda else "")))
+    channel.send(
+        Progress(
+            now(),
+            "ready",
+            torch.__version__ + (f" cuda {torch.version.cuda}" if torch.version.cuda else ""),
+        )
+    )
 
 
 def failed(error: BaseException, knobs: Knobs, prefix: str = "") -> Failed:
-    """The message that reports the end of the workload by `error`. An error with a plain message needs no traceback."""
-    detail = "" if isinstance(error, PlainError) else "".join(traceback.format_exception(error)[-6:])
+    """The message that reports the end of the workload by `error`. An error with a plain message
+    needs no traceback."""
+    detail = (
+        "" if isinstance(error, PlainError) else "".join(traceback.format_exception(error)[-6:])
+    )
     return Failed(now(), prefix + explain(error, knobs), detail)
 
 
 def run_worker(channel: WorkerChannel, inbox: Inbox, scratch: Path) -> int:
-    """The worker's life. Returns its exit code; a failure has been reported to the console by then."""
+    """The worker's life. Returns its exit code; a failure has been reported to the console by
+    then."""
     start: Any = None
     loop = None
     try:
@@ -167,8 +202,11 @@ def run_worker(channel: WorkerChannel, inbox: Inbox, scratch: Path) -> int:
     except ModuleNotFoundError as error:
         channel.send(Failed(now(), f"{error.name} is not installed: {install_command('torch')}"))
         return 1
-    except Exception as error:  # the last line of defence: the user sees whatever ended the workload
-        channel.send(failed(error, loop.knobs if loop else start.knobs if isinstance(start, Start) else {}))
+    except Exception as error:
+        # the last line of defence: the user sees whatever ended the workload
+        channel.send(
+            failed(error, loop.knobs if loop else start.knobs if isinstance(start, Start) else {})
+        )
         return 1
     finally:
         if loop is not None:
@@ -177,7 +215,9 @@ def run_worker(channel: WorkerChannel, inbox: Inbox, scratch: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="worker process of gpuconsole; the console starts it")
+    parser = argparse.ArgumentParser(
+        description="worker process of gpuconsole; the console starts it"
+    )
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     args = parser.parse_args()
@@ -185,8 +225,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the console handles Ctrl-C
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     process.set_variables(str(args.scratch))
-    # torch takes all cores, and each of its compile processes imports torch: leave one core for the rest
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, (os.cpu_count() or 1) - 1))))
+    # torch takes all cores, and each of its compile processes imports torch: leave one core for the
+    # rest
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(8, (os.cpu_count() or 1) - 1)))
+    )
     channel = ChildChannel(args.fd)
     inbox = Inbox()
     channel.listen(put_into(inbox), kill_own_group)

@@ -19,8 +19,11 @@ from gpuconsole.wire.channel import ChildChannel, die_with_parent, kill_own_grou
 from gpuconsole.wire.events import Calibrated, Command, Failed, Hello, Progress
 
 
-def run_calibration(channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path) -> int:
-    """Run all stages in order. Returns the exit code; a failure has been reported to the console by then."""
+def run_calibration(
+    channel: ChildChannel, device: str, uuid: str, budget_s: float, scratch: Path
+) -> int:
+    """Run all stages in order. Returns the exit code; a failure has been reported to the console by
+    then."""
     try:
         channel.send(Progress(now(), "importing", "torch"))
         from gpuconsole.workloads.calibration.stages import measured, prepare, stages
@@ -35,13 +38,21 @@ def run_calibration(channel: ChildChannel, device: str, uuid: str, budget_s: flo
         channel.send(Failed(now(), f"{error.name} is not installed: {install_command('torch')}"))
         return 1
     except Exception as error:  # the last line of defence: the user sees whatever ended it
-        channel.send(Failed(now(), str(error) or type(error).__name__, "".join(traceback.format_exception(error)[-6:])))
+        channel.send(
+            Failed(
+                now(),
+                str(error) or type(error).__name__,
+                "".join(traceback.format_exception(error)[-6:]),
+            )
+        )
         return 1
     return 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="calibration process of gpuconsole; the console starts it")
+    parser = argparse.ArgumentParser(
+        description="calibration process of gpuconsole; the console starts it"
+    )
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--device", default="cpu")

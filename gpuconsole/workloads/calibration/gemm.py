@@ -1,4 +1,5 @@
-"""Square matrix products only: the speed that the device's arithmetic reaches. A sample is one product."""
+"""Square matrix products only: the speed that the device's arithmetic reaches. A sample is one
+product."""
 
 from __future__ import annotations
 
@@ -14,22 +15,30 @@ MAX_PRODUCTS = 512
 
 
 class Products:
-    """Products of random matrices. On zeros a GPU draws less power and reaches a clock that no job reaches."""
+    """Products of random matrices. On zeros a GPU draws less power and reaches a clock that no job
+    reaches."""
 
     dense_kind: Kind = "matrix product"
 
     def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
         self.model = nn.Identity()
         self._side = int(knobs["matrix_size"])
-        self._per_step = max(1, min(MAX_PRODUCTS, round(STEP_FLOPS[device.type] / self.flops_per_sample(knobs))))
+        self._per_step = max(
+            1, min(MAX_PRODUCTS, round(STEP_FLOPS[device.type] / self.flops_per_sample(knobs)))
+        )
         random = torch.Generator(device).manual_seed(seed)
-        self._wide = [torch.randn(self._side, self._side, device=device, generator=random) for _ in range(2)]
+        self._wide = [
+            torch.randn(self._side, self._side, device=device, generator=random) for _ in range(2)
+        ]
         self._precision, self._factors = "", self._wide
 
     def do(self, knobs: Knobs) -> int:
         precision = str(knobs["precision"])
         if precision != self._precision:
-            self._precision, self._factors = precision, [factor.to(DTYPES[precision]) for factor in self._wide]
+            self._precision, self._factors = (
+                precision,
+                [factor.to(DTYPES[precision]) for factor in self._wide],
+            )
         a, b = self._factors
         for _ in range(self._per_step):
             a @ b

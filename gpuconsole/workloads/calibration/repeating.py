@@ -1,5 +1,5 @@
-"""The loop of workloads that train nothing: it repeats one piece of work, so that the work can be watched, diagnosed and tried like a
-job."""
+"""The loop of workloads that train nothing: it repeats one piece of work, so that the work can be
+watched, diagnosed and tried like a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gpuconsole.workloads.device import Kind, breakdown_for, set_matmul_precisio
 
 
 class Work(Protocol):
-    """What is repeated. A module of `workloads/` that has `create_work(knobs, device, seed) -> Work` runs in this loop."""
+    """What is repeated. A module of `workloads/` that has
+    `create_work(knobs, device, seed) -> Work` runs in this loop."""
 
     model: torch.nn.Module
     """Without parameters, because nothing is trained."""
@@ -36,7 +37,8 @@ class Work(Protocol):
 
 
 class RepeatingLoop:
-    """Owns the work; `step()` does one block of it. All time of a step is `forward`. There is no optimizer and there are no probes."""
+    """Owns the work; `step()` does one block of it. All time of a step is `forward`. There is no
+    optimizer and there are no probes."""
 
     optimizer = None
     exchanges = False

@@ -38,7 +38,8 @@ ON_CPU = "the device is the host's CPU: nothing is transferred"
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, and how long. `gpus`: number of visible GPUs; `visible`: CUDA_VISIBLE_DEVICES before this process set it."""
+    """What is measured, and how long. `gpus`: number of visible GPUs; `visible`:
+    CUDA_VISIBLE_DEVICES before this process set it."""
 
     device: torch.device
     threads: int
@@ -53,7 +54,8 @@ class Bench:
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """The numbers of CPU threads to measure with: that of a workload (all cores but one), and all cores. On a GPU there is no difference."""
+        """The numbers of CPU threads to measure with: that of a workload (all cores but one), and
+        all cores. On a GPU there is no difference."""
         return (self.threads,) if self.on_gpu else tuple(sorted({self.threads, cores()}))
 
     def by(self, threads: int) -> str:
@@ -62,7 +64,8 @@ class Bench:
 
 
 class Stage(NamedTuple):
-    """`measure` returns the figures `names`. Where it raises, they read n/a with the error as the reason."""
+    """`measure` returns the figures `names`. Where it raises, they read n/a with the error as the
+    reason."""
 
     title: str
     names: tuple[str, ...]
@@ -74,12 +77,16 @@ def stages(bench: Bench) -> list[Stage]:
     if not bench.on_gpu:
         todo.append(Stage("matrix product fp32", (ONE_THREAD, gemm_name("fp32")), _fp32_on_cpu))
     for precision in PRECISIONS[len(todo) :]:
-        todo.append(Stage(f"matrix product {precision}", (gemm_name(precision),), _product(precision)))
+        todo.append(
+            Stage(f"matrix product {precision}", (gemm_name(precision),), _product(precision))
+        )
     todo.append(Stage("convolution fp32", ("conv_fp32_flops_per_s",), _convolution))
     todo.append(Stage("memory copy", ("copy_bytes_per_s",), _copy))
     todo.append(Stage("memory triad", ("triad_bytes_per_s",), _triad))
     for precision in READ:
-        todo.append(Stage(f"matrix times vector {precision}", (gemv_name(precision),), _reading(precision)))
+        todo.append(
+            Stage(f"matrix times vector {precision}", (gemv_name(precision),), _reading(precision))
+        )
     for direction in ("h2d", "d2h"):
         for kind in ("pinned", "pageable"):
             name = f"{direction}_{kind}_bytes_per_s"
@@ -103,7 +110,8 @@ def _fp32_on_cpu(bench: Bench) -> list[Reached]:
 
 
 def _fastest(bench: Bench, measure: Callable[[int], Reached]) -> list[Reached]:
-    """The figure of the fastest of the numbers of threads. `measure` gets the number that is in force."""
+    """The figure of the fastest of the numbers of threads. `measure` gets the number that is in
+    force."""
     reached = []
     try:
         for threads in bench.thread_counts:
@@ -115,7 +123,9 @@ def _fastest(bench: Bench, measure: Callable[[int], Reached]) -> list[Reached]:
 
 
 def _product(precision: str) -> Callable[[Bench], list[Reached]]:
-    return lambda bench: _fastest(bench, lambda threads: _gemm(bench, gemm_name(precision), precision, threads))
+    return lambda bench: _fastest(
+        bench, lambda threads: _gemm(bench, gemm_name(precision), precision, threads)
+    )
 
 
 def _gemm(bench: Bench, name: str, precision: str, threads: int) -> Reached:
@@ -139,7 +149,9 @@ def _convolution(bench: Bench) -> list[Reached]:
 
     def measure(threads: int) -> Reached:
         times = repeats_s(work, bench.device, bench.budget_s)
-        return as_rate("conv_fp32_flops_per_s", flops, times, f"3x3, 256 channels{bench.by(threads)}")
+        return as_rate(
+            "conv_fp32_flops_per_s", flops, times, f"3x3, 256 channels{bench.by(threads)}"
+        )
 
     return _fastest(bench, measure)
 
@@ -177,13 +189,27 @@ def _transfer(name: str) -> Callable[[Bench], list[Reached]]:
     def measure(bench: Bench) -> list[Reached]:
         if not bench.on_gpu:
             return [missing(name, ON_CPU)]
-        return [transfer(name, "h2d" if name.startswith("h2d") else "d2h", "pinned" in name, bench.device, bench.budget_s)]
+        return [
+            transfer(
+                name,
+                "h2d" if name.startswith("h2d") else "d2h",
+                "pinned" in name,
+                bench.device,
+                bench.budget_s,
+            )
+        ]
 
     return measure
 
 
 def _all_reduce(bench: Bench) -> list[Reached]:
-    return all_reduce(bench.gpus, bench.on_gpu, bench.scratch, bench.budget_s, {"CUDA_VISIBLE_DEVICES": bench.visible})
+    return all_reduce(
+        bench.gpus,
+        bench.on_gpu,
+        bench.scratch,
+        bench.budget_s,
+        {"CUDA_VISIBLE_DEVICES": bench.visible},
+    )
 
 
 def _disk(bench: Bench) -> list[Reached]:
@@ -201,7 +227,10 @@ def prepare(device: str, uuid: str, budget_s: float, scratch: Path) -> Bench:
     gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid or device.partition(":")[2]
     if not torch.cuda.is_available():
-        raise RuntimeError(f"torch {torch.__version__} ({build()}) cannot use {device}; the host is calibrated with --device cpu")
+        raise RuntimeError(
+            f"torch {torch.__version__} ({build()}) cannot use {device}; the host is calibrated"
+            " with --device cpu"
+        )
     return Bench(torch.device("cuda", 0), threads, budget_s, scratch, gpus, visible)
 
 
@@ -211,4 +240,7 @@ def measured(stage: Stage, bench: Bench) -> list[Reached]:
         return stage.measure(bench)
     except (RuntimeError, OSError, MemoryError) as error:
         lines = str(error).strip().splitlines()
-        return [missing(name, f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}") for name in stage.names]
+        return [
+            missing(name, f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}")
+            for name in stage.names
+        ]

@@ -1,4 +1,5 @@
-"""A stream through memory: a = b + s c over buffers larger than any cache (McCalpin's triad). A sample is one pass over the buffers."""
+"""A stream through memory: a = b + s c over buffers larger than any cache (McCalpin's triad). A
+sample is one pass over the buffers."""
 
 from __future__ import annotations
 

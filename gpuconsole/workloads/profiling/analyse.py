@@ -1,4 +1,5 @@
-"""Reads a trace and writes the report: `python -m gpuconsole.workloads.profiling.analyse TRACE REPORT`. Needs no torch.
+"""Reads a trace and writes the report: `python -m gpuconsole.workloads.profiling.analyse TRACE
+REPORT`. Needs no torch.
 
 A separate process with low priority, because the profiled training continues meanwhile.
 """
@@ -26,8 +27,13 @@ NICE = 10
 
 
 def keep(path: Path, target: Path) -> None:
-    """Write `path`, gzipped, to `target`: completely or not at all. The name of `target` is dated, so it is never a link. Raises OSError."""
-    with writing(target, follow=False) as raw, path.open("rb") as source, gzip.GzipFile("", "wb", LEVEL, raw) as packed:
+    """Write `path`, gzipped, to `target`: completely or not at all. The name of `target` is dated,
+    so it is never a link. Raises OSError."""
+    with (
+        writing(target, follow=False) as raw,
+        path.open("rb") as source,
+        gzip.GzipFile("", "wb", LEVEL, raw) as packed,
+    ):
         shutil.copyfileobj(source, packed, 1 << 20)
 
 
@@ -36,7 +42,10 @@ def kept(report: ProfileReport, path: Path, target: Path) -> ProfileReport:
     try:
         keep(path, target)
     except OSError as error:
-        return msgspec.structs.replace(report, notes=[*report.notes, f"the trace was not kept: {target}: {error.strerror or error}"])
+        return msgspec.structs.replace(
+            report,
+            notes=[*report.notes, f"the trace was not kept: {target}: {error.strerror or error}"],
+        )
     return msgspec.structs.replace(report, trace=str(target))
 
 

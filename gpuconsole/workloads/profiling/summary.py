@@ -1,4 +1,5 @@
-"""From a trace to a report: kernels of a GPU, or operators of a CPU by their own time, with FLOPs and bytes from the shapes of a call.
+"""From a trace to a report: kernels of a GPU, or operators of a CPU by their own time, with FLOPs
+and bytes from the shapes of a call.
 
 This module does not import torch.
 """
@@ -14,11 +15,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpuconsole.model.profile import OP_CLASSES, CopyKind, Gap, OpClass, OpClassName, ProfileReport, TopOp
+from gpuconsole.model.profile import (
+    OP_CLASSES,
+    CopyKind,
+    Gap,
+    OpClass,
+    OpClassName,
+    ProfileReport,
+    TopOp,
+)
 from gpuconsole.workloads.profiling import trace
-from gpuconsole.workloads.profiling.trace import NAME, Args, TraceError, TraceEvent, class_of_kernel, class_of_op, on_tensor_cores
+from gpuconsole.workloads.profiling.trace import (
+    NAME,
+    Args,
+    TraceError,
+    TraceEvent,
+    class_of_kernel,
+    class_of_op,
+    on_tensor_cores,
+)
 
-# --- from a trace to a report --------------------------------------------------------------------------------
+# --- from a trace to a report ---------------------------------------------------------------------
 
 TOP = 20
 GAPS = 5
@@ -29,15 +46,21 @@ BESIDE_PASSES = (OPTIMIZER, "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 GPU_CLOCK = "kernels and copies on the GPU clock (CUPTI)"
 CPU_CLOCK = "operators by their own time on the host clock, with profiling overhead"
 NO_TENSOR_CORES = "the device is a CPU"
-COMMUNICATION_NOTE = "communication includes the wait for other processes and time that overlaps with other work"
-NOT_RECORDED = "the trace has no GPU kernel: CUPTI recorded nothing, possibly because another profiler (nsys, ncu) uses it"
+COMMUNICATION_NOTE = (
+    "communication includes the wait for other processes and time that overlaps with other work"
+)
+NOT_RECORDED = (
+    "the trace has no GPU kernel: CUPTI recorded nothing, possibly because another profiler (nsys,"
+    " ncu) uses it"
+)
 NO_KERNELS = "no kernel ran in the window"
 _COPY = re.compile(r"Memcpy (HtoD|DtoH|DtoD|PtoP|HtoH) \((\w+) -> (\w+)\)")
 
 
 class Piece(NamedTuple):
-    """One kernel, copy or operator with its own time. `computes`: counted as a kernel, not as dispatch. `in_passes`: it belongs to a forward or backward
-    pass. `launched_by`: the operator that launched a kernel. `args`: what CUPTI says of the kernel."""
+    """One kernel, copy or operator with its own time. `computes`: counted as a kernel, not as
+    dispatch. `in_passes`: it belongs to a forward or backward pass. `launched_by`: the operator
+    that launched a kernel. `args`: what CUPTI says of the kernel."""
 
     name: str
     op_class: OpClassName
@@ -51,7 +74,8 @@ class Piece(NamedTuple):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Minimum bytes of one optimizer step: parameters, gradients and states are read; parameters and states are written."""
+    """Minimum bytes of one optimizer step: parameters, gradients and states are read; parameters
+    and states are written."""
 
     elements: float = 0.0
     bytes: float = 0.0
@@ -68,11 +92,16 @@ class _OperatorSpan(msgspec.Struct):
     wraps: bool = False
 
 
-def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 0, gpu: bool = False) -> ProfileReport:  # noqa: B008 (frozen)
+def summarize(
+    events: list[TraceEvent],
+    update: Update = Update(),  # noqa: B008 (frozen)
+    steps: int = 0,
+    gpu: bool = False,
+) -> ProfileReport:
     """The report on the steps of a trace. Raises TraceError.
 
-    `steps`: number of steps if the trace does not mark them (passes of a probe). `gpu`: the work ran on a GPU, so a trace without kernels
-    is an error.
+    `steps`: number of steps if the trace does not mark them (passes of a probe). `gpu`: the work
+    ran on a GPU, so a trace without kernels is an error.
     """
     start, end, marked = _window(events)
     on_gpu = [event for event in events if event.cat in trace.ON_GPU and event.end > start]
@@ -81,10 +110,21 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
     spans = _operators([event for event in events if event.cat in (trace.OP, trace.ANNOTATION)])
     if on_gpu:
         end = max(end, max(event.end for event in on_gpu))
-        pieces, busy = _kernels(on_gpu, spans), [(event.ts, event.end, event.name) for event in on_gpu]
+        pieces, busy = (
+            _kernels(on_gpu, spans),
+            [(event.ts, event.end, event.name) for event in on_gpu],
+        )
     else:
-        pieces = [_piece(span) for span in spans if span.event.cat == trace.OP or span.op_class in ("fused", "communication")]
-        busy = [(span.event.ts, span.event.end, span.event.name) for span in spans if span.event.cat == trace.OP]
+        pieces = [
+            _piece(span)
+            for span in spans
+            if span.event.cat == trace.OP or span.op_class in ("fused", "communication")
+        ]
+        busy = [
+            (span.event.ts, span.event.end, span.event.name)
+            for span in spans
+            if span.event.cat == trace.OP
+        ]
         pieces = [piece for piece in pieces if start <= piece.start <= end]
         busy = [span_times for span_times in busy if start <= span_times[0] <= end]
     if not pieces or end <= start:
@@ -102,14 +142,18 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
         busy_ratio=(wall - idle) / wall,
         kernels=len(counted),
         kernels_per_s=len(counted) / (wall * 1e-6),
-        mean_kernel_s=sum(piece.own for piece in counted) / len(counted) * 1e-6 if counted else None,
+        mean_kernel_s=sum(piece.own for piece in counted) / len(counted) * 1e-6
+        if counted
+        else None,
         classes=_classes(pieces, update, steps),
         top=_top(pieces),
         tensor_core_ratio=ratio,
         tensor_core_note=note,
         copies=_copies(on_gpu),
         gaps=gaps,
-        notes=[COMMUNICATION_NOTE] if any(piece.op_class == "communication" for piece in pieces) else [],
+        notes=[COMMUNICATION_NOTE]
+        if any(piece.op_class == "communication" for piece in pieces)
+        else [],
         pass_classes=_classes([piece for piece in pieces if piece.in_passes], Update(), steps),
         stalls=trace.stalls(events) if on_gpu else None,
         attention=_implementations(spans, start, end),
@@ -118,7 +162,9 @@ def summarize(events: list[TraceEvent], update: Update = Update(), steps: int = 
 
 def _window(events: list[TraceEvent]) -> tuple[float, float, int]:
     """Start, end and number of the steps; of all operators where no step is marked."""
-    steps = [event for event in events if event.cat == trace.ANNOTATION and event.name.startswith(STEP)]
+    steps = [
+        event for event in events if event.cat == trace.ANNOTATION and event.name.startswith(STEP)
+    ]
     spans = steps or [event for event in events if event.cat in (trace.OP, *trace.ON_GPU)]
     if not spans:
         raise TraceError("the trace holds no operator and no kernel")
@@ -136,11 +182,14 @@ def _operators(events: Iterable[TraceEvent]) -> list[_OperatorSpan]:
         op_class = class_of_op(event.name)
         parent = stack[-1] if stack else None
         optimizer = event.name.startswith(OPTIMIZER) or (parent is not None and parent.optimizer)
-        beside_passes = event.name.startswith(BESIDE_PASSES) or (parent is not None and parent.beside_passes)
+        beside_passes = event.name.startswith(BESIDE_PASSES) or (
+            parent is not None and parent.beside_passes
+        )
         span = _OperatorSpan(event, op_class, event.dur, optimizer, beside_passes)
         if parent is not None:
             parent.own -= min(event.dur, parent.event.end - event.ts)
-        for outer in stack:  # an operator that calls an operator of the same class is dispatch: linear around addmm
+        # an operator that calls an operator of the same class is dispatch: linear around addmm
+        for outer in stack:
             outer.wraps = outer.wraps or (op_class != "other" and outer.op_class == op_class)
         stack.append(span)
         done.append(span)
@@ -153,27 +202,56 @@ def _piece(span: _OperatorSpan) -> Piece:
     own_class: OpClassName = "other" if span.wraps else span.op_class
     op_class: OpClassName = "optimizer" if span.optimizer else own_class
     name = "code generated by torch.compile" if own_class == "fused" else event.name
-    work = work_of(event.name, own_class, event.args) if own_class not in ("other", "optimizer") else UNKNOWN
-    return Piece(name, op_class, event.ts, max(0.0, span.own), work, own_class != "other", not span.beside_passes)
+    work = (
+        work_of(event.name, own_class, event.args)
+        if own_class not in ("other", "optimizer")
+        else UNKNOWN
+    )
+    return Piece(
+        name,
+        op_class,
+        event.ts,
+        max(0.0, span.own),
+        work,
+        own_class != "other",
+        not span.beside_passes,
+    )
 
 
 def _kernels(events: list[TraceEvent], spans: list[_OperatorSpan]) -> list[Piece]:
-    """GPU kernels and copies, classified by their own name, otherwise by the operator that launched them."""
-    launchers = {span.event.args.op: span for span in spans if span.event.cat == trace.OP and span.event.args.op}
+    """GPU kernels and copies, classified by their own name, otherwise by the operator that launched
+    them."""
+    launchers = {
+        span.event.args.op: span
+        for span in spans
+        if span.event.cat == trace.OP and span.event.args.op
+    }
     longest: dict[int, TraceEvent] = {}
     for event in events:
         op = event.args.op
         if op in launchers and (op not in longest or event.dur > longest[op].dur):
             longest[op] = event
-    return [_kernel(event, launchers.get(event.args.op), longest.get(event.args.op) is event) for event in events]
+    return [
+        _kernel(event, launchers.get(event.args.op), longest.get(event.args.op) is event)
+        for event in events
+    ]
 
 
 def _kernel(event: TraceEvent, launcher: _OperatorSpan | None, carries: bool) -> Piece:
-    """One kernel. If one operator launched several kernels, the longest kernel gets all FLOPs and bytes of the operator."""
+    """One kernel. If one operator launched several kernels, the longest kernel gets all FLOPs and
+    bytes of the operator."""
     if event.cat != trace.KERNEL:
         within = event.cat == trace.MEMSET or "DtoD" in event.name
         in_passes = within and (launcher is None or not launcher.beside_passes)
-        return Piece(event.name, "copy", event.ts, event.dur, OperatorWork(0.0, _copied(event)), True, in_passes)
+        return Piece(
+            event.name,
+            "copy",
+            event.ts,
+            event.dur,
+            OperatorWork(0.0, _copied(event)),
+            True,
+            in_passes,
+        )
     op_class, work = class_of_kernel(event.name), UNKNOWN
     if launcher is not None:
         if launcher.optimizer:
@@ -186,7 +264,9 @@ def _kernel(event: TraceEvent, launcher: _OperatorSpan | None, carries: bool) ->
                 work = OperatorWork(0.0, 0.0)
     in_passes = op_class != "optimizer" and (launcher is None or not launcher.beside_passes)
     launched_by = launcher.event.name if launcher is not None else ""
-    return Piece(event.name, op_class, event.ts, event.dur, work, True, in_passes, launched_by, event.args)
+    return Piece(
+        event.name, op_class, event.ts, event.dur, work, True, in_passes, launched_by, event.args
+    )
 
 
 def _copied(event: TraceEvent) -> float:
@@ -201,13 +281,20 @@ def _classes(pieces: list[Piece], update: Update, steps: int) -> list[OpClass]:
     for piece in pieces:
         by_class[piece.op_class].append(piece)
     classes = [_class(name, members, total) for name, members in by_class.items() if members]
-    classes = [_with_update(op_class, update, steps) if op_class.name == "optimizer" and update.bytes else op_class for op_class in classes]
+    classes = [
+        _with_update(op_class, update, steps)
+        if op_class.name == "optimizer" and update.bytes
+        else op_class
+        for op_class in classes
+    ]
     return sorted(classes, key=lambda op_class: -op_class.share_ratio)
 
 
 def _class(name: OpClassName, members: list[Piece], total: float) -> OpClass:
     own = sum(piece.own for piece in members)
-    counted = [piece for piece in members if piece.work.flops is not None and piece.work.bytes is not None]
+    counted = [
+        piece for piece in members if piece.work.flops is not None and piece.work.bytes is not None
+    ]
     return OpClass(
         name=name,
         share_ratio=own / total if total else 0.0,
@@ -220,8 +307,14 @@ def _class(name: OpClassName, members: list[Piece], total: float) -> OpClass:
 
 
 def _with_update(optimizer: OpClass, update: Update, steps: int) -> OpClass:
-    """Set the optimizer's bytes from its states, because the trace has no shapes for lists of tensors."""
-    return msgspec.structs.replace(optimizer, flops=update.elements * steps, bytes=update.bytes * steps, counted_s=optimizer.time_s)
+    """Set the optimizer's bytes from its states, because the trace has no shapes for lists of
+    tensors."""
+    return msgspec.structs.replace(
+        optimizer,
+        flops=update.elements * steps,
+        bytes=update.bytes * steps,
+        counted_s=optimizer.time_s,
+    )
 
 
 def _top(pieces: list[Piece]) -> list[TopOp]:
@@ -268,11 +361,15 @@ ATTENTION = {
 def _implementations(spans: Iterable[_OperatorSpan], start: float, end: float) -> list[str]:
     """The implementations of attention that ran in the window, the most frequent first."""
     names = (span.event.name.rpartition("::")[2] for span in spans if start <= span.event.ts <= end)
-    return [name for name, _ in Counter(ATTENTION[name] for name in names if name in ATTENTION).most_common()]
+    return [
+        name
+        for name, _ in Counter(ATTENTION[name] for name in names if name in ATTENTION).most_common()
+    ]
 
 
 def _tensor_cores(pieces: list[Piece]) -> tuple[float | None, str]:
-    """The share of kernel time in tensor core kernels, by their names. It is not the activity of the tensor cores."""
+    """The share of kernel time in tensor core kernels, by their names. It is not the activity of
+    the tensor cores."""
     kernels = [piece for piece in pieces if not piece.name.startswith(("Memcpy", "Memset"))]
     total = sum(piece.own for piece in kernels)
     if not total:
@@ -292,36 +389,48 @@ def _copies(events: list[TraceEvent]) -> list[CopyKind]:
         host = match[2] if kind.startswith("H") else match[3] if kind.endswith("H") else ""
         grouped[kind, host.lower()].append(event)
     copies = [
-        CopyKind(kind, memory, len(group), sum(event.args.bytes for event in group), sum(event.dur for event in group) * 1e-6)
+        CopyKind(
+            kind,
+            memory,
+            len(group),
+            sum(event.args.bytes for event in group),
+            sum(event.dur for event in group) * 1e-6,
+        )
         for (kind, memory), group in grouped.items()
     ]
     return sorted(copies, key=lambda copy: -copy.time_s)
 
 
-def _gaps(busy: list[tuple[float, float, str]], start: float, end: float) -> tuple[list[Gap], float]:
+def _gaps(
+    busy: list[tuple[float, float, str]], start: float, end: float
+) -> tuple[list[Gap], float]:
     """The longest idle times, and the sum of all idle times, in µs."""
     gaps: list[Gap] = []
     idle, reached, last = 0.0, start, "the window's begin"
     for begin, finish, name in [*sorted(busy), (end, math.inf, "the window's end")]:
         if begin > reached:
             idle += begin - reached
-            gaps.append(Gap((reached - start) * 1e-6, (begin - reached) * 1e-6, last[:NAME], name[:NAME]))
+            gaps.append(
+                Gap((reached - start) * 1e-6, (begin - reached) * 1e-6, last[:NAME], name[:NAME])
+            )
         if finish > reached:
             reached, last = finish, name
     return sorted(gaps, key=lambda gap: -gap.duration_s)[:GAPS], idle
 
 
-# --- FLOPs and bytes of one operator call, from the shapes in the trace --------------------------------------
+# --- FLOPs and bytes of one operator call, from the shapes in the trace ---------------------------
 
 _ITEM_BYTES = {
-    "double": 8, "long int": 8, "c10::complex<float>": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "short": 2, "short int": 2,
-    "signed char": 1, "unsigned char": 1, "bool": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+    "double": 8, "long int": 8, "c10::complex<float>": 8, "float": 4, "int": 4, "c10::Half": 2,
+    "c10::BFloat16": 2, "short": 2, "short int": 2, "signed char": 1, "unsigned char": 1,
+    "bool": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
 }  # fmt: skip
 _WRITE_ONLY = ("fill_", "zero_", "bernoulli_", "arange")
 
 
 class TensorArgument(NamedTuple):
-    """A tensor argument. `stored` is the number of elements in memory; it is smaller than the product of `size` for an expanded tensor."""
+    """A tensor argument. `stored` is the number of elements in memory; it is smaller than the
+    product of `size` for an expanded tensor."""
 
     size: tuple[int, ...]
     stored: int
@@ -351,7 +460,10 @@ def work_of(op: str, op_class: OpClassName, args: Args) -> OperatorWork:
     if not tensors:
         return UNKNOWN
     if name.startswith("triton_"):  # its arguments are both inputs and outputs
-        return OperatorWork(float(max(tensor.elements for tensor in tensors)), sum(tensor.bytes for tensor in tensors))
+        return OperatorWork(
+            float(max(tensor.elements for tensor in tensors)),
+            sum(tensor.bytes for tensor in tensors),
+        )
     match op_class:
         case "gemm":
             return _gemm(name, tensors)
@@ -373,16 +485,25 @@ def work_of(op: str, op_class: OpClassName, args: Args) -> OperatorWork:
 
 
 def _tensors(args: Args) -> list[TensorArgument]:
-    """The tensor arguments. Empty with a list of tensors, because the trace does not record all sizes of a list."""
+    """The tensor arguments. Empty with a list of tensors, because the trace does not record all
+    sizes of a list."""
     if "TensorList" in args.types:
         return []
     arguments = zip(args.types, args.dims, args.strides or [[]] * len(args.dims), strict=False)
-    return [_tensor(size, strides, _ITEM_BYTES[kind]) for kind, size, strides in arguments if kind in _ITEM_BYTES]
+    return [
+        _tensor(size, strides, _ITEM_BYTES[kind])
+        for kind, size, strides in arguments
+        if kind in _ITEM_BYTES
+    ]
 
 
 def _tensor(size: Any, strides: Any, item_bytes: int) -> TensorArgument:
     sizes = tuple(int(n) for n in size)
-    stored = math.prod(n for n, stride in zip(sizes, strides, strict=True) if stride) if len(strides) == len(sizes) else math.prod(sizes)
+    stored = (
+        math.prod(n for n, stride in zip(sizes, strides, strict=True) if stride)
+        if len(strides) == len(sizes)
+        else math.prod(sizes)
+    )
     return TensorArgument(sizes, stored, item_bytes)
 
 
@@ -390,7 +511,8 @@ def _gemm(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     matrices = [tensor for tensor in tensors if len(tensor.size) >= 2]
     if len(matrices) < 2 and name not in ("mv", "addmv", "dot", "vdot"):
         return UNKNOWN
-    # addmm and similar operators take the addend first, then the two factors, and possibly an `out`.
+    # addmm and similar operators take the addend first, then the two factors, and possibly an
+    # `out`.
     first = 1 if name.startswith(("addm", "baddb", "addb", "_addmm")) else 0
     if len(tensors) < first + 2:
         return UNKNOWN
@@ -401,11 +523,14 @@ def _gemm(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     transposed = name in ("mkldnn_linear", "_linear_pointwise", "linear") or b.size[-2:][0] != k
     n = (b.size[-2] if transposed else b.size[-1]) if len(b.size) >= 2 else 1
     out = a.elements // k * n if k else 0
-    return OperatorWork(2.0 * out * k, sum(tensor.bytes for tensor in tensors[: first + 2]) + out * a.item_bytes)
+    return OperatorWork(
+        2.0 * out * k, sum(tensor.bytes for tensor in tensors[: first + 2]) + out * a.item_bytes
+    )
 
 
 def _convolution(name: str, tensors: list[TensorArgument], args: Args) -> OperatorWork:
-    """Forward: 2 x outputs x weights per output channel. Backward: the same for each requested gradient (input, weights)."""
+    """Forward: 2 x outputs x weights per output channel. Backward: the same for each requested
+    gradient (input, weights)."""
     if "backward" in name:
         if len(tensors) < 3:
             return UNKNOWN
@@ -422,17 +547,24 @@ def _convolution(name: str, tensors: list[TensorArgument], args: Args) -> Operat
         return UNKNOWN
     elements = math.prod(out)
     flops = 2.0 * elements * weight.elements / max(1, weight.size[0])
-    return OperatorWork(factor * flops, factor * (source.bytes + weight.bytes + elements * source.item_bytes))
+    return OperatorWork(
+        factor * flops, factor * (source.bytes + weight.bytes + elements * source.item_bytes)
+    )
 
 
-def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args: Args) -> tuple[int, ...]:
+def _convolved(
+    name: str, source: tuple[int, ...], weight: tuple[int, ...], args: Args
+) -> tuple[int, ...]:
     """The size of the output; empty where the arguments do not determine it."""
     lists = [_numbers(value) for value in args.values if value.startswith("[")]
     if len(lists) < 3 or not all(lists[:3]):
         return ()
     first, second, dilation = lists[:3]
-    # the general operator takes stride, padding, dilation; the operators of cuDNN, MIOpen and oneDNN take padding, stride, dilation
-    stride, padding = (second, first) if name.startswith(("cudnn_", "miopen_", "mkldnn_")) else (first, second)
+    # the general operator takes stride, padding, dilation; the operators of cuDNN, MIOpen and
+    # oneDNN take padding, stride, dilation
+    stride, padding = (
+        (second, first) if name.startswith(("cudnn_", "miopen_", "mkldnn_")) else (first, second)
+    )
     spatial = []
     for n, (size, kernel) in enumerate(zip(source[2:], weight[2:], strict=True)):
         s, p, d = (numbers[min(n, len(numbers) - 1)] for numbers in (stride, padding, dilation))
@@ -441,12 +573,14 @@ def _convolved(name: str, source: tuple[int, ...], weight: tuple[int, ...], args
 
 
 def _attention(name: str, tensors: list[TensorArgument], args: Args) -> OperatorWork:
-    """Forward: two products of queries x keys x head size. Backward: five such products (the scores are recomputed)."""
+    """Forward: two products of queries x keys x head size. Backward: five such products (the scores
+    are recomputed)."""
     backward = "backward" in name
     q, k, v = tensors[1:4] if backward and len(tensors) > 3 else (tensors + tensors[:1] * 3)[:3]
     if len(q.size) != 4 or len(k.size) != 4 or len(v.size) != 4:
         return UNKNOWN
-    product = 2.0 * q.elements * k.size[2]  # q: batch, heads, queries, head size; one product with every key
+    # q: batch, heads, queries, head size; one product with every key
+    product = 2.0 * q.elements * k.size[2]
     half = 0.5 if "True" in args.values[:9] and q.size[2] > 1 else 1.0
     moved = q.bytes + k.bytes + v.bytes
     if backward:
@@ -455,17 +589,23 @@ def _attention(name: str, tensors: list[TensorArgument], args: Args) -> Operator
 
 
 def _lookup(name: str, tensors: list[TensorArgument]) -> OperatorWork:
-    """Bytes of the rows read and written, and of the indices. The rest of the table does not move."""
+    """Bytes of the rows read and written, and of the indices. The rest of the table does not
+    move."""
     table, others = tensors[0], tensors[1:]
     indices = [tensor for tensor in others if tensor.item_bytes in (4, 8)]
     if not others or not indices:
         return UNKNOWN
     if "backward" in name or "put" in name or "add" in name or "scatter" in name:
-        values = max(tensors, key=lambda tensor: tensor.elements) if "backward" in name else tensors[-1]
-        return OperatorWork(float(values.elements), 3 * values.bytes + indices[0].bytes)  # read the gradient; read and write the rows
+        values = (
+            max(tensors, key=lambda tensor: tensor.elements) if "backward" in name else tensors[-1]
+        )
+        # read the gradient; read and write the rows
+        return OperatorWork(float(values.elements), 3 * values.bytes + indices[0].bytes)
     row = table.size[-1] if len(table.size) > 1 else 1
     picked = indices[0].elements * row
-    return OperatorWork(float(picked) if "bag" in name else 0.0, 2.0 * picked * table.item_bytes + indices[0].bytes)
+    return OperatorWork(
+        float(picked) if "bag" in name else 0.0, 2.0 * picked * table.item_bytes + indices[0].bytes
+    )
 
 
 def _pointwise(name: str, tensors: list[TensorArgument]) -> OperatorWork:
@@ -475,21 +615,32 @@ def _pointwise(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     if name == "copy_":
         return OperatorWork(0.0, read)  # its first argument is written and not read
     largest = max(tensors, key=lambda tensor: tensor.elements)
-    written = tensors[0].bytes if name.endswith("_") else float(largest.elements * largest.item_bytes)
+    written = (
+        tensors[0].bytes if name.endswith("_") else float(largest.elements * largest.item_bytes)
+    )
     return OperatorWork(float(largest.elements), read + written)
 
 
 def _normalization(tensors: list[TensorArgument]) -> OperatorWork:
     largest = max(tensors, key=lambda tensor: tensor.elements)
-    return OperatorWork(float(largest.elements), sum(tensor.bytes for tensor in tensors) + largest.bytes)
+    return OperatorWork(
+        float(largest.elements), sum(tensor.bytes for tensor in tensors) + largest.bytes
+    )
 
 
 def _reduction(name: str, tensors: list[TensorArgument]) -> OperatorWork:
     largest = max(tensors, key=lambda tensor: tensor.elements)
     same_size_out = "softmax" in name or "backward" in name or "cumsum" in name or "sort" in name
-    return OperatorWork(float(largest.elements), sum(tensor.bytes for tensor in tensors) + (largest.bytes if same_size_out else 0.0))
+    return OperatorWork(
+        float(largest.elements),
+        sum(tensor.bytes for tensor in tensors) + (largest.bytes if same_size_out else 0.0),
+    )
 
 
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.strip("[]").split(",")]
-    return [int(part) for part in parts if part.lstrip("-").isdigit()] if all(part.lstrip("-").isdigit() for part in parts) else []
+    return (
+        [int(part) for part in parts if part.lstrip("-").isdigit()]
+        if all(part.lstrip("-").isdigit() for part in parts)
+        else []
+    )

@@ -1,4 +1,5 @@
-"""The profiler window of a running workload: a few ordinary steps. Another process analyses the trace while training continues."""
+"""The profiler window of a running workload: a few ordinary steps. Another process analyses the
+trace while training continues."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from gpuconsole.wire.events import Profiled
 from gpuconsole.workloads.profiling.summary import Update, summarize
 from gpuconsole.workloads.profiling.trace import TraceError, read_trace
 
-# --- the profiler window of a running workload ---------------------------------------------------------------
+# --- the profiler window of a running workload ----------------------------------------------------
 
 ANALYSIS_S = 120.0
 """Time limit of an analysis in seconds, longer than the analysis of the largest known trace."""
@@ -31,10 +32,13 @@ ANALYSIS_S = 120.0
 class Profiling:
     """Takes profiler windows of one worker, one at a time.
 
-    With several processes all train the steps of the window. Only the leading process (`leads`) is profiled and answers.
+    With several processes all train the steps of the window. Only the leading process (`leads`) is
+    profiled and answers.
     """
 
-    def __init__(self, loop: Loop, answer: Callable[[Profiled], None], leads: bool = True, note: str = "") -> None:
+    def __init__(
+        self, loop: Loop, answer: Callable[[Profiled], None], leads: bool = True, note: str = ""
+    ) -> None:
         """`note` is added to every report."""
         self._loop = loop
         self._note = note
@@ -43,9 +47,11 @@ class Profiling:
         self._pending: Analysis | None = None
 
     def take(self, command: Profile) -> None:
-        """Train `command.steps` steps under the profiler. These steps and the settling steps after them do not count."""
+        """Train `command.steps` steps under the profiler. These steps and the settling steps after
+        them do not count."""
         start, loop = now(), self._loop
-        if self._pending is not None:  # the console requests one window at a time; a second request still gets an answer
+        # the console requests one window at a time; a second request still gets an answer
+        if self._pending is not None:
             self._pending.kill()
             self._answer(self._pending.answer())
             self._pending = None
@@ -71,7 +77,9 @@ class Profiling:
         else:
             options = ["--note", self._note] if self._note else []
             options += ["--gpu"] if loop.device.type == "cuda" else []
-            self._pending = Analysis(command, path, update_of(loop.optimizer), now() - start, options)
+            self._pending = Analysis(
+                command, path, update_of(loop.optimizer), now() - start, options
+            )
 
     def poll(self) -> None:
         """Send the answer if the analysis has finished."""
@@ -89,13 +97,24 @@ class Profiling:
 class Analysis:
     """The process that analyses a trace and stores it for the user."""
 
-    def __init__(self, command: Profile, path: Path, update: Update, cost_s: float, options: list[str]) -> None:
+    def __init__(
+        self, command: Profile, path: Path, update: Update, cost_s: float, options: list[str]
+    ) -> None:
         self._command = command
         self._cost_s = cost_s
         self._report = path.with_name("report.json")
         self._output = path.with_name("analysis.txt")
         self._report.unlink(missing_ok=True)
-        arguments = [str(path), str(self._report), "--keep", command.keep, "--update", str(update.elements), str(update.bytes), *options]
+        arguments = [
+            str(path),
+            str(self._report),
+            "--keep",
+            command.keep,
+            "--update",
+            str(update.elements),
+            str(update.bytes),
+            *options,
+        ]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gpuconsole.workloads.profiling.analyse", *arguments],
@@ -123,12 +142,16 @@ class Analysis:
                 report = msgspec.json.decode(self._report.read_bytes(), type=ProfileReport)
             except (OSError, msgspec.DecodeError):
                 lines = self._output.read_text(errors="replace").strip().splitlines()
-                error = f"the trace could not be read: {lines[-1] if lines else f'exit code {self._process.returncode}'}"
+                error = (
+                    "the trace could not be read:"
+                    f" {lines[-1] if lines else f'exit code {self._process.returncode}'}"
+                )
         return Profiled(now(), self._command.request, report, error, self._cost_s)
 
 
 def update_of(optimizer: torch.optim.Optimizer | None) -> Update:
-    """Minimum bytes of one step of `optimizer`: parameters, gradients and states are read; parameters and states are written."""
+    """Minimum bytes of one step of `optimizer`: parameters, gradients and states are read;
+    parameters and states are written."""
     if optimizer is None:
         return Update(0.0, 0.0)
     elements = moved = 0.0
@@ -136,13 +159,19 @@ def update_of(optimizer: torch.optim.Optimizer | None) -> Update:
         for parameter in group["params"]:
             if parameter.requires_grad:
                 own = float(parameter.numel() * parameter.element_size())
-                states = [value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, torch.Tensor) and value.dim()]
+                states = [
+                    value
+                    for value in optimizer.state.get(parameter, {}).values()
+                    if isinstance(value, torch.Tensor) and value.dim()
+                ]
                 elements += parameter.numel()
-                moved += own + 2 * (own + sum(state.numel() * state.element_size() for state in states))
+                moved += own + 2 * (
+                    own + sum(state.numel() * state.element_size() for state in states)
+                )
     return Update(elements, moved)
 
 
-# --- torch.profiler ------------------------------------------------------------------------------------------
+# --- torch.profiler -------------------------------------------------------------------------------
 
 
 class ProfileError(RuntimeError):
@@ -150,17 +179,26 @@ class ProfileError(RuntimeError):
 
 
 class ProfileRecorder:
-    """A profiler that never raises. `error` holds the first failure; later actions are then skipped."""
+    """A profiler that never raises. `error` holds the first failure; later actions are then
+    skipped."""
 
     def __init__(self, device: torch.device, path: Path, steps: int = 0) -> None:
-        """The trace goes to `path`. With `steps`: one warm-up step, then this number of recorded steps, as marked by `step`."""
+        """The trace goes to `path`. With `steps`: one warm-up step, then this number of recorded
+        steps, as marked by `step`."""
         self.error = ""
         self._path = path
         self._stepwise = steps > 0
         self._profile: profile | None = None
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+        activities = [ProfilerActivity.CPU] + (
+            [ProfilerActivity.CUDA] if device.type == "cuda" else []
+        )
         plan: dict[str, Any] = (
-            {"schedule": schedule(wait=0, warmup=1, active=steps, repeat=1), "on_trace_ready": self._write} if steps else {}
+            {
+                "schedule": schedule(wait=0, warmup=1, active=steps, repeat=1),
+                "on_trace_ready": self._write,
+            }
+            if steps
+            else {}
         )
         self._guarded(lambda: self._begin(activities, plan))
 
@@ -198,8 +236,9 @@ class ProfileRecorder:
 
 
 def _let_cupti_go_afterwards() -> None:
-    """Make Kineto detach CUPTI at its end. Otherwise the job stays some percent slower (pytorch#144455, #146604). Before CUDA 12.6 the
-    setting crashes jobs with CUDA graphs, so it is not used there."""
+    """Make Kineto detach CUPTI at its end. Otherwise the job stays some percent slower
+    (pytorch#144455, #146604). Before CUDA 12.6 the setting crashes jobs with CUDA graphs, so it is
+    not used there."""
     version = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
     if version >= (12, 6):
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
@@ -212,11 +251,16 @@ def synchronize(device: torch.device) -> None:
 
 def as_probe(signals: Mapping[str, finding.Signal]) -> Signals:
     """The signals of a report as a probe's."""
-    return {name: Signal(signal.value, signal.unit, signal.source) for name, signal in signals.items()}
+    return {
+        name: Signal(signal.value, signal.unit, signal.source) for name, signal in signals.items()
+    }
 
 
-def profile_passes(one_pass: Callable[[], None], passes: int, device: torch.device, scratch: Path) -> ProfileReport:
-    """Run `one_pass` several times under the profiler and analyse the trace in this process: for a probe. Raises ProfileError."""
+def profile_passes(
+    one_pass: Callable[[], None], passes: int, device: torch.device, scratch: Path
+) -> ProfileReport:
+    """Run `one_pass` several times under the profiler and analyse the trace in this process: for a
+    probe. Raises ProfileError."""
     path = scratch / "passes.json"
     synchronize(device)
     recorder = ProfileRecorder(device, path)

@@ -1,7 +1,9 @@
-"""The probe of a watched server: a few small requests of ours, beside its traffic, show how long a client waits for a token before the engine counts.
+"""The probe of a watched server: a few small requests of ours, beside its traffic, show how long a
+client waits for a token before the engine counts.
 
-The page is read before and after each request. So what its histogram of TTFT gained is our request, and those of others that got their first token in the
-same time. Where ours is alone, the engine's TTFT is exact; else it lies within the buckets of those that came.
+The page is read before and after each request. So what its histogram of TTFT gained is our request,
+and those of others that got their first token in the same time. Where ours is alone, the engine's
+TTFT is exact; else it lies within the buckets of those that came.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ import aiohttp
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.finding import Signal
-from gpuconsole.model.serving import PROBE_CHARACTERS, PROBE_PAUSE_S, PROBE_REQUESTS, PROBE_S, PROBE_TOKENS, Request
+from gpuconsole.model.serving import (
+    PROBE_CHARACTERS,
+    PROBE_PAUSE_S,
+    PROBE_REQUESTS,
+    PROBE_S,
+    PROBE_TOKENS,
+    Request,
+)
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.load.client import Client
 from gpuconsole.workloads.serving.load.traffic import Prompts
@@ -38,10 +47,18 @@ class ClientWait:
     """One probe. `sent`: how many requests went to the model so far."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, model: str, read: Callable[[], Awaitable[ServerState]], note: Callable[[str], None]
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        model: str,
+        read: Callable[[], Awaitable[ServerState]],
+        note: Callable[[str], None],
     ) -> None:
         """`read` reads the metrics page, and raises ValueError."""
-        self._clients = [Client(session, url, model, chat=chat, timeout_s=PROBE_S, note=note) for chat in (False, True)]
+        self._clients = [
+            Client(session, url, model, chat=chat, timeout_s=PROBE_S, note=note)
+            for chat in (False, True)
+        ]
         self._url, self._has_key, self._read = url, "Authorization" in session.headers, read
         self._prompts = Prompts(time.time_ns())  # a prefix cache holds none of them
         self._answered: list[AnsweredRequest] = []
@@ -77,18 +94,27 @@ class ClientWait:
                 how = (
                     "check the key in the variable of --api-key-env"
                     if self._has_key
-                    else "set --api-key-env to the name of the variable that holds the key of the server"
+                    else (
+                        "set --api-key-env to the name of the variable that holds the key of the"
+                        " server"
+                    )
                 )
                 raise ValueError(f"{self._url} takes no request of ours ({request.error}): {how}")
             if self._answered or not request.error.startswith(NO_ENDPOINT):
                 raise ValueError(f"a request of ours failed: {request.error}")
             self._clients.pop(0)
             refused = request.error
-        raise ValueError(f"{self._url} has no /v1/completions and no /v1/chat/completions for a request of ours ({refused})")
+        raise ValueError(
+            f"{self._url} has no /v1/completions and no /v1/chat/completions for a request of ours"
+            f" ({refused})"
+        )
 
     def _signals(self) -> dict[str, Signal]:
         requests = [entry.request for entry in self._answered]
-        source = f"{len(requests)} requests of ours, one after another, until {time.strftime('%H:%M:%S')}"
+        source = (
+            f"{len(requests)} requests of ours, one after another, until"
+            f" {time.strftime('%H:%M:%S')}"
+        )
         signals: dict[str, Signal] = {}
 
         def add(name: str, values: list[float], unit: str = "s", how: str = "median of ") -> None:
@@ -99,32 +125,62 @@ class ClientWait:
         add("client_ttft_s", first)
         add("client_itl_s", [tpot for request in requests if (tpot := request.tpot_s) is not None])
         add("chunks", [len(request.gaps) + 1 for request in requests], "chunks")
-        add("requests_beside", [entry.before.gauges.get("requests_running", math.nan) for entry in self._answered], "requests")
+        add(
+            "requests_beside",
+            [entry.before.gauges.get("requests_running", math.nan) for entry in self._answered],
+            "requests",
+        )
         engine = [engine_ttft(entry.before, entry.after) for entry in self._answered]
-        if known := [(client, *span) for client, span in zip(first, engine, strict=True) if span is not None]:
-            lower, upper = [min(client, low) for client, low, _ in known], [min(client, high) for client, _, high in known]
+        if known := [
+            (client, *span) for client, span in zip(first, engine, strict=True) if span is not None
+        ]:
+            lower, upper = (
+                [min(client, low) for client, low, _ in known],
+                [min(client, high) for client, _, high in known],
+            )
             seen = [client for client, _, _ in known]
             how = "the server's histogram of TTFT around each of "
             add("engine_ttft_lower_s", lower, how=how)
             add("engine_ttft_upper_s", upper, how=how)
-            add("before_engine_s", [client - high for client, high in zip(seen, upper, strict=True)], how="at least: " + how)
-            add("before_engine_upper_s", [client - low for client, low in zip(seen, lower, strict=True)], how="at most: " + how)
+            add(
+                "before_engine_s",
+                [client - high for client, high in zip(seen, upper, strict=True)],
+                how="at least: " + how,
+            )
+            add(
+                "before_engine_upper_s",
+                [client - low for client, low in zip(seen, lower, strict=True)],
+                how="at most: " + how,
+            )
         last, begun = self._answered[-1].after.totals, self._answered[0].before.totals
-        count, total = (last.get(f"itl_s_{end}", 0.0) - begun.get(f"itl_s_{end}", 0.0) for end in ("count", "sum"))
+        count, total = (
+            last.get(f"itl_s_{end}", 0.0) - begun.get(f"itl_s_{end}", 0.0)
+            for end in ("count", "sum")
+        )
         if count > 0 and total >= 0:
-            signals["probe.engine_itl_s"] = Signal(total / count, "s", f"the server's histogram of ITL during {source}, of all requests")
+            signals["probe.engine_itl_s"] = Signal(
+                total / count,
+                "s",
+                f"the server's histogram of ITL during {source}, of all requests",
+            )
         return {name: signal for name, signal in signals.items() if not math.isnan(signal.value)}
 
 
 def engine_ttft(before: ServerState, after: ServerState) -> tuple[float, float] | None:
-    """The bounds of the engine's TTFT of a request, which is one of those that the histogram gained; None where it gained none."""
-    count, total = (after.totals.get(f"ttft_s_{end}", 0.0) - before.totals.get(f"ttft_s_{end}", 0.0) for end in ("count", "sum"))
+    """The bounds of the engine's TTFT of a request, which is one of those that the histogram
+    gained; None where it gained none."""
+    count, total = (
+        after.totals.get(f"ttft_s_{end}", 0.0) - before.totals.get(f"ttft_s_{end}", 0.0)
+        for end in ("count", "sum")
+    )
     if count < 1 or total < 0:
         return None
     if count == 1:
         return total, total
     old = dict(before.buckets.get("ttft_s", ()))
-    gained = [(bound, number - old.get(bound, 0.0)) for bound, number in after.buckets.get("ttft_s", ())]
+    gained = [
+        (bound, number - old.get(bound, 0.0)) for bound, number in after.buckets.get("ttft_s", ())
+    ]
     low = max((bound for bound, number in gained if number <= 0), default=0.0)
     high = min((bound for bound, number in gained if number >= count), default=math.inf)
     return max(low, total - (count - 1) * high), min(high, total - (count - 1) * low)

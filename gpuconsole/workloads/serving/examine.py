@@ -1,6 +1,8 @@
-"""Examines the answers of a model server without a load: perplexity, and passkeys at several lengths and depths.
+"""Examines the answers of a model server without a load: perplexity, and passkeys at several
+lengths and depths.
 
-The console starts it as `python -m gpuconsole.workloads.serving.examine --fd N`. The process ends after it has sent all results.
+The console starts it as `python -m gpuconsole.workloads.serving.examine --fd N`. The process ends
+after it has sent all results.
 """
 
 from __future__ import annotations
@@ -27,23 +29,43 @@ from gpuconsole.workloads.serving.worker import choose_server
 
 
 async def examine(channel: ChildChannel, start: Start, scratch: Path) -> None:
-    """Run all examinations in `start.options`: `lengths` in characters and `depths`, both as JSON. Raises ServerFailed."""
+    """Run all examinations in `start.options`: `lengths` in characters and `depths`, both as JSON.
+    Raises ServerFailed."""
     make_key(start.options)
-    lengths, depths = (msgspec.json.decode(start.options[name], type=list[float]) for name in ("lengths", "depths"))
+    lengths, depths = (
+        msgspec.json.decode(start.options[name], type=list[float]) for name in ("lengths", "depths")
+    )
     async with await connect(api_key(start.options)) as session:
-        server = choose_server(start, lambda detail: channel.send(Progress(now(), "starting", detail)), scratch)
+        server = choose_server(
+            start, lambda detail: channel.send(Progress(now(), "starting", detail)), scratch
+        )
         try:
             await server.start(session)
             channel.send(Progress(now(), "measuring", "perplexity"))
             await _tell(channel, 0, "perplexity", _perplexity(session, server.url, server.model))
-            for number, (length, depth) in enumerate(((length, depth) for length in lengths for depth in depths), 1):
-                channel.send(Progress(now(), "measuring", f"a passkey {percent(depth)} deep in {length:.0f} characters"))
-                await _tell(channel, number, "passkey", _passkey(session, server.url, server.model, int(length), depth))
+            for number, (length, depth) in enumerate(
+                ((length, depth) for length in lengths for depth in depths), 1
+            ):
+                channel.send(
+                    Progress(
+                        now(),
+                        "measuring",
+                        f"a passkey {percent(depth)} deep in {length:.0f} characters",
+                    )
+                )
+                await _tell(
+                    channel,
+                    number,
+                    "passkey",
+                    _passkey(session, server.url, server.model, int(length), depth),
+                )
         finally:
             await server.stop()
 
 
-async def _tell(channel: ChildChannel, number: int, probe: str, measure: Awaitable[dict[str, Signal]]) -> None:
+async def _tell(
+    channel: ChildChannel, number: int, probe: str, measure: Awaitable[dict[str, Signal]]
+) -> None:
     begun, error = now(), None
     signals: dict[str, Signal] = {}
     try:
@@ -55,12 +77,20 @@ async def _tell(channel: ChildChannel, number: int, probe: str, measure: Awaitab
 
 async def _perplexity(session: aiohttp.ClientSession, url: str, model: str) -> dict[str, Signal]:
     value, tokens = await perplexity(session, url, model)
-    return {"quality.perplexity": Signal(value, "", f"log probabilities of {tokens} tokens of a fixed text")}
+    return {
+        "quality.perplexity": Signal(
+            value, "", f"log probabilities of {tokens} tokens of a fixed text"
+        )
+    }
 
 
-async def _passkey(session: aiohttp.ClientSession, url: str, model: str, length: int, depth: float) -> dict[str, Signal]:
+async def _passkey(
+    session: aiohttp.ClientSession, url: str, model: str, length: int, depth: float
+) -> dict[str, Signal]:
     finds = await finds_passkey(session, url, model, length, depth, 0)
-    return {"quality.passkey": Signal(float(finds), "", f"{percent(depth)} deep in {length} characters")}
+    return {
+        "quality.passkey": Signal(float(finds), "", f"{percent(depth)} deep in {length} characters")
+    }
 
 
 def main() -> None:

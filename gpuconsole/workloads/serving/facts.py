@@ -1,4 +1,5 @@
-"""Reads what a model server reports about itself: its engine, its limits and its KV cache, each fact with its source."""
+"""Reads what a model server reports about itself: its engine, its limits and its KV cache, each
+fact with its source."""
 
 from __future__ import annotations
 
@@ -21,20 +22,31 @@ Values = dict[str, float | str | None]
 """Facts of one source, by the names of ServerFacts. None: the source does not report the fact."""
 
 ASK_S = 1.0
-"""Time limit of each request. The requests of a round run in parallel, and there are at most three rounds."""
+"""Time limit of each request. The requests of a round run in parallel, and there are at most three
+rounds."""
 GIB = 2**30
-MODELS, VERSION, ARGUMENTS, LOG, FILES = "/v1/models", "/version", "the start arguments", "the server's log", "the model's files"
+MODELS, VERSION, ARGUMENTS, LOG, FILES = (
+    "/v1/models",
+    "/version",
+    "the start arguments",
+    "the server's log",
+    "the model's files",
+)
 SCHEDULER = "the server's scheduler"
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "gpuconsole": "gpuconsole"}
 """The engine by the `owned_by` of its models. TGI writes the name of the model there."""
 NO_VALUE = ("", "None", "null", "auto", None)
 
 
-async def ask_facts(session: aiohttp.ClientSession, url: str, families: Iterable[Metric] = ()) -> ServerFacts:
-    """The facts that the server at `url` reports about itself, in at most three times ASK_S seconds.
+async def ask_facts(
+    session: aiohttp.ClientSession, url: str, families: Iterable[Metric] = ()
+) -> ServerFacts:
+    """The facts that the server at `url` reports about itself, in at most three times ASK_S
+    seconds.
 
-    `families`: the metrics of the server's /metrics page. The session sends its headers only to `url`: redirections are not followed. A missing
-    endpoint, a refusal or an unknown format means that its facts stay None.
+    `families`: the metrics of the server's /metrics page. The session sends its headers only to
+    `url`: redirections are not followed. A missing endpoint, a refusal or an unknown format means
+    that its facts stay None.
     """
     families = list(families)
     listed = _of_models(await _ask(session, url, MODELS))
@@ -45,8 +57,8 @@ async def ask_facts(session: aiohttp.ClientSession, url: str, families: Iterable
         (CACHE_INFO, _of_cache_info(families)),
         (SGLANG_TOKENS, _of_sglang_metrics(families)),
     ]
-    # An unknown engine is asked everything, because only its answers show what it is. So is one whose list of models did not come in time: several engines
-    # have the names of vLLM's metrics.
+    # An unknown engine is asked everything, because only its answers show what it is. So is one
+    # whose list of models did not come in time: several engines have the names of vLLM's metrics.
     wanted = [endpoint for endpoint in ENDPOINTS if not listed or engine in ("", *endpoint.engines)]
     for answers in await asyncio.gather(*(_first(session, url, endpoint) for endpoint in wanted)):
         answered += answers
@@ -54,14 +66,17 @@ async def ask_facts(session: aiohttp.ClientSession, url: str, families: Iterable
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where engines report facts. The first of `paths` with a fact counts: newer versions have the first path."""
+    """Where engines report facts. The first of `paths` with a fact counts: newer versions have the
+    first path."""
 
     engines: tuple[str, ...]
     paths: tuple[str, ...]
     read: Callable[[Any], Values]
 
 
-async def _first(session: aiohttp.ClientSession, url: str, endpoint: Endpoint) -> list[tuple[str, Values]]:
+async def _first(
+    session: aiohttp.ClientSession, url: str, endpoint: Endpoint
+) -> list[tuple[str, Values]]:
     for path in endpoint.paths:
         answer = await _ask(session, url, path)
         try:
@@ -82,7 +97,9 @@ async def _first(session: aiohttp.ClientSession, url: str, endpoint: Endpoint) -
 async def _ask(session: aiohttp.ClientSession, url: str, path: str) -> Any:
     """The JSON answer of `path`; None if there is none."""
     try:
-        async with session.get(f"{url}{path}", timeout=aiohttp.ClientTimeout(total=ASK_S), allow_redirects=False) as answer:
+        async with session.get(
+            f"{url}{path}", timeout=aiohttp.ClientTimeout(total=ASK_S), allow_redirects=False
+        ) as answer:
             if answer.status != 200:
                 return None
             return await read_json(answer)
@@ -101,19 +118,25 @@ def merge(sources: Sequence[tuple[str, Values]]) -> ServerFacts:
 
 
 def complete(reported: ServerFacts, *sources: tuple[str, Values]) -> ServerFacts:
-    """`reported`, with the facts that only `sources` report: the start arguments, the log, the model's files."""
+    """`reported`, with the facts that only `sources` report: the start arguments, the log, the
+    model's files."""
     facts = msgspec.structs.asdict(reported)
     further = msgspec.structs.asdict(merge(sources))
-    return ServerFacts(**{name: fact if fact is not None else further[name] for name, fact in facts.items()})
+    return ServerFacts(
+        **{name: fact if fact is not None else further[name] for name, fact in facts.items()}
+    )
 
 
-# --- the answers of each endpoint ---------------------------------------------------------------------------
+# --- the answers of each endpoint -----------------------------------------------------------------
 
 
 def _of_models(answer: Any) -> Values:
-    """`/v1/models`. The KV cache of llama.cpp has `n_ctx` tokens for a sequence; `n_ctx_train` is a limit of the model only."""
+    """`/v1/models`. The KV cache of llama.cpp has `n_ctx` tokens for a sequence; `n_ctx_train` is a
+    limit of the model only."""
     models = answer.get("data") if isinstance(answer, dict) else None
-    first: dict[str, Any] = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    first: dict[str, Any] = (
+        models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    )
     meta = first.get("meta") or {}
     meta = meta if isinstance(meta, dict) else {}
     return {
@@ -130,13 +153,18 @@ def _of_version(answer: Any) -> Values:
 
 
 def _of_sglang(answer: Any) -> Values:
-    """`/server_info`, before SGLang 0.5.4 `/get_server_info`: the start arguments, and the memory that the scheduler measured in GiB."""
+    """`/server_info`, before SGLang 0.5.4 `/get_server_info`: the start arguments, and the memory
+    that the scheduler measured in GiB."""
     if "max_total_num_tokens" not in answer:
         return {}
     state = (answer.get("internal_states") or [{}])[0]
     memory = state.get("memory_usage") or {}
     ranks, tokens = int(answer.get("tp_size") or 1), _number(answer.get("max_total_num_tokens"))
-    weights, cache, chunk = _number(memory.get("weight")), _number(memory.get("kvcache")), _number(answer.get("chunked_prefill_size"))
+    weights, cache, chunk = (
+        _number(memory.get("weight")),
+        _number(memory.get("kvcache")),
+        _number(answer.get("chunked_prefill_size")),
+    )
     return {
         "engine": "sglang",
         "version": _text(answer.get("version")),
@@ -147,19 +175,23 @@ def _of_sglang(answer: Any) -> Values:
         "max_model_len": _number(answer.get("context_length")),
         "block_size": _number(answer.get("page_size")),
         "kv_cache_tokens": tokens,
-        "max_num_seqs": _number(state.get("effective_max_running_requests_per_dp")) or _number(answer.get("max_running_requests")),
+        "max_num_seqs": _number(state.get("effective_max_running_requests_per_dp"))
+        or _number(answer.get("max_running_requests")),
         "max_num_batched_tokens": chunk if chunk and chunk > 0 else None,
         "enable_prefix_caching": _switch(answer.get("disable_radix_cache"), opposite=True),
         "enable_chunked_prefill": None if chunk is None else float(chunk > 0),
         "gpu_memory_utilization": _number(answer.get("mem_fraction_static")),
         "tensor_parallel_size": _number(answer.get("tp_size")),
         "weight_bytes": weights * GIB * ranks if weights and weights > 0 else None,
-        "kv_bytes_per_token": cache * GIB * ranks / tokens if cache and cache > 0 and tokens else None,
+        "kv_bytes_per_token": cache * GIB * ranks / tokens
+        if cache and cache > 0 and tokens
+        else None,
     }
 
 
 def _of_tgi(answer: Any) -> Values:
-    """`/info` of TGI. `max_concurrent_requests` limits its queue, not an iteration, so it is not max_num_seqs."""
+    """`/info` of TGI. `max_concurrent_requests` limits its queue, not an iteration, so it is not
+    max_num_seqs."""
     if "max_total_tokens" not in answer:
         return {}
     return {
@@ -175,9 +207,11 @@ def _of_tgi(answer: Any) -> Values:
 
 
 def _of_llama_cpp(answer: Any) -> Values:
-    """`/props`, or `/slots` where llama.cpp was started without `/props`: a slot holds one sequence.
+    """`/props`, or `/slots` where llama.cpp was started without `/props`: a slot holds one
+    sequence.
 
-    Slots have a KV cache each, or they share one, and no answer states which. So the tokens of the whole cache are known for one slot only.
+    Slots have a KV cache each, or they share one, and no answer states which. So the tokens of the
+    whole cache are known for one slot only.
     """
     slots = len(answer) if isinstance(answer, list) else _number(answer.get("total_slots"))
     settings = answer[0] if isinstance(answer, list) else answer["default_generation_settings"]
@@ -194,12 +228,14 @@ def _of_llama_cpp(answer: Any) -> Values:
 
 
 def _of_embedded(answer: Any) -> Values:
-    """`/facts` of the embedded server: plain numbers, of which some are facts in the sense of ServerFacts."""
+    """`/facts` of the embedded server: plain numbers, of which some are facts in the sense of
+    ServerFacts."""
     names = {field.name for field in msgspec.structs.fields(ServerFacts)}
     return {name: _number(value) for name, value in answer.items() if name in names}
 
 
-# not `/server_info` of vLLM: it exists in its development mode only, and each request costs the server 4 s (measured with 0.32)
+# not `/server_info` of vLLM: it exists in its development mode only, and each request costs the
+# server 4 s (measured with 0.32)
 ENDPOINTS = (
     Endpoint(("vllm",), (VERSION,), _of_version),
     Endpoint(("sglang",), ("/server_info", "/get_server_info"), _of_sglang),
@@ -209,7 +245,7 @@ ENDPOINTS = (
 )
 
 
-# --- the /metrics page --------------------------------------------------------------------------------------
+# --- the /metrics page ----------------------------------------------------------------------------
 
 
 def _engine_of_metrics(families: Iterable[Metric]) -> str:
@@ -218,21 +254,30 @@ def _engine_of_metrics(families: Iterable[Metric]) -> str:
 
 
 def _of_cache_info(families: Iterable[Metric]) -> Values:
-    """The labels of `vllm:cache_config_info`. Older versions have no label for the tokens of the cache. Several engines: the sum of their caches."""
-    labels = [sample.labels for family in families for sample in family.samples if sample.name == CACHE_INFO]
+    """The labels of `vllm:cache_config_info`. Older versions have no label for the tokens of the
+    cache. Several engines: the sum of their caches."""
+    labels = [
+        sample.labels
+        for family in families
+        for sample in family.samples
+        if sample.name == CACHE_INFO
+    ]
     if not labels:
         return {}
     first = labels[0]
     sizes, counts, reported_tokens = (
-        [_number(engine_labels.get(name)) for engine_labels in labels] for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens")
+        [_number(engine_labels.get(name)) for engine_labels in labels]
+        for name in ("block_size", "num_gpu_blocks", "kv_cache_size_tokens")
     )
     tokens = [
-        reported or (size * count if size and count else None) for reported, size, count in zip(reported_tokens, sizes, counts, strict=True)
+        reported or (size * count if size and count else None)
+        for reported, size, count in zip(reported_tokens, sizes, counts, strict=True)
     ]
     return {
         "block_size": sizes[0],
         "num_blocks": _sum(counts),
-        "num_blocks_override": _number(first.get("num_gpu_blocks_override")) or (0.0 if "num_gpu_blocks_override" in first else None),
+        "num_blocks_override": _number(first.get("num_gpu_blocks_override"))
+        or (0.0 if "num_gpu_blocks_override" in first else None),
         "kv_cache_tokens": _sum(tokens),
         "kv_cache_dtype": _text(first.get("cache_dtype")),
         "enable_prefix_caching": _switch(first.get("enable_prefix_caching")),
@@ -242,13 +287,25 @@ def _of_cache_info(families: Iterable[Metric]) -> Values:
 
 def _of_sglang_metrics(families: Iterable[Metric]) -> Values:
     """Each rank reports the same number, so the maximum counts."""
-    tokens = [sample.value for family in families for sample in family.samples if sample.name == SGLANG_TOKENS]
+    tokens = [
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == SGLANG_TOKENS
+    ]
     return {"kv_cache_tokens": max(tokens)} if tokens else {}
 
 
-# --- a server that was started here -------------------------------------------------------------------------
+# --- a server that was started here ---------------------------------------------------------------
 
-NUMBER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "block_size")
+NUMBER_FLAGS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "block_size",
+)
 TEXT_FLAGS = ("dtype", "kv_cache_dtype", "quantization")
 EMBEDDED_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
@@ -276,9 +333,17 @@ def of_arguments(arguments: Sequence[str]) -> Values:
 
 def of_knobs(knobs: Knobs) -> Values:
     """The knobs that the embedded server was started with."""
-    values: Values = {name: _number(knobs[name]) for name in NUMBER_FLAGS if name in knobs and name in EMBEDDED_FLAGS}
+    values: Values = {
+        name: _number(knobs[name])
+        for name in NUMBER_FLAGS
+        if name in knobs and name in EMBEDDED_FLAGS
+    }
     values |= {name: _switch(knobs[name]) for name in SWITCHES}
-    return {**values, "quantization": str(knobs["quantization"]), "num_blocks_override": _number(knobs["num_gpu_blocks_override"])}
+    return {
+        **values,
+        "quantization": str(knobs["quantization"]),
+        "num_blocks_override": _number(knobs["num_gpu_blocks_override"]),
+    }
 
 
 def of_log(lines: Iterable[str]) -> Values:
@@ -301,7 +366,9 @@ def of_log(lines: Iterable[str]) -> Values:
         ("tensor_parallel_size", r"\btensor_parallel_size=(\d+)"),
     ):
         match = re.search(pattern, config)
-        values[name] = None if match is None else _number(match[1]) if match[1].isdigit() else _text(match[1])
+        values[name] = (
+            None if match is None else _number(match[1]) if match[1].isdigit() else _text(match[1])
+        )
     return values
 
 
@@ -310,7 +377,7 @@ def of_numbers(facts: Mapping[str, float]) -> Values:
     return _of_embedded(facts)
 
 
-# --- values -------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 def _number(value: object) -> float | None:

@@ -1,7 +1,9 @@
-"""A model server that may be anybody's, as a client sees it: sessions without redirects, answers of bounded size, and failures in plain words.
+"""A model server that may be anybody's, as a client sees it: sessions without redirects, answers of
+bounded size, and failures in plain words.
 
-A redirect would send prompts to an address that the user did not name. A compressed answer of 200 KB can take 200 MB of memory, so nobody asks for
-compression; an answer that is compressed all the same is unpacked piece by piece. Failures are those of the connection, with what a later request can
+A redirect would send prompts to an address that the user did not name. A compressed answer of 200
+KB can take 200 MB of memory, so nobody asks for compression; an answer that is compressed all the
+same is unpacked piece by piece. Failures are those of the connection, with what a later request can
 solve, and those of the server's process, from the last lines of its log.
 """
 
@@ -24,14 +26,16 @@ from yarl import URL
 
 from gpuconsole.model.text import visible
 
-# --- sessions and answers ------------------------------------------------------------------------------------
+# --- sessions and answers -------------------------------------------------------------------------
 
 MAX_BYTES = 8 * 1024 * 1024
 """The largest answer that is read. The /metrics page of vLLM 0.32 has 49 KB."""
 KEEP_IDLE_S = 4.0
-"""Servers close idle connections (uvicorn after 5 s). A client that keeps them longer sends requests into connections that are being closed."""
+"""Servers close idle connections (uvicorn after 5 s). A client that keeps them longer sends
+requests into connections that are being closed."""
 SERVER_KEY = "GPUCONSOLE_SERVER_KEY"
-"""The variable with the API key of a server that was started here. Without a key every user of the machine could send it requests."""
+"""The variable with the API key of a server that was started here. Without a key every user of the
+machine could send it requests."""
 MAX_CHARACTERS = 160
 PIECE_BYTES = 2**18
 GZIP_OR_ZLIB = 47
@@ -43,28 +47,37 @@ async def connect(api_key: str) -> aiohttp.ClientSession:
 
     Requests must name `allow_redirects=False`.
     """
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    headers = {"Accept-Encoding": "identity"} | (
+        {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    )
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S)
-    return aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**18, auto_decompress=False)
+    return aiohttp.ClientSession(
+        connector=connector, headers=headers, read_bufsize=2**18, auto_decompress=False
+    )
 
 
 def api_key(options: Mapping[str, str]) -> str:
-    """The API key of the server in the options of a run: of the variable that the user named, or of a server that was started here; or empty."""
+    """The API key of the server in the options of a run: of the variable that the user named, or of
+    a server that was started here; or empty."""
     return os.environ.get(options.get("api_key_env") or SERVER_KEY, "")
 
 
 def make_key(options: Mapping[str, str]) -> None:
-    """Choose the API key of a server that starts here, unless the user names one: for this process and its children, in the environment."""
+    """Choose the API key of a server that starts here, unless the user names one: for this process
+    and its children, in the environment."""
     os.environ.pop(SERVER_KEY, None)
     if not options.get("server_url") and not options.get("api_key_env"):
         os.environ[SERVER_KEY] = secrets.token_urlsafe(24)
 
 
 async def pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The body of `answer` as it arrives, in pieces of at most PIECE_BYTES where it is compressed. Raises ValueError, and aiohttp's errors."""
+    """The body of `answer` as it arrives, in pieces of at most PIECE_BYTES where it is compressed.
+    Raises ValueError, and aiohttp's errors."""
     encoding = answer.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ("identity", "gzip", "deflate"):
-        raise ValueError(f"the answer is compressed by {visible(encoding)[:20]}, which nobody asked for")
+        raise ValueError(
+            f"the answer is compressed by {visible(encoding)[:20]}, which nobody asked for"
+        )
     unpacker = None if encoding == "identity" else zlib.decompressobj(GZIP_OR_ZLIB)
     while block := await answer.content.readany():
         if unpacker is None:
@@ -100,16 +113,25 @@ async def read_json(answer: aiohttp.ClientResponse) -> Any:
 
 
 def redirection(answer: aiohttp.ClientResponse) -> str:
-    """One line that names the status and the target of a redirect; empty where `answer` is no redirect."""
+    """One line that names the status and the target of a redirect; empty where `answer` is no
+    redirect."""
     if not 300 <= answer.status < 400:
         return ""
     target = visible(answer.headers.get("Location", ""))[:MAX_CHARACTERS]
-    return f"HTTP {answer.status}: redirects are not followed" + (f"; name the address itself: {target}" if target else "")
+    return f"HTTP {answer.status}: redirects are not followed" + (
+        f"; name the address itself: {target}" if target else ""
+    )
 
 
-# --- failures of a connection to a model server, in plain words, and which of them a later request can solve ---
+# --- failures of a connection to a model server, in plain words, and which of them a later request
+# can solve ---
 
-PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE")
+PLAIN_HTTP = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "UNEXPECTED_EOF_WHILE_READING",
+    "RECORD_LAYER_FAILURE",
+)
 """The reasons that OpenSSL names after a TLS handshake with a server that speaks plain http."""
 TLS_RECORDS = ("\\x15\\x03", "\x15\x03")
 """The first bytes of a TLS alert. A TLS server sends an alert as the answer to plain http."""
@@ -124,19 +146,24 @@ BY_ERRNO = {
 TLS_PROBE_S = 1.0
 
 Outlook = Literal["never", "refused", "later"]
-"""What a later request can do. `never`: the error stays. `refused`: nothing listens yet; only the start of a server helps. `later`: the server
-is busy, silent or closed the connection."""
+"""What a later request can do. `never`: the error stays. `refused`: nothing listens yet; only the
+start of a server helps. `later`: the server is busy, silent or closed the connection."""
 
 
 def explain(problem: BaseException) -> str:
-    """Why a server did not answer, in one line: refused, reset, unknown host name, TLS, closed, and otherwise the text of `problem`."""
+    """Why a server did not answer, in one line: refused, reset, unknown host name, TLS, closed, and
+    otherwise the text of `problem`."""
     if isinstance(problem, aiohttp.ClientConnectorDNSError):
         return f"the host name {problem.host} cannot be resolved"
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         return f"the TLS certificate is not accepted: {_tls_reason(problem.certificate_error)}"
     if isinstance(problem, aiohttp.ClientSSLError):
         reason = _tls_reason(problem.os_error)
-        return "the server speaks plain http: use http://" if reason in PLAIN_HTTP else f"TLS failed: {reason}"
+        return (
+            "the server speaks plain http: use http://"
+            if reason in PLAIN_HTTP
+            else f"TLS failed: {reason}"
+        )
     if isinstance(problem, aiohttp.ServerDisconnectedError):
         return "the server closed the connection without an answer"
     if isinstance(problem, aiohttp.ClientResponseError):
@@ -151,26 +178,40 @@ def explain(problem: BaseException) -> str:
         return "no answer"
     if isinstance(problem, OSError):
         cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
-        if isinstance(cause, ConnectionResetError):  # asyncio sets no errno where the peer ends a TLS handshake
+        # asyncio sets no errno where the peer ends a TLS handshake
+        if isinstance(cause, ConnectionResetError):
             return BY_ERRNO[errno.ECONNRESET]
-        return BY_ERRNO.get(_errno(cause)) or visible(cause.strerror or str(cause) or type(cause).__name__)[:MAX_CHARACTERS]
+        return (
+            BY_ERRNO.get(_errno(cause))
+            or visible(cause.strerror or str(cause) or type(cause).__name__)[:MAX_CHARACTERS]
+        )
     return visible(" ".join(str(problem).split()))[:MAX_CHARACTERS] or type(problem).__name__
 
 
 def outlook(problem: BaseException) -> Outlook:
     """Whether a later request can succeed where a request failed with `problem`."""
-    never = (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError, aiohttp.ClientResponseError, aiohttp.InvalidURL)
+    never = (
+        aiohttp.ClientConnectorDNSError,
+        aiohttp.ClientSSLError,
+        aiohttp.ClientResponseError,
+        aiohttp.InvalidURL,
+    )
     if isinstance(problem, never):
         return "never"
-    refused = isinstance(problem, aiohttp.ClientConnectorError) and _errno(problem.os_error) == errno.ECONNREFUSED
+    refused = (
+        isinstance(problem, aiohttp.ClientConnectorError)
+        and _errno(problem.os_error) == errno.ECONNREFUSED
+    )
     return "refused" if refused else "later"
 
 
 async def speaks_tls(url: str) -> bool:
-    """Whether the server at `url` completes a TLS handshake on the port of a plain http address. Takes at most TLS_PROBE_S."""
+    """Whether the server at `url` completes a TLS handshake on the port of a plain http address.
+    Takes at most TLS_PROBE_S."""
     address = URL(url)
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the handshake alone answers the question; no data is sent
+    # the handshake alone answers the question; no data is sent
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(TLS_PROBE_S):
             _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
@@ -180,7 +221,8 @@ async def speaks_tls(url: str) -> bool:
 
 
 def _errno(problem: OSError) -> int:
-    """The number of an OSError. The error of a host with several addresses has the numbers in its text only."""
+    """The number of an OSError. The error of a host with several addresses has the numbers in its
+    text only."""
     match = re.search(r"\[Errno (\d+)\]", str(problem)) if problem.errno is None else None
     return int(match.group(1)) if match else problem.errno or 0
 
@@ -192,44 +234,60 @@ def _tls_reason(problem: BaseException) -> str:
     return str(getattr(problem, "reason", None) or problem)
 
 
-# --- the cause of a model server's end, from the last lines of its log ---------------------------------------
+# --- the cause of a model server's end, from the last lines of its log ----------------------------
 
 CAUSE_CHARACTERS = 300
-PREFIX = re.compile(r"^\([\w-]+( [\w=]+)* pid=\d+\) ?|^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
+PREFIX = re.compile(
+    r"^\([\w-]+( [\w=]+)* pid=\d+\) ?|^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d"
+    r" \[[^\]]*\] ?"
+)
 """What vLLM writes before a message: the process, then level, date and place in the code."""
 ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b\s*:\s*\S")
 """The last line of a traceback."""
 USAGE = re.compile(r"^\S+: error: ")
 """argparse's message."""
-FATAL = re.compile(r"(EngineCore|WorkerProc) (failed to|encountered a fatal error|hit an exception)|Worker failed with error")
+FATAL = re.compile(
+    r"(EngineCore|WorkerProc) (failed to|encountered a fatal error|hit an exception)|Worker failed"
+    r" with error"
+)
 """vLLM's message before the traceback of the process that failed first."""
 ENGINE_FAILED = re.compile(r"EngineCore encountered a fatal error")
 CONSEQUENCE = re.compile(
-    r"root cause|EngineDeadError|EngineCore encountered an issue|^(\w+\.)*(CancelledError|BrokenPipeError|EOFError)\b|cancelled$"
+    r"root cause|EngineDeadError|EngineCore encountered an"
+    r" issue|^(\w+\.)*(CancelledError|BrokenPipeError|EOFError)\b|cancelled$"
 )
 """Errors of the processes that noticed the failure of another process."""
-DIED = re.compile(r"engine core exited unexpectedly|Engine core proc \S+ died unexpectedly|Worker proc \S+ died unexpectedly")
+DIED = re.compile(
+    r"engine core exited unexpectedly|Engine core proc \S+ died unexpectedly|Worker proc \S+ died"
+    r" unexpectedly"
+)
 """vLLM's messages about a process of its own that ended without an error."""
-CHAINED = re.compile(r"^(The above exception was the direct cause of|During handling of the above exception)")
+CHAINED = re.compile(
+    r"^(The above exception was the direct cause of|During handling of the above exception)"
+)
 CHAIN_LINES = 3
-"""Number of lines after an error within which Python announces a later error of the same traceback."""
+"""Number of lines after an error within which Python announces a later error of the same
+traceback."""
 NOISE = re.compile(r"warn|resource_tracker", re.IGNORECASE)
 DETAILS = re.compile(r"^\d+ validation errors? for \w+$")
 """pydantic's headline. The reason is on the next line."""
 KILLED = (
-    "its engine process exited unexpectedly without an error: it was killed, or it crashed (the kernel's out-of-memory killer does this)"
+    "its engine process exited unexpectedly without an error: it was killed, or it crashed (the"
+    " kernel's out-of-memory killer does this)"
 )
 
 
 def cause(log: Iterable[str]) -> str:
     """The cause of the end in one line; empty for an empty log.
 
-    vLLM has several processes. The error of the process that failed first is the cause, and the errors of the others follow from this
-    error. Within one traceback the last error counts. Without any error: the message about a process that died, otherwise the last line
-    that is no warning.
+    vLLM has several processes. The error of the process that failed first is the cause, and the
+    errors of the others follow from this error. Within one traceback the last error counts. Without
+    any error: the message about a process that died, otherwise the last line that is no warning.
     """
     lines = [_message(line) for line in log]
-    errors = [n for n, line in enumerate(lines) if _is_error(line) and not _leads_to_another(lines, n)]
+    errors = [
+        n for n, line in enumerate(lines) if _is_error(line) and not _leads_to_another(lines, n)
+    ]
     marks = [n for n, line in enumerate(lines) if FATAL.search(line) and not ERROR.match(line)]
     if marks and (after := [n for n in errors if n > marks[0]]):
         return _text(lines, after[0])
@@ -242,7 +300,8 @@ def cause(log: Iterable[str]) -> str:
 
 
 def is_fatal(line: str) -> bool:
-    """Whether a line of the log says that the engine has failed. vLLM's API process answers for some seconds more, with errors."""
+    """Whether a line of the log says that the engine has failed. vLLM's API process answers for
+    some seconds more, with errors."""
     return bool(DIED.search(line) or ENGINE_FAILED.search(line))
 
 
@@ -266,5 +325,7 @@ def _text(lines: Sequence[str], n: int) -> str:
     """The error in line `n`, with its reason where that is on the next line."""
     name, _, what = lines[n].partition(": ")
     if DETAILS.match(what) and n + 1 < len(lines):
-        return visible(f"{name.rpartition('.')[2]}: {lines[n + 1].removeprefix('Value error, ')}")[:CAUSE_CHARACTERS]
+        return visible(f"{name.rpartition('.')[2]}: {lines[n + 1].removeprefix('Value error, ')}")[
+            :CAUSE_CHARACTERS
+        ]
     return visible(lines[n])[:CAUSE_CHARACTERS]

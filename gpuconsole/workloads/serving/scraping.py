@@ -1,4 +1,5 @@
-"""The /metrics page of any supported model server, under one set of names; read again and again, at most as often as its cost allows."""
+"""The /metrics page of any supported model server, under one set of names; read again and again, at
+most as often as its cost allows."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ from gpuconsole.model.engines import ServingEngine, engines
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.http import explain, read_body, redirection
 
-# --- reads the /metrics page of a model server again and again, at most as often as its cost allows ----------
+# --- reads the /metrics page of a model server again and again, at most as often as its cost allows
+# ---
 
 SHARE = 0.01
-"""The share of the time that readings may take: below the noise of a measurement on a shared machine (2 to 5 %)."""
+"""The share of the time that readings may take: below the noise of a measurement on a shared
+machine (2 to 5 %)."""
 MIN_INTERVAL_S = 0.5
 MAX_INTERVAL_S = 4.0
-"""Bounds of the time between two readings. The screen marks values as old after 5 s (session.freshness)."""
+"""Bounds of the time between two readings. The screen marks values as old after 5 s
+(session.freshness)."""
 QUICK = 4
 """The first readings follow each other by MIN_INTERVAL_S, so that the screen fills."""
 LAST = 5
@@ -38,8 +42,9 @@ TIMEOUT_S = 2.0
 class Scraper:
     """The metrics page at `url`.
 
-    vLLM answers `/metrics/?name[]=...` with the named metrics only: 4 KB in 3 ms instead of 49 KB in 12 ms (vLLM 0.32 on a CPU), and reading
-    the answer takes 1 ms instead of 13 ms. A server that has no such filter is asked for the whole page.
+    vLLM answers `/metrics/?name[]=...` with the named metrics only: 4 KB in 3 ms instead of 49 KB
+    in 12 ms (vLLM 0.32 on a CPU), and reading the answer takes 1 ms instead of 13 ms. A server that
+    has no such filter is asked for the whole page.
     """
 
     def __init__(
@@ -52,7 +57,8 @@ class Scraper:
         timeout_s: float = TIMEOUT_S,
         filtered: bool = True,
     ) -> None:
-        """`buckets`, `model`: see `server_state`. `filtered`: ask for the named metrics of vLLM alone first."""
+        """`buckets`, `model`: see `server_state`. `filtered`: ask for the named metrics of vLLM
+        alone first."""
         self._session, self._url = session, url
         self._buckets, self._model, self._timeout_s = buckets, model, timeout_s
         self._filtered = filtered
@@ -67,15 +73,21 @@ class Scraper:
         return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, min(self._costs, default=0.0) / SHARE))
 
     async def read(self) -> tuple[ServerState, list[Metric]]:
-        """One reading: the state, and the metrics by families. Raises ValueError, with the address and one line, where there is no such page."""
+        """One reading: the state, and the metrics by families. Raises ValueError, with the address
+        and one line, where there is no such page."""
         try:
             return await self._read_once()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
-            raise ValueError(f"{self._url}: {explain(problem)}; the state of the server is unknown") from None
+            raise ValueError(
+                f"{self._url}: {explain(problem)}; the state of the server is unknown"
+            ) from None
 
     async def _read_once(self) -> tuple[ServerState, list[Metric]]:
         if self._filtered:
-            page = await self._page(f"{self._url}/?{'&'.join(f'name[]={quote(name)}' for name in _requested_metrics(self._buckets))}")
+            page = await self._page(
+                f"{self._url}/?"
+                f"{'&'.join(f'name[]={quote(name)}' for name in _requested_metrics(self._buckets))}"
+            )
             if page is not None and page[1]:
                 return page
             self._filtered = False
@@ -86,10 +98,17 @@ class Scraper:
         return page
 
     async def _page(self, url: str) -> tuple[ServerState, list[Metric]] | None:
-        """The page at `url`, and its cost: the time of the request, and the CPU time of reading the answer. None without a known metric."""
+        """The page at `url`, and its cost: the time of the request, and the CPU time of reading the
+        answer. None without a known metric."""
         asked = time.perf_counter()
-        async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=self._timeout_s), allow_redirects=False) as answer:
-            status, text, t = answer.status, (await read_body(answer)).decode(errors="replace"), now()
+        async with self._session.get(
+            url, timeout=aiohttp.ClientTimeout(total=self._timeout_s), allow_redirects=False
+        ) as answer:
+            status, text, t = (
+                answer.status,
+                (await read_body(answer)).decode(errors="replace"),
+                now(),
+            )
             elsewhere = redirection(answer)
         cost, begun = time.perf_counter() - asked, time.thread_time()
         if status != 200:
@@ -103,7 +122,7 @@ class Scraper:
         return (state, families) if state.gauges or state.totals else None
 
 
-# --- the /metrics page of any supported model server, under one set of names ---------------------------------
+# --- the /metrics page of any supported model server, under one set of names ----------------------
 
 SUMMED = ("_sum", "_count")
 BUCKET = "_bucket"
@@ -113,7 +132,8 @@ LIMITS = ("sequence_limit", "token_limit")
 """Limits of one engine: of several engines, the largest."""
 CACHE_USAGE, KV_MEAN = "kv_cache_usage_ratio", "kv_cache_mean_ratio"
 PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "iteration_tokens")
-"""The histograms whose buckets are read, of a server that is watched: for percentiles, and for the budget of an iteration."""
+"""The histograms whose buckets are read, of a server that is watched: for percentiles, and for the
+budget of an iteration."""
 CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_tokens"
 """Metrics that hold facts about the server (facts.py)."""
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
@@ -123,7 +143,8 @@ MAX_LINES = 20_000
 
 
 class MetricPart(NamedTuple):
-    """A metric of the page, by its whole name: the samples whose `label` is one of `values` (`excludes`: none of them), times `factor`."""
+    """A metric of the page, by its whole name: the samples whose `label` is one of `values`
+    (`excludes`: none of them), times `factor`."""
 
     name: str
     label: str = ""
@@ -136,7 +157,8 @@ class MetricPart(NamedTuple):
 
 
 class SignalSource(NamedTuple):
-    """Where a signal of an engine comes from: the first of `ways` of which all parts are on the page."""
+    """Where a signal of an engine comes from: the first of `ways` of which all parts are on the
+    page."""
 
     engine: ServingEngine
     signal: str
@@ -144,7 +166,9 @@ class SignalSource(NamedTuple):
     ways: tuple[tuple[MetricPart, ...], ...]
 
 
-_PART = re.compile(r"(?P<name>\w+)(\{(?P<label>\w+)(?P<excludes>!?)=(?P<values>[^}]*)\})?( \* (?P<factor>\S+))?")
+_PART = re.compile(
+    r"(?P<name>\w+)(\{(?P<label>\w+)(?P<excludes>!?)=(?P<values>[^}]*)\})?( \* (?P<factor>\S+))?"
+)
 
 
 def _parts(prefix: str, way: str) -> tuple[MetricPart, ...]:
@@ -155,7 +179,15 @@ def _parts(prefix: str, way: str) -> tuple[MetricPart, ...]:
         if match is None:
             raise ValueError(f"data/engines.toml: {text!r} is no metric")
         values = tuple((match["values"] or "").split("|")) if match["label"] else ()
-        parts.append(MetricPart(prefix + match["name"], match["label"] or "", values, bool(match["excludes"]), float(match["factor"] or 1)))
+        parts.append(
+            MetricPart(
+                prefix + match["name"],
+                match["label"] or "",
+                values,
+                bool(match["excludes"]),
+                float(match["factor"] or 1),
+            )
+        )
     return tuple(parts)
 
 
@@ -172,15 +204,26 @@ def _sources() -> tuple[SignalSource, ...]:
 
 
 def _names_of(source: SignalSource, buckets: bool) -> list[str]:
-    """The names on the page that the source reads. `buckets`: also those of a histogram whose percentiles are wanted."""
+    """The names on the page that the source reads. `buckets`: also those of a histogram whose
+    percentiles are wanted."""
     ends = (*SUMMED, BUCKET) if buckets and source.signal in PERCENTILES else SUMMED
-    return [part.name + end for way in source.ways for part in way for end in (ends if source.kind == "times" else ("",))]
+    return [
+        part.name + end
+        for way in source.ways
+        for part in way
+        for end in (ends if source.kind == "times" else ("",))
+    ]
 
 
 @cache
 def _requested_metrics(buckets: bool) -> tuple[str, ...]:
     """What vLLM is asked for, where it answers with the named metrics only."""
-    names = [name for source in _sources() if source.engine.name == "vllm" for name in _names_of(source, buckets)]
+    names = [
+        name
+        for source in _sources()
+        if source.engine.name == "vllm"
+        for name in _names_of(source, buckets)
+    ]
     return tuple(dict.fromkeys([*names, CACHE_INFO]))
 
 
@@ -189,7 +232,12 @@ def _spelled(buckets: bool) -> dict[str, str]:
     """The usual name of each metric that is read, by every spelling of it."""
     names: dict[str, str] = {}
     for engine in engines():
-        known = [name for source in _sources() if source.engine is engine for name in _names_of(source, buckets)]
+        known = [
+            name
+            for source in _sources()
+            if source.engine is engine
+            for name in _names_of(source, buckets)
+        ]
         known += [name for name in (CACHE_INFO, SGLANG_TOKENS) if name.startswith(engine.prefix)]
         for name in known:
             for prefix in (engine.prefix, *engine.also):
@@ -201,10 +249,12 @@ _NAME = re.compile(r"[^{\s]*")
 
 
 def read_families(text: str, buckets: bool = False) -> list[Metric]:
-    """The known metrics of the exposition `text`, by their usual names. `buckets`: also those for percentiles. Raises ValueError for an invalid page.
+    """The known metrics of the exposition `text`, by their usual names. `buckets`: also those for
+    percentiles. Raises ValueError for an invalid page.
 
-    A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13 ms. The time that the parser takes for a line of
-    quotation marks grows with the square of its length: 33 s for 1.3 MB.
+    A page of vLLM has 600 lines, of which 40 are known. Only these are parsed: 1 ms instead of 13
+    ms. The time that the parser takes for a line of quotation marks grows with the square of its
+    length: 33 s for 1.3 MB.
     """
     known, lines = _spelled(buckets), []
     for line in text.splitlines():
@@ -226,7 +276,14 @@ def engines_on(families: Iterable[Metric]) -> list[ServingEngine]:
 
 def models_on(families: Iterable[Metric]) -> list[str]:
     """The names of the models on the page."""
-    return sorted({name for family in families for sample in family.samples if (name := model_of(sample.labels))})
+    return sorted(
+        {
+            name
+            for family in families
+            for sample in family.samples
+            if (name := model_of(sample.labels))
+        }
+    )
 
 
 def model_of(labels: Mapping[str, str]) -> str:
@@ -247,9 +304,11 @@ def parts_on(families: Iterable[Metric], model: str = "") -> int:
     return max(len(page.values(part)) for part in running)
 
 
-def server_state(families: Iterable[Metric], t: float, *, buckets: bool = False, model: str = "") -> ServerState:
-    """The values of `families` at `t`, added up over engines (shares: the largest). `buckets`: with the buckets for percentiles. `model`: only what
-    is about this model; empty: about all."""
+def server_state(
+    families: Iterable[Metric], t: float, *, buckets: bool = False, model: str = ""
+) -> ServerState:
+    """The values of `families` at `t`, added up over engines (shares: the largest). `buckets`: with
+    the buckets for percentiles. `model`: only what is about this model; empty: about all."""
     page, state = _Page(families, model), ServerState(t, {}, {}, {})
     served: set[str] = set()
     """The signals that an engine reports: those of a router do not count then."""
@@ -262,7 +321,8 @@ def server_state(families: Iterable[Metric], t: float, *, buckets: bool = False,
 
 
 class _Page:
-    """The samples of a page by name: of the parts of one engine only one, because each reports the same."""
+    """The samples of a page by name: of the parts of one engine only one, because each reports the
+    same."""
 
     def __init__(self, families: Iterable[Metric], model: str) -> None:
         self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
@@ -270,12 +330,15 @@ class _Page:
         for family in families:
             for sample in family.samples:
                 labels, value = sample.labels, float(sample.value)
-                if labels.get("priority") or math.isnan(value):  # SGLang reports each priority, and the sum under an empty label
+                # SGLang reports each priority, and the sum under an empty label
+                if labels.get("priority") or math.isnan(value):
                     continue
                 if model and (model_of(labels) or model) != model:
                     continue
                 if any(rank in labels for rank in RANKS):
-                    rest = tuple(sorted((name, text) for name, text in labels.items() if name not in RANKS))
+                    rest = tuple(
+                        sorted((name, text) for name, text in labels.items() if name not in RANKS)
+                    )
                     parts[sample.name, rest] = max(value, parts.get((sample.name, rest), value))
                 else:
                     self._samples.setdefault(sample.name, []).append((labels, value))
@@ -284,17 +347,26 @@ class _Page:
 
     def values(self, part: MetricPart, end: str = "") -> list[float]:
         """The values of a metric, one for each engine, model or label."""
-        return [value * part.factor for labels, value in self._samples.get(part.name + end, ()) if part.takes(labels)]
+        return [
+            value * part.factor
+            for labels, value in self._samples.get(part.name + end, ())
+            if part.takes(labels)
+        ]
 
     def buckets(self, part: MetricPart) -> dict[float, float]:
-        """The cumulative counts of a histogram by upper bound, over all engines: the bounds that all of them have."""
+        """The cumulative counts of a histogram by upper bound, over all engines: the bounds that
+        all of them have."""
         counts: dict[float, list[float]] = {}
         for labels, value in self._samples.get(part.name + BUCKET, ()):
             with contextlib.suppress(ValueError):
-                if part.takes(labels) and math.isfinite(bound := float(labels.get("le", "")) * part.factor):
+                if part.takes(labels) and math.isfinite(
+                    bound := float(labels.get("le", "")) * part.factor
+                ):
                     counts.setdefault(bound, []).append(value)
         most = max(map(len, counts.values()), default=0)
-        return {bound: sum(values) for bound, values in sorted(counts.items()) if len(values) == most}
+        return {
+            bound: sum(values) for bound, values in sorted(counts.items()) if len(values) == most
+        }
 
 
 def _add(state: ServerState, source: SignalSource, page: _Page, buckets: bool) -> bool:
@@ -316,7 +388,9 @@ def _add(state: ServerState, source: SignalSource, page: _Page, buckets: bool) -
         if source.kind == "totals":
             _increase(state.totals, source.signal, sum(together))
         elif source.signal in (*SHARES, *LIMITS):
-            state.gauges[source.signal] = max(state.gauges.get(source.signal, together[0]), *together)
+            state.gauges[source.signal] = max(
+                state.gauges.get(source.signal, together[0]), *together
+            )
             if source.signal == CACHE_USAGE and len(together) > 1:
                 state.gauges[KV_MEAN] = sum(together) / len(together)
         else:

@@ -1,4 +1,5 @@
-"""Model servers: the embedded server, vLLM, or a server that already runs: start, readiness check and stop."""
+"""Model servers: the embedded server, vLLM, or a server that already runs: start, readiness check
+and stop."""
 
 from __future__ import annotations
 
@@ -32,31 +33,55 @@ from gpuconsole.model.knobs.knob import live_limit_fact
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS, LIVE_KNOBS, embedded_limits
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.driver import device_memory
-from gpuconsole.workloads.serving.facts import ARGUMENTS, FILES, LOG, SCHEDULER, Values, of_arguments, of_knobs, of_log, of_numbers
-from gpuconsole.workloads.serving.http import api_key, cause, explain, is_fatal, outlook, read_json, redirection, speaks_tls
+from gpuconsole.workloads.serving.facts import (
+    ARGUMENTS,
+    FILES,
+    LOG,
+    SCHEDULER,
+    Values,
+    of_arguments,
+    of_knobs,
+    of_log,
+    of_numbers,
+)
+from gpuconsole.workloads.serving.http import (
+    api_key,
+    cause,
+    explain,
+    is_fatal,
+    outlook,
+    read_json,
+    redirection,
+    speaks_tls,
+)
 
 Answer = TypeVar("Answer")
 
 READY_S = 1200.0
-"""Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the process is detected separately."""
+"""Time limit of a start in seconds. A large model takes minutes to load and compile; the end of the
+process is detected separately."""
 ASK_EVERY_S = 0.5
 STOP_S = 10.0
 BROKEN_STOP_S = 2.0
 PROBE_TIMEOUT_S = 2.5
 PATIENCE_S = 4.0
-"""Seconds for a server that accepts connections and does not answer yet. The reason is on the screen at most 5 s after the start."""
+"""Seconds for a server that accepts connections and does not answer yet. The reason is on the
+screen at most 5 s after the start."""
 NOT_READY = (429, 502, 503, 504)
-"""HTTP statuses of a server that is starting or overloaded, or of a proxy in front of such a server."""
+"""HTTP statuses of a server that is starting or overloaded, or of a proxy in front of such a
+server."""
 MAX_NAMES = 5
 """Number of models in a message."""
 MAX_LOG_LINES = 400
-"""Number of kept log lines: vLLM writes about 120 lines between the cause of a failure and its end."""
+"""Number of kept log lines: vLLM writes about 120 lines between the cause of a failure and its
+end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
 """The folder with the module that vLLM imports in its own Python."""
 MAX_SHEBANG_BYTES = 1024
 OWN_SCHEDULER = "--scheduler-cls"
 LIMITS = struct.Struct("=qq")
-"""The format of the file that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order. After them it writes the limits that vLLM has chosen."""
+"""The format of the file that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order. After
+them it writes the limits that vLLM has chosen."""
 
 
 class ServerFailed(RuntimeError):
@@ -64,7 +89,8 @@ class ServerFailed(RuntimeError):
 
 
 class ModelServer:
-    """A server at `url` that serves `model`. `facts` are plain numbers about the server. `process` is set if the server is a child process."""
+    """A server at `url` that serves `model`. `facts` are plain numbers about the server. `process`
+    is set if the server is a child process."""
 
     url = ""
     model = ""
@@ -84,28 +110,35 @@ class ModelServer:
         raise NotImplementedError
 
     def limits(self) -> Knobs:
-        """The LIVE_KNOBS that the server has started with, as the server reports them; without those that are not known."""
+        """The LIVE_KNOBS that the server has started with, as the server reports them; without
+        those that are not known."""
         return {}
 
     async def set_limits(self, knobs: Knobs) -> None:
-        """Apply the LIVE_KNOBS in `knobs`, at most the values in the server's facts. Raises ServerFailed."""
+        """Apply the LIVE_KNOBS in `knobs`, at most the values in the server's facts. Raises
+        ServerFailed."""
         raise ServerFailed("this server cannot change its limits while it runs")
 
     def start_facts(self) -> Sequence[tuple[str, Values]]:
-        """What is known from the start of the server, by source; empty for a server that was not started here."""
+        """What is known from the start of the server, by source; empty for a server that was not
+        started here."""
         return ()
 
     def frontend_cpu_s(self) -> float | None:
-        """CPU seconds of the process that answers requests, if it is a separate child process; otherwise None."""
+        """CPU seconds of the process that answers requests, if it is a separate child process;
+        otherwise None."""
         return None
 
     async def stop(self) -> None:
-        """Stop the server: first SIGTERM, later SIGKILL. A broken server has less time, because the user waits for the cause."""
+        """Stop the server: first SIGTERM, later SIGKILL. A broken server has less time, because the
+        user waits for the cause."""
         if self.process is None or self.process.returncode is not None:
             return
         self.process.terminate()
         try:
-            await asyncio.wait_for(self.process.wait(), BROKEN_STOP_S if self.broken.is_set() else STOP_S)
+            await asyncio.wait_for(
+                self.process.wait(), BROKEN_STOP_S if self.broken.is_set() else STOP_S
+            )
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
@@ -117,13 +150,24 @@ class ModelServer:
         code = self.process.returncode
         how = "failed"
         if code is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was killed by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
         reason = cause(self.log_lines)
         return f"the model server {how}" + (f": {reason}" if reason else "")
 
-    async def _spawn(self, command: list[str], env: dict[str, str], on_line: Callable[[str], None]) -> None:
+    async def _spawn(
+        self, command: list[str], env: dict[str, str], on_line: Callable[[str], None]
+    ) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env}, limit=2**20
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **env},
+            limit=2**20,
         )
         self._reading = asyncio.create_task(self._read(on_line))
 
@@ -139,12 +183,14 @@ class ModelServer:
                 return
             text = visible(line.decode(errors="replace").rstrip("\r\n"))
             self._later += self.broken.is_set()
-            if self._later <= MAX_LOG_LINES // 2:  # vLLM writes a traceback for each request after the failure
+            # vLLM writes a traceback for each request after the failure
+            if self._later <= MAX_LOG_LINES // 2:
                 self.log_lines.append(text)
             on_line(text)
 
     async def _wait_for(self, ready: Callable[[], Any], seconds: float) -> None:
-        """Wait until `ready()` is true. Raises ServerFailed when the process ends first or the time limit passes."""
+        """Wait until `ready()` is true. Raises ServerFailed when the process ends first or the time
+        limit passes."""
         try:
             async with asyncio.timeout(seconds):
                 while not await ready():
@@ -160,15 +206,28 @@ class ModelServer:
 class EmbeddedServer(ModelServer):
     """The embedded engine with a small GPT, in a child process."""
 
-    def __init__(self, progress: Callable[[str], None], knobs: Knobs, device: str, seed: int) -> None:
+    def __init__(
+        self, progress: Callable[[str], None], knobs: Knobs, device: str, seed: int
+    ) -> None:
         super().__init__(progress)
         self._knobs, self._device, self._seed = {**knobs, **embedded_limits(knobs)}, device, seed
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         self._progress("the embedded server: importing torch")
         device = "cpu" if self._device == "cpu" else "cuda"
-        options = ["--knobs", json.dumps(self._knobs), "--device", device, "--seed", str(self._seed)]
-        await self._spawn([sys.executable, "-P", "-m", "gpuconsole.workloads.serving.engine", *options], {}, self._on_line)
+        options = [
+            "--knobs",
+            json.dumps(self._knobs),
+            "--device",
+            device,
+            "--seed",
+            str(self._seed),
+        ]
+        await self._spawn(
+            [sys.executable, "-P", "-m", "gpuconsole.workloads.serving.engine", *options],
+            {},
+            self._on_line,
+        )
         await self._wait_for(self._serves, READY_S)
         async with session.get(f"{self.url}/facts", allow_redirects=False) as answer:
             self.facts = await read_json(answer) | live_limits(self._knobs)
@@ -177,7 +236,9 @@ class EmbeddedServer(ModelServer):
 
     async def set_limits(self, knobs: Knobs) -> None:
         limits = {name: knobs[name] for name in LIVE_KNOBS}
-        async with self._session.post(f"{self.url}/limits", json=limits, allow_redirects=False) as answer:
+        async with self._session.post(
+            f"{self.url}/limits", json=limits, allow_redirects=False
+        ) as answer:
             if answer.status != 200:
                 raise ServerFailed(f"the embedded server rejects new limits: HTTP {answer.status}")
 
@@ -198,11 +259,17 @@ class EmbeddedServer(ModelServer):
         return bool(self.url)
 
 
-async def until_answered(url: str, wait_s: float, progress: Callable[[str], None], ask: Callable[[float], Awaitable[Answer]]) -> Answer:
-    """The answer of `ask`, which gets the seconds that are left. Raises ServerFailed: at once for a problem that no retry can solve.
+async def until_answered(
+    url: str,
+    wait_s: float,
+    progress: Callable[[str], None],
+    ask: Callable[[float], Awaitable[Answer]],
+) -> Answer:
+    """The answer of `ask`, which gets the seconds that are left. Raises ServerFailed: at once for a
+    problem that no retry can solve.
 
-    A refused connection is retried for `wait_s`. A server that accepts and does not answer, or answers HTTP 502 or 503, is asked for
-    PATIENCE_S at least.
+    A refused connection is retried for `wait_s`. A server that accepts and does not answer, or
+    answers HTTP 502 or 503, is asked for PATIENCE_S at least.
     """
     progress(f"asking {url}")
     loop = asyncio.get_running_loop()
@@ -230,15 +297,23 @@ async def until_answered(url: str, wait_s: float, progress: Callable[[str], None
 class RemoteServer(ModelServer):
     """A server that already runs."""
 
-    def __init__(self, progress: Callable[[str], None], url: str, model: str, wait_s: float) -> None:
-        """`model`: empty for the first model that the server lists. `wait_s`: seconds that a server may take to start."""
+    def __init__(
+        self, progress: Callable[[str], None], url: str, model: str, wait_s: float
+    ) -> None:
+        """`model`: empty for the first model that the server lists. `wait_s`: seconds that a server
+        may take to start."""
         super().__init__(progress)
         self.url, self.model, self._wait_s = url.rstrip("/").removesuffix("/v1"), model, wait_s
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Ask the server for its models until it answers."""
         self.model = await until_answered(
-            self.url, self._wait_s, self._progress, lambda left_s: chosen_model(session, self.url, self.model, min(PROBE_TIMEOUT_S, left_s))
+            self.url,
+            self._wait_s,
+            self._progress,
+            lambda left_s: chosen_model(
+                session, self.url, self.model, min(PROBE_TIMEOUT_S, left_s)
+            ),
         )
 
 
@@ -256,9 +331,16 @@ class VllmServer(ModelServer):
     )
 
     def __init__(
-        self, progress: Callable[[str], None], knobs: Knobs, options: dict[str, str], device: str, uuid: str, scratch: Path
+        self,
+        progress: Callable[[str], None],
+        knobs: Knobs,
+        options: dict[str, str],
+        device: str,
+        uuid: str,
+        scratch: Path,
     ) -> None:
-        """`device`: `cpu`, `gpu:N` in NVML's order, or a MIG slice of it. `uuid` names that device to CUDA. `scratch`: a private folder."""
+        """`device`: `cpu`, `gpu:N` in NVML's order, or a MIG slice of it. `uuid` names that device
+        to CUDA. `scratch`: a private folder."""
         super().__init__(progress)
         self._scratch = scratch
         self._knobs, self._options, self._device, self._uuid = knobs, options, device, uuid
@@ -271,23 +353,42 @@ class VllmServer(ModelServer):
     async def start(self, session: aiohttp.ClientSession) -> None:
         if not self._options.get("model"):
             raise ServerFailed("server=vllm needs a model: --model NAME, or a directory")
-        if self._options["model"].startswith(("/", "./", "../")) and not os.path.exists(self._options["model"]):
+        if self._options["model"].startswith(("/", "./", "../")) and not os.path.exists(
+            self._options["model"]
+        ):
             raise ServerFailed(f"--model {self._options['model']}: no such directory")
         self._session, port = session, free_port()
         self.model_facts = model_facts(Path(self._options["model"]), self._knobs)
         self.facts |= self.model_facts
-        if why := no_room(self._device, float(self._knobs["gpu_memory_utilization"]), int(self._knobs["tensor_parallel_size"])):
+        if why := no_room(
+            self._device,
+            float(self._knobs["gpu_memory_utilization"]),
+            int(self._knobs["tensor_parallel_size"]),
+        ):
             raise ServerFailed(why)
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--served-model-name", self.model, *vllm_flags(self._knobs, self._options, self._device == "cpu")]
+        command = [
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+        command += [
+            "--served-model-name",
+            self.model,
+            *vllm_flags(self._knobs, self._options, self._device == "cpu"),
+        ]
         environment = (
             vllm_environment(self._knobs)
             | {"VLLM_API_KEY": api_key(self._options)}
             | cuda_device(self._device, self._uuid, int(self._knobs["tensor_parallel_size"]))
         )
-        with tempfile.NamedTemporaryFile(dir=self._scratch) as limits:  # the file is not needed after both sides have mapped it
+        # the file is not needed after both sides have mapped it
+        with tempfile.NamedTemporaryFile(dir=self._scratch) as limits:
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
                 limits.write(bytes(2 * LIMITS.size))
                 limits.flush()
@@ -298,13 +399,20 @@ class VllmServer(ModelServer):
             try:
                 await self._launch(command, environment)
             except ServerFailed:
-                refused = [flag for flag in NEWER_FLAGS if any(UNKNOWN_FLAGS in line and flag in line.split() for line in self.log_lines)]
+                refused = [
+                    flag
+                    for flag in NEWER_FLAGS
+                    if any(
+                        UNKNOWN_FLAGS in line and flag in line.split() for line in self.log_lines
+                    )
+                ]
                 if not refused:
                     raise
                 self._progress(f"vLLM: this version lacks {', '.join(refused)}; starting again")
                 await self._launch([word for word in command if word not in refused], environment)
         in_force = {**self._knobs, **self.limits()}
-        # 0: not known. The fact itself says that the server was started here (session.machine.STARTED_HERE)
+        # 0: not known. The fact itself says that the server was started here
+        # (session.machine.STARTED_HERE)
         self.facts["max_num_seqs"] = float(in_force["max_num_seqs"])
         if self._limits is not None and all(in_force[name] for name in LIVE_KNOBS):
             self.facts |= live_limits(in_force)
@@ -318,16 +426,24 @@ class VllmServer(ModelServer):
         await self._wait_for(self._healthy, READY_S)
 
     def limits(self) -> Knobs:
-        """As vLLM's scheduler reports them in the file. With a scheduler of the user's own, as the log does."""
+        """As vLLM's scheduler reports them in the file. With a scheduler of the user's own, as the
+        log does."""
         if self._limits is not None:
             chosen = LIMITS.unpack_from(self._limits, LIMITS.size)
             return {name: limit for name, limit in zip(LIVE_KNOBS, chosen, strict=True) if limit}
         logged = of_log(self.log_lines).get("max_num_batched_tokens")
-        return {"max_num_batched_tokens": int(logged)} if logged and not self._knobs["max_num_batched_tokens"] else {}
+        return (
+            {"max_num_batched_tokens": int(logged)}
+            if logged and not self._knobs["max_num_batched_tokens"]
+            else {}
+        )
 
     async def set_limits(self, knobs: Knobs) -> None:
         if self._limits is None:
-            raise ServerFailed(f"vLLM was started with a {OWN_SCHEDULER} of yours, which takes no limits while it runs")
+            raise ServerFailed(
+                f"vLLM was started with a {OWN_SCHEDULER} of yours, which takes no limits while it"
+                " runs"
+            )
         LIMITS.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
 
     def frontend_cpu_s(self) -> float | None:
@@ -336,14 +452,23 @@ class VllmServer(ModelServer):
             return None
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
-            if self._frontends is None:  # processes set their titles after the start; later there are no new processes
-                servers = [process for process in root.children(recursive=True) if any("APIServer" in word for word in process.cmdline())]
+            # processes set their titles after the start; later there are no new processes
+            if self._frontends is None:
+                servers = [
+                    process
+                    for process in root.children(recursive=True)
+                    if any("APIServer" in word for word in process.cmdline())
+                ]
                 self._frontends = servers or [root]
             return max(sum(process.cpu_times()[:2]) for process in self._frontends)
         return None
 
     def start_facts(self) -> Sequence[tuple[str, Values]]:
-        scheduler: Values = {name: float(limit) for name, limit in self.limits().items()} if self._limits is not None else {}
+        scheduler: Values = (
+            {name: float(limit) for name, limit in self.limits().items()}
+            if self._limits is not None
+            else {}
+        )
         return (
             (SCHEDULER, scheduler),
             (LOG, of_log(self.log_lines)),
@@ -353,8 +478,11 @@ class VllmServer(ModelServer):
 
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.log_lines):
-            install = "" if self._device == "cpu" else f", or {install_command('vllm')}"  # PyPI has vLLM for NVIDIA GPUs only
-            return f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM{install}"
+            # PyPI has vLLM for NVIDIA GPUs only
+            install = "" if self._device == "cpu" else f", or {install_command('vllm')}"
+            return (
+                f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM{install}"
+            )
         return super().death()
 
     def _on_line(self, line: str) -> None:
@@ -373,7 +501,9 @@ class VllmServer(ModelServer):
     async def _healthy(self) -> bool:
         try:
             timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-            async with self._session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
+            async with self._session.get(
+                f"{self.url}/health", timeout=timeout, allow_redirects=False
+            ) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             await asyncio.sleep(ASK_EVERY_S)
@@ -381,7 +511,8 @@ class VllmServer(ModelServer):
 
 
 def find_vllm_python() -> str:
-    """The Python with vLLM: this Python, otherwise the Python in the first line of the program `vllm` on the path, otherwise this Python."""
+    """The Python with vLLM: this Python, otherwise the Python in the first line of the program
+    `vllm` on the path, otherwise this Python."""
     program = shutil.which("vllm")
     if importlib.util.find_spec("vllm") is None and program is not None:
         with open(program, "rb") as file:
@@ -392,14 +523,17 @@ def find_vllm_python() -> str:
 
 
 CONTEXT_BYTES = 5e8
-"""A CUDA context of vLLM's process, which is on the card when vLLM looks at the free memory. Half a GB: H100, torch 2.x."""
+"""A CUDA context of vLLM's process, which is on the card when vLLM looks at the free memory. Half a
+GB: H100, torch 2.x."""
 
 
 def no_room(device: str, share: float, gpus: int) -> str:
-    """Why vLLM cannot start on `device` with `gpu_memory_utilization` = `share`, in one line; empty where it can, and where nothing is known.
+    """Why vLLM cannot start on `device` with `gpu_memory_utilization` = `share`, in one line; empty
+    where it can, and where nothing is known.
 
-    vLLM ends after its start of a minute where the free memory is less than `share` of the whole (vllm/v1/worker/utils.py, request_memory:
-    "Free memory on device ... is less than desired GPU memory utilization"). With several GPUs, the first that lacks room counts.
+    vLLM ends after its start of a minute where the free memory is less than `share` of the whole
+    (vllm/v1/worker/utils.py, request_memory: "Free memory on device ... is less than desired GPU
+    memory utilization"). With several GPUs, the first that lacks room counts.
     """
     first = device.removeprefix("gpu:")
     if not first.isdigit():  # the host, or a slice of a GPU
@@ -411,10 +545,10 @@ def no_room(device: str, share: float, gpus: int) -> str:
         total, free = memory.total_bytes, memory.free_bytes
         fits = math.floor(100 * max(0.0, free - CONTEXT_BYTES) / total) / 100
         return (
-            f"vLLM does not fit on gpu:{index}: it takes {share * total / 1e9:.1f} GB (gpu_memory_utilization {share:g} of {total / 1e9:.1f} GB), and "
-            f"{free / 1e9:.1f} GB are free, because other processes hold {(total - free) / 1e9:.1f} GB. End them"
-            + (f", or --set gpu_memory_utilization={fits:g}" if fits >= MIN_CACHE_SHARE else "")
-        )
+            f"vLLM does not fit on gpu:{index}: it takes {share * total / 1e9:.1f} GB"
+            f" (gpu_memory_utilization {share:g} of {total / 1e9:.1f} GB), and {free / 1e9:.1f} GB"
+            f" are free, because other processes hold {(total - free) / 1e9:.1f} GB. End them"
+        ) + (f", or --set gpu_memory_utilization={fits:g}" if fits >= MIN_CACHE_SHARE else "")
     return ""
 
 
@@ -425,7 +559,8 @@ MIN_CACHE_SHARE = 0.05
 def live_limits(knobs: Knobs) -> dict[str, float]:
     """Facts of a server whose limits can be lowered while it runs.
 
-    Without chunked prefill a prompt that is longer than an iteration would wait forever, together with all later prompts.
+    Without chunked prefill a prompt that is longer than an iteration would wait forever, together
+    with all later prompts.
     """
     names = LIVE_KNOBS if knobs["enable_chunked_prefill"] else LIVE_KNOBS[:1]
     return {live_limit_fact(name): float(knobs[name]) for name in names}
@@ -436,9 +571,11 @@ KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 def model_facts(folder: Path, knobs: Knobs) -> dict[str, float]:
-    """Bytes of the weights and of one token's keys and values, from the model files in `folder`; empty if `folder` has no model.
+    """Bytes of the weights and of one token's keys and values, from the model files in `folder`;
+    empty if `folder` has no model.
 
-    Weights count with the dtype of the server; weights of a quantized model count as stored on disk.
+    Weights count with the dtype of the server; weights of a quantized model count as stored on
+    disk.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -450,9 +587,16 @@ def model_facts(folder: Path, knobs: Knobs) -> dict[str, float]:
         return {}
     stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     used = stored if knobs["dtype"] == "auto" else str(knobs["dtype"])
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / BYTES.get(stored, 2) * BYTES.get(used, 2)
+    weights = (
+        sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        / BYTES.get(stored, 2)
+        * BYTES.get(used, 2)
+    )
     each = KV_BYTES.get(str(knobs["kv_cache_dtype"]), BYTES.get(used, 2))
-    return {"kv_bytes_per_token": float(2 * layers * width * each), **({"weight_bytes": weights} if weights else {})}
+    return {
+        "kv_bytes_per_token": float(2 * layers * width * each),
+        **({"weight_bytes": weights} if weights else {}),
+    }
 
 
 FLAGS = (
@@ -469,13 +613,15 @@ LEFT_OUT = {"api_server_count": 1, "quantization": "none", "kv_cache_dtype": "au
 
 
 NEWER_FLAGS = ("--enable-mfu-metrics",)
-"""Flags that older versions of vLLM lack (vllm pull request 30738 brought the flag). vLLM starts again without a flag that it refuses: a
-look into its `--help` would cost 10 s at every start, because vLLM imports everything first."""
+"""Flags that older versions of vLLM lack (vllm pull request 30738 brought the flag). vLLM starts
+again without a flag that it refuses: a look into its `--help` would cost 10 s at every start,
+because vLLM imports everything first."""
 UNKNOWN_FLAGS = "error: unrecognized arguments:"
 """argparse's message."""
 CPU_BLOCK = 128
 GPU_BLOCK = 16
-"""Tokens in a block of the KV cache that vLLM 0.32 chooses for most models (vllm/platforms/cpu.py; vllm/config/cache.py)."""
+"""Tokens in a block of the KV cache that vLLM 0.32 chooses for most models (vllm/platforms/cpu.py;
+vllm/config/cache.py)."""
 
 
 def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]:
@@ -494,7 +640,12 @@ def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]
     for name in SWITCHES:
         flags.append(f"--{'' if knobs[name] else 'no-'}{name.replace('_', '-')}")
     if guessed := int(knobs["num_speculative_tokens"]):
-        config = {"method": "ngram", "num_speculative_tokens": guessed, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        config = {
+            "method": "ngram",
+            "num_speculative_tokens": guessed,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2,
+        }
         flags += ["--speculative-config", json.dumps(config)]
     if knobs["enforce_eager"]:
         flags.append("--enforce-eager")
@@ -502,25 +653,35 @@ def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]
 
 
 def cuda_device(device: str, uuid: str, tensor_parallel_size: int) -> dict[str, str]:
-    """The environment with which vLLM uses the GPU `device`. Several GPUs: vLLM uses the first visible GPUs.
+    """The environment with which vLLM uses the GPU `device`. Several GPUs: vLLM uses the first
+    visible GPUs.
 
-    vLLM before August 2026 reads the entries of CUDA_VISIBLE_DEVICES as numbers and ends on a uuid (vllm issue 13815). NVML counts by PCI bus,
-    and with CUDA_DEVICE_ORDER CUDA does so, too. A MIG slice has no number.
+    vLLM before August 2026 reads the entries of CUDA_VISIBLE_DEVICES as numbers and ends on a uuid
+    (vllm issue 13815). NVML counts by PCI bus, and with CUDA_DEVICE_ORDER CUDA does so, too. A MIG
+    slice has no number.
     """
     if device == "cpu" or tensor_parallel_size > 1:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     index = device.removeprefix("gpu:")
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": index if index.isdigit() else uuid}
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": index if index.isdigit() else uuid,
+    }
 
 
 def vllm_environment(knobs: Knobs) -> dict[str, str]:
-    """Environment: no vLLM telemetry, and on a CPU the requested number of threads (on a busy machine spin barriers make two threads very slow)."""
+    """Environment: no vLLM telemetry, and on a CPU the requested number of threads (on a busy
+    machine spin barriers make two threads very slow)."""
     threads = int(knobs["omp_num_threads"])
     return {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
-        **({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {}),
+        **(
+            {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            if threads
+            else {}
+        ),
     }
 
 
@@ -534,10 +695,14 @@ class NotReady(aiohttp.ClientError):
     """The server, or a proxy in front of it, answers that the model server is not available yet."""
 
 
-async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, timeout_s: float = PROBE_TIMEOUT_S) -> str:
-    """The model `wanted` if the server serves it; the first model of the server if `wanted` is empty.
+async def chosen_model(
+    session: aiohttp.ClientSession, url: str, wanted: str, timeout_s: float = PROBE_TIMEOUT_S
+) -> str:
+    """The model `wanted` if the server serves it; the first model of the server if `wanted` is
+    empty.
 
-    Raises ServerFailed for a refusal that lasts, NotReady, and aiohttp's errors and TimeoutError if the server does not answer.
+    Raises ServerFailed for a refusal that lasts, NotReady, and aiohttp's errors and TimeoutError if
+    the server does not answer.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with session.get(f"{url}/v1/models", timeout=timeout, allow_redirects=False) as answer:
@@ -545,8 +710,14 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
             raise ServerFailed(f"{url}/v1/models answers {elsewhere}")
         if answer.status in (401, 403):
             if "Authorization" in session.headers:
-                raise ServerFailed(f"{url} rejects the API key (HTTP {answer.status}): check the variable of --api-key-env")
-            raise ServerFailed(f"{url} needs an API key (HTTP {answer.status}): name the variable that holds it with --api-key-env")
+                raise ServerFailed(
+                    f"{url} rejects the API key (HTTP {answer.status}): check the variable of"
+                    " --api-key-env"
+                )
+            raise ServerFailed(
+                f"{url} needs an API key (HTTP {answer.status}): name the variable that holds it"
+                " with --api-key-env"
+            )
         if answer.status in NOT_READY:
             raise NotReady(f"the server answers HTTP {answer.status}")
         if answer.status == 400 and url.startswith("http:") and await speaks_tls(url):
@@ -554,25 +725,42 @@ async def chosen_model(session: aiohttp.ClientSession, url: str, wanted: str, ti
         if answer.status == 404 and wanted and await _completes(session, url, timeout):
             return wanted  # some gateways list no models
         if answer.status != 200:
-            raise ServerFailed(f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server, or another path")
+            raise ServerFailed(
+                f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server, or"
+                " another path"
+            )
         try:
             listed = await read_json(answer)
         except ValueError as problem:
-            raise ServerFailed(f"{url}/v1/models: {problem}: not an OpenAI-compatible server") from None
+            raise ServerFailed(
+                f"{url}/v1/models: {problem}: not an OpenAI-compatible server"
+            ) from None
     models = listed.get("data") if isinstance(listed, dict) else None
-    names = [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model] if isinstance(models, list) else []
+    names = (
+        [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model]
+        if isinstance(models, list)
+        else []
+    )
     if not names and not wanted:
         raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
     if wanted and names and wanted not in names:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        raise ServerFailed(f"{url} does not serve the model {wanted}: it serves {', '.join(map(visible, names[:MAX_NAMES]))}{more}")
+        raise ServerFailed(
+            f"{url} does not serve the model {wanted}: it serves"
+            f" {', '.join(map(visible, names[:MAX_NAMES]))}{more}"
+        )
     return wanted or names[0]
 
 
-async def _completes(session: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout) -> bool:
-    """Whether the server has one of the addresses for completions. The empty request starts no work."""
+async def _completes(
+    session: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout
+) -> bool:
+    """Whether the server has one of the addresses for completions. The empty request starts no
+    work."""
     for path in ("completions", "chat/completions"):
-        async with session.post(f"{url}/v1/{path}", json={}, timeout=timeout, allow_redirects=False) as answer:
+        async with session.post(
+            f"{url}/v1/{path}", json={}, timeout=timeout, allow_redirects=False
+        ) as answer:
             if answer.status != 404:
                 return True
     return False

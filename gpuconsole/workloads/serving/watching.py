@@ -1,7 +1,8 @@
-"""Watches a model server that runs already by its metrics page: sends no request to a model but those of a probe, and changes nothing but the limits of a trial; the user asks for both.
+"""Watches a model server that runs already by its metrics page: sends no request to a model but
+those of a probe, and changes nothing but the limits of a trial; the user asks for both.
 
-It reads the metrics page, or what takes its place (SGLang without --enable-metrics, Ollama), and the pages on which a server names its model and
-its settings. The traffic is that of other clients.
+It reads the metrics page, or what takes its place (SGLang without --enable-metrics, Ollama), and
+the pages on which a server names its model and its settings. The traffic is that of other clients.
 """
 
 from __future__ import annotations
@@ -50,9 +51,23 @@ from gpuconsole.wire.events import (
 )
 from gpuconsole.workloads.serving.client_wait import ClientWait
 from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
-from gpuconsole.workloads.serving.http import MAX_CHARACTERS, explain, read_body, read_json, redirection, speaks_tls
+from gpuconsole.workloads.serving.http import (
+    MAX_CHARACTERS,
+    explain,
+    read_body,
+    read_json,
+    redirection,
+    speaks_tls,
+)
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
-from gpuconsole.workloads.serving.scraping import Scraper, engines_on, models_on, parts_on, read_families, server_state
+from gpuconsole.workloads.serving.scraping import (
+    Scraper,
+    engines_on,
+    models_on,
+    parts_on,
+    read_families,
+    server_state,
+)
 from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
 
 PAGE_S = 10.0
@@ -63,7 +78,10 @@ JSON_EVERY_S = 1.0
 PAGES = tuple(dict.fromkeys(page for engine in engines() for page in engine.pages))
 LOADS, LOADED = "/v1/loads", "/api/ps"
 """JSON that takes the place of a metrics page: of SGLang 0.5.10 and later, and of Ollama."""
-NO_CHANGE = "gpuconsole only watches this server: it changes nothing but the limits of a server that was started for it"
+NO_CHANGE = (
+    "gpuconsole only watches this server: it changes nothing but the limits of a server that was"
+    " started for it"
+)
 CLIENT_SIGNAL = "probe.before_engine_s"
 MAX_MODELS = 5
 IS_JSON = "is JSON, not a metrics page"
@@ -86,14 +104,22 @@ class JsonReader:
 
     interval_s = JSON_EVERY_S
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, engine: str, parse: Callable[[Any], dict[str, float] | None]) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        engine: str,
+        parse: Callable[[Any], dict[str, float] | None],
+    ) -> None:
         """`parse` returns the gauges; None where the answer is of another kind."""
         self._session, self._url, self._parse = session, url, parse
         self.engine = engine
 
     async def read(self) -> tuple[ServerState, list[Metric]]:
         try:
-            async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=PAGE_S), allow_redirects=False) as answer:
+            async with self._session.get(
+                self._url, timeout=aiohttp.ClientTimeout(total=PAGE_S), allow_redirects=False
+            ) as answer:
                 if answer.status != 200:
                     raise ValueError(f"HTTP {answer.status}")
                 gauges = self._parse(await read_json(answer))
@@ -114,7 +140,11 @@ def of_loads(answer: Any) -> dict[str, float] | None:
     def values(name: str) -> list[float]:
         return [float(rank[name]) for rank in ranks if isinstance(rank.get(name), int | float)]
 
-    added = {"requests_running": "num_running_reqs", "requests_waiting": "num_waiting_reqs", "sequence_limit": "max_running_requests"}
+    added = {
+        "requests_running": "num_running_reqs",
+        "requests_waiting": "num_waiting_reqs",
+        "sequence_limit": "max_running_requests",
+    }
     gauges = {signal: sum(found) for signal, name in added.items() if (found := values(name))}
     if usage := values("token_usage"):
         gauges["kv_cache_usage_ratio"] = max(usage)
@@ -122,21 +152,32 @@ def of_loads(answer: Any) -> dict[str, float] | None:
 
 
 def of_loaded(answer: Any) -> dict[str, float] | None:
-    """The gauges in Ollama's /api/ps: the loaded models, and the share of their bytes that is on a GPU."""
+    """The gauges in Ollama's /api/ps: the loaded models, and the share of their bytes that is on a
+    GPU."""
     models = answer.get("models") if isinstance(answer, dict) else None
     if not isinstance(models, list):
         return None
-    sizes = [(float(model.get("size_vram") or 0), float(model.get("size") or 0)) for model in models if isinstance(model, dict)]
+    sizes = [
+        (float(model.get("size_vram") or 0), float(model.get("size") or 0))
+        for model in models
+        if isinstance(model, dict)
+    ]
     whole = sum(size for _, size in sizes)
-    return {"models_loaded": float(len(sizes)), **({"on_gpu_ratio": sum(on_gpu for on_gpu, _ in sizes) / whole} if whole else {})}
+    return {
+        "models_loaded": float(len(sizes)),
+        **({"on_gpu_ratio": sum(on_gpu for on_gpu, _ in sizes) / whole} if whole else {}),
+    }
 
 
 def processes_at(url: str) -> list[int]:
-    """The processes of the server at `url`, where it is on this machine and its processes can be seen: the one that listens, the one whose part it is, and
-    all that they have started."""
+    """The processes of the server at `url`, where it is on this machine and its processes can be
+    seen: the one that listens, the one whose part it is, and all that they have started."""
     address = URL(url)
     try:
-        if not any(ipaddress.ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(address.host, address.port)):
+        if not any(
+            ipaddress.ip_address(found[4][0]).is_loopback
+            for found in socket.getaddrinfo(address.host, address.port)
+        ):
             return []
         listening = {
             entry.pid
@@ -155,7 +196,8 @@ def processes_at(url: str) -> list[int]:
 
 
 PARTS = ("multiprocessing", "VLLM::", "sglang::")
-"""Words in the command line of a process that is a part of another: of Python's multiprocessing, and the titles that engines give their parts."""
+"""Words in the command line of a process that is a part of another: of Python's multiprocessing,
+and the titles that engines give their parts."""
 
 
 def _is_part(process: psutil.Process, parent: psutil.Process) -> bool:
@@ -164,8 +206,9 @@ def _is_part(process: psutil.Process, parent: psutil.Process) -> bool:
 
 
 class JoinedCounters:
-    """The counters of a page on which engines, models or replicas come and go. Their sum would fall or jump then, so no count is made of the time between the
-    two readings. The counters of a single engine stay as they are: if they fall, the server has restarted."""
+    """The counters of a page on which engines, models or replicas come and go. Their sum would fall
+    or jump then, so no count is made of the time between the two readings. The counters of a single
+    engine stay as they are: if they fall, the server has restarted."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -175,16 +218,30 @@ class JoinedCounters:
         """What is added to the counters of the page."""
 
     def continued(self, state: ServerState, parts: int) -> ServerState:
-        """`state`, a reading of a page with so many `parts`, with counters that go on from the last reading."""
+        """`state`, a reading of a page with so many `parts`, with counters that go on from the last
+        reading."""
         last, before, self._parts = self._last, self._parts, parts
         several = parts > 1 or before > 1
         if last is not None and several:
             added = self._added(state)
-            fallen = any(added.totals.get(name, total) < total for name, total in last.totals.items())
+            fallen = any(
+                added.totals.get(name, total) < total for name, total in last.totals.items()
+            )
             if parts != before or fallen:
-                self._totals = {name: last.totals.get(name, value) - value for name, value in state.totals.items()}
-                old = {(name, bound): count for name, bounds in last.buckets.items() for bound, count in bounds}
-                new = {(name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds}
+                self._totals = {
+                    name: last.totals.get(name, value) - value
+                    for name, value in state.totals.items()
+                }
+                old = {
+                    (name, bound): count
+                    for name, bounds in last.buckets.items()
+                    for bound, count in bounds
+                }
+                new = {
+                    (name, bound): count
+                    for name, bounds in state.buckets.items()
+                    for bound, count in bounds
+                }
                 self._buckets = {key: old.get(key, count) - count for key, count in new.items()}
         self._last = self._added(state)
         return self._last
@@ -194,25 +251,38 @@ class JoinedCounters:
             return state
         totals = {name: value + self._totals.get(name, 0.0) for name, value in state.totals.items()}
         buckets = {
-            name: [(bound, count + self._buckets.get((name, bound), 0.0)) for bound, count in bounds]
+            name: [
+                (bound, count + self._buckets.get((name, bound), 0.0)) for bound, count in bounds
+            ]
             for name, bounds in state.buckets.items()
         }
         return ServerState(state.t, state.gauges, totals, buckets)
 
 
 MAX_ASKED = 4
-"""How often a server is asked for settings that it has not told: most engines do not tell the limit of running sequences."""
+"""How often a server is asked for settings that it has not told: most engines do not tell the limit
+of running sequences."""
 
 
 class ServerWatch:
     """One server, watched from its first answer until Stop."""
 
-    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession, elsewhere: aiohttp.ClientSession) -> None:
-        """`session`: with the key of the server; `elsewhere`: without it, for a metrics page at another address (`metrics_url`)."""
+    def __init__(
+        self,
+        channel: ChildChannel,
+        start: Start,
+        session: aiohttp.ClientSession,
+        elsewhere: aiohttp.ClientSession,
+    ) -> None:
+        """`session`: with the key of the server; `elsewhere`: without it, for a metrics page at
+        another address (`metrics_url`)."""
         options = start.options
         self._channel, self._session, self._elsewhere = channel, session, elsewhere
         self._page = options.get("metrics_url", "")
-        self._url, self._model = options["server_url"].rstrip("/").removesuffix("/v1"), options.get("model", "")
+        self._url, self._model = (
+            options["server_url"].rstrip("/").removesuffix("/v1"),
+            options.get("model", ""),
+        )
         for page in PAGES if not self._page else ():
             if self._url.endswith(page):  # the address of the page itself
                 self._page, self._url = self._url, self._url.removesuffix(page)
@@ -243,7 +313,10 @@ class ServerWatch:
     async def run(self) -> None:
         """Run until a Stop command, or until no page can be read (see `failed`)."""
         work = asyncio.create_task(self._watch())
-        over, renewing = asyncio.create_task(self._over.wait()), asyncio.create_task(self._renew_for_ever())
+        over, renewing = (
+            asyncio.create_task(self._over.wait()),
+            asyncio.create_task(self._renew_for_ever()),
+        )
         await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         renewing.cancel()
@@ -259,7 +332,8 @@ class ServerWatch:
             self.failed = str(problem)
 
     async def serve(self, command: Command) -> None:
-        """Handle a command from the console: all but Stop, the probe, and new limits of a server that takes them, are refused."""
+        """Handle a command from the console: all but Stop, the probe, and new limits of a server
+        that takes them, are refused."""
         if isinstance(command, Stop):
             self._over.set()
         elif isinstance(command, SetKnobs):
@@ -271,7 +345,9 @@ class ServerWatch:
 
     async def _watch(self) -> None:
         progress = lambda detail: self._channel.send(Progress(now(), "starting", detail))  # noqa: E731
-        self._reader, families = await until_answered(self._page or self._url, self._wait_s, progress, self._find)
+        self._reader, families = await until_answered(
+            self._page or self._url, self._wait_s, progress, self._find
+        )
         await self._ask_facts(families)
         if not self._knobs:
             self._channel.send(Started(now(), {}, {}))
@@ -280,31 +356,52 @@ class ServerWatch:
             await self._read()
             await asyncio.sleep(self._reader.interval_s)
 
-    # --- which page -----------------------------------------------------------------------------------------
+    # --- which page -------------------------------------------------------------------------------
 
     async def _find(self, left_s: float) -> tuple[ServerReader, list[Metric]]:
-        """The reader of the first page that has known metrics. Raises ServerFailed where there is none, and aiohttp's errors where the server does not
-        answer."""
-        session = self._elsewhere if self._page and not self._page.startswith(self._url) else self._session
+        """The reader of the first page that has known metrics. Raises ServerFailed where there is
+        none, and aiohttp's errors where the server does not answer."""
+        session = (
+            self._elsewhere
+            if self._page and not self._page.startswith(self._url)
+            else self._session
+        )
         refused: list[str] = []
         for page in [self._page] if self._page else [f"{self._url}{page}" for page in PAGES]:
             families, why = await self._families(session, page, min(PAGE_S, max(left_s, SLOW_S)))
-            if families and (known := server_state(families, 0.0, model=self._model)) and (known.gauges or known.totals):
-                alone = [engine.name for engine in engines_on(families)] == ["vllm"]  # a filter would hide the other engines
-                return Scraper(session, page, buckets=True, model=self._model, timeout_s=PAGE_S, filtered=alone), families
+            if (
+                families
+                and (known := server_state(families, 0.0, model=self._model))
+                and (known.gauges or known.totals)
+            ):
+                # a filter would hide the other engines
+                alone = [engine.name for engine in engines_on(families)] == ["vllm"]
+                return Scraper(
+                    session, page, buckets=True, model=self._model, timeout_s=PAGE_S, filtered=alone
+                ), families
             if families and self._model:
-                raise ServerFailed(f"{page} has no metrics of the model {self._model}: it has {_list(models_on(families))}")
+                raise ServerFailed(
+                    f"{page} has no metrics of the model {self._model}: it has"
+                    f" {_list(models_on(families))}"
+                )
             refused.append(f"{page} {why}")
-        for path, engine, parse in ((LOADS, "sglang", of_loads), (LOADED, "ollama", of_loaded)) if not self._page else ():
+        for path, engine, parse in (
+            ((LOADS, "sglang", of_loads), (LOADED, "ollama", of_loaded)) if not self._page else ()
+        ):
             reader = JsonReader(self._session, f"{self._url}{path}", engine, parse)
             with contextlib.suppress(ValueError):
                 await reader.read()
                 return reader, []
         raise ServerFailed(await self._why_nothing(refused))
 
-    async def _families(self, session: aiohttp.ClientSession, page: str, timeout_s: float) -> tuple[list[Metric], str]:
-        """The known metrics of `page`; or none, and why. Raises ServerFailed for a page that no other can replace."""
-        async with session.get(page, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False) as answer:
+    async def _families(
+        self, session: aiohttp.ClientSession, page: str, timeout_s: float
+    ) -> tuple[list[Metric], str]:
+        """The known metrics of `page`; or none, and why. Raises ServerFailed for a page that no
+        other can replace."""
+        async with session.get(
+            page, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False
+        ) as answer:
             if elsewhere := redirection(answer):
                 raise ServerFailed(f"{page} answers {elsewhere}")
             if answer.status in (401, 403):
@@ -313,12 +410,18 @@ class ServerWatch:
                     if "Authorization" in session.headers
                     else "name the variable that holds it with --api-key-env"
                 )
-                what = "rejects the API key" if "Authorization" in session.headers else "needs an API key"
+                what = (
+                    "rejects the API key"
+                    if "Authorization" in session.headers
+                    else "needs an API key"
+                )
                 raise ServerFailed(f"{page} {what} (HTTP {answer.status}): {known}")
             if answer.status in NOT_READY:
                 raise NotReady(f"the server answers HTTP {answer.status}")
             if answer.status == 400 and page.startswith("http:") and await speaks_tls(page):
-                raise ServerFailed(f"{self._url}: the server speaks TLS: use https{self._url.removeprefix('http')}")
+                raise ServerFailed(
+                    f"{self._url}: the server speaks TLS: use https{self._url.removeprefix('http')}"
+                )
             if answer.status != 200:
                 return [], f"answers HTTP {answer.status}"
             try:
@@ -326,16 +429,26 @@ class ServerWatch:
                 families = await asyncio.to_thread(read_families, text, buckets=True)
             except ValueError as problem:
                 raise ServerFailed(f"{page}: {explain(problem)}") from None
-        return families, "" if families else (IS_JSON if text[:1] in ("[", "{") else "has no known metric")
+        return families, "" if families else (
+            IS_JSON if text[:1] in ("[", "{") else "has no known metric"
+        )
 
     async def _why_nothing(self, refused: list[str]) -> str:
         """Why nothing can be read, in one line, with the flag that turns the metrics on."""
         facts = await ask_facts(self._session, self._url) if not self._page else ServerFacts()
-        name = str(facts.engine.value) if facts.engine is not None else "tensorrt-llm" if any(IS_JSON in why for why in refused) else ""
+        name = (
+            str(facts.engine.value)
+            if facts.engine is not None
+            else "tensorrt-llm"
+            if any(IS_JSON in why for why in refused)
+            else ""
+        )
         if (engine := engine_of(name)) is not None:
             return f"{self._url} is {engine.title} and shows no metrics: {engine.turn_on}"
         flags = "; ".join(
-            f"{entry.title}: {entry.turn_on}" for entry in engines() if entry.name in ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
+            f"{entry.title}: {entry.turn_on}"
+            for entry in engines()
+            if entry.name in ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
         )
         return f"{'; '.join(refused)}: no metrics of a known model server. {flags}"
 
@@ -343,19 +456,34 @@ class ServerWatch:
         """Send what the server says of its settings, where that is new."""
         self._asked += 1
         facts = await ask_facts(self._session, self._url, families)
-        names = [engine.name for engine in engines_on(families)] or [self._reader.engine if isinstance(self._reader, JsonReader) else ""]
+        names = [engine.name for engine in engines_on(families)] or [
+            self._reader.engine if isinstance(self._reader, JsonReader) else ""
+        ]
         models = models_on(families)
-        facts = complete(facts, ("the metrics page", {"engine": names[0] or None, "model": models[0] if len(models) == 1 else None}))
+        facts = complete(
+            facts,
+            (
+                "the metrics page",
+                {"engine": names[0] or None, "model": models[0] if len(models) == 1 else None},
+            ),
+        )
         if self._model:
             facts = msgspec.structs.replace(facts, model=Fact(self._model, "--model"))
         processes = await asyncio.to_thread(processes_at, self._page or self._url)
         self._give_back()
         self._limits = find_limits(processes)
         if self._limits is not None:
-            facts = complete(facts, (SCHEDULER, {name: float(limit) for name, limit in self._limits.chosen.items()}))
+            facts = complete(
+                facts,
+                (SCHEDULER, {name: float(limit) for name, limit in self._limits.chosen.items()}),
+            )
         if self._limits is not None or self._knobs:
             self._knobs = {**self._limits.chosen} if self._limits is not None else {}
-            of_engines = {"live_limit.engines": float(self._limits.engines)} if self._limits is not None else {}
+            of_engines = (
+                {"live_limit.engines": float(self._limits.engines)}
+                if self._limits is not None
+                else {}
+            )
             live = {live_limit_fact(name): float(limit) for name, limit in self._knobs.items()}
             self._channel.send(Started(now(), self._knobs, live | of_engines))
         if (facts, processes) != (self._facts, self._processes):
@@ -363,17 +491,25 @@ class ServerWatch:
             self._channel.send(ServerKnown(now(), facts, processes))
 
     def _say_models(self, families: list[Metric]) -> None:
-        """A line where the page has several models or engines: the figures are of all of them together."""
+        """A line where the page has several models or engines: the figures are of all of them
+        together."""
         models, found = models_on(families), engines_on(families)
         if len(models) > 1 and not self._model:
-            self._note(f"{len(models)} models on the page, added up: {_list(models)}; --model NAME takes one")
+            self._note(
+                f"{len(models)} models on the page, added up: {_list(models)}; --model NAME takes"
+                " one"
+            )
         if len(found) > 1:
-            self._note(f"several engines on the page, added up: {', '.join(engine.title for engine in found)}")
+            self._note(
+                "several engines on the page, added up:"
+                f" {', '.join(engine.title for engine in found)}"
+            )
 
-    # --- limits that change while the server runs -----------------------------------------------------------
+    # --- limits that change while the server runs -------------------------------------------------
 
     def _set_limits(self, command: SetKnobs) -> None:
-        """Put the limits of a side of a trial in force. The requests that run then still belong to the other side for a while."""
+        """Put the limits of a side of a trial in force. The requests that run then still belong to
+        the other side for a while."""
         error: str | None = NO_CHANGE
         if self._limits is not None and command.changes.keys() <= self._limits.chosen.keys():
             knobs = {**self._knobs, **command.changes}
@@ -401,7 +537,14 @@ class ServerWatch:
             if not in_time and self._arm:
                 self._arm = 0  # the trial misses its steps, and ends
                 self._channel.send(
-                    Note(now(), "the limits of the server ended by themselves: gpuconsole was held up for seconds", "warning")
+                    Note(
+                        now(),
+                        (
+                            "the limits of the server ended by themselves: gpuconsole was held up"
+                            " for seconds"
+                        ),
+                        "warning",
+                    )
                 )
 
     def _give_back(self) -> None:
@@ -410,7 +553,7 @@ class ServerWatch:
             self._limits.close()
         self._limits, self._arm = None, 0
 
-    # --- requests of ours, where the user has agreed ----------------------------------------------------------
+    # --- requests of ours, where the user has agreed ----------------------------------------------
 
     async def _probe(self, command: RunProbe) -> None:
         """Send the requests of the probe, and always an answer."""
@@ -425,7 +568,16 @@ class ServerWatch:
         if self._ours:
             signals[OURS] = Signal(self._ours, "requests", "sent by gpuconsole in this session")
         self._probed_t = now()
-        self._channel.send(ProbeDone(self._probed_t, command.request, command.probe, signals, error, self._probed_t - begun))
+        self._channel.send(
+            ProbeDone(
+                self._probed_t,
+                command.request,
+                command.probe,
+                signals,
+                error,
+                self._probed_t - begun,
+            )
+        )
 
     async def _client_wait(self, probe: str) -> dict[str, Signal]:
         """Raises ValueError with one line."""
@@ -445,7 +597,7 @@ class ServerWatch:
         finally:
             self._ours += wait.sent
 
-    # --- readings -------------------------------------------------------------------------------------------
+    # --- readings ---------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         begun = time.monotonic()
@@ -458,12 +610,17 @@ class ServerWatch:
             self._note(f"the metrics page takes {took:.1f} s, so it is read seldom")
         state = self._joined.continued(state, parts_on(families, self._model) if families else 1)
         before, self._last = self._last, state
-        restarted = before is not None and any(state.totals.get(name, total) < total for name, total in before.totals.items())
-        is_busy = self._facts.max_num_seqs is None and self._asked < MAX_ASKED  # a busy server may have answered too late
+        restarted = before is not None and any(
+            state.totals.get(name, total) < total for name, total in before.totals.items()
+        )
+        # a busy server may have answered too late
+        is_busy = self._facts.max_num_seqs is None and self._asked < MAX_ASKED
         if self._down or restarted or is_busy:
             await self._ask_facts(families)
         if restarted:
-            self._channel.send(Note(now(), "the server has restarted: its counters began again", "warning"))
+            self._channel.send(
+                Note(now(), "the server has restarted: its counters began again", "warning")
+            )
         if self._down:
             self._down = ""
             self._channel.send(Requests(now(), []))
@@ -472,21 +629,42 @@ class ServerWatch:
             self._send_step(before, state)
 
     def _send_step(self, before: ServerState, state: ServerState) -> None:
-        """What the server has done since the reading before. A server that has restarted has counted from 0."""
+        """What the server has done since the reading before. A server that has restarted has
+        counted from 0."""
 
         def gained(name: str) -> int:
             value, old = state.totals.get(name, 0.0), before.totals.get(name, 0.0)
             return round(value - old if value >= old else value)
 
-        probes = (self._probing is not None and not self._probing.done()) or before.t < self._probed_t
+        probes = (
+            self._probing is not None and not self._probing.done()
+        ) or before.t < self._probed_t
         kind = PROBE if probes else COUNTS if before.t >= self._settled_t else SETTLING
-        step = Step(self._index, state.t, state.t - before.t, gained("requests"), gained("generation_tokens"), (), arm=self._arm, kind=kind)
+        step = Step(
+            self._index,
+            state.t,
+            state.t - before.t,
+            gained("requests"),
+            gained("generation_tokens"),
+            (),
+            arm=self._arm,
+            kind=kind,
+        )
         self._index += 1
-        self._channel.send(Steps(state.t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))
+        self._channel.send(
+            Steps(state.t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped)
+        )
 
     def _on_silence(self, why: str) -> None:
         self._down = visible(why)[:MAX_CHARACTERS]
-        self._channel.send(Requests(now(), [], down=self._down, down_since=self._last.t if self._last is not None else now()))
+        self._channel.send(
+            Requests(
+                now(),
+                [],
+                down=self._down,
+                down_since=self._last.t if self._last is not None else now(),
+            )
+        )
 
     def _note(self, text: str) -> None:
         kind = text.partition(" ")[0]

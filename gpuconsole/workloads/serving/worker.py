@@ -1,7 +1,8 @@
-"""The serving worker: runs a model server and a load generator as child processes, and reads the server's /metrics.
+"""The serving worker: runs a model server and a load generator as child processes, and reads the
+server's /metrics.
 
-The console starts it as `python -m gpuconsole.workloads.serving.worker --fd N --scratch DIR`. The worker leads a process group, so that
-both children end when the console or the worker ends.
+The console starts it as `python -m gpuconsole.workloads.serving.worker --fd N --scratch DIR`. The
+worker leads a process group, so that both children end when the console or the worker ends.
 """
 
 from __future__ import annotations
@@ -52,13 +53,21 @@ from gpuconsole.workloads import process
 from gpuconsole.workloads.serving.facts import ASK_S, ask_facts, complete
 from gpuconsole.workloads.serving.http import api_key, connect, explain, make_key
 from gpuconsole.workloads.serving.scraping import Scraper
-from gpuconsole.workloads.serving.servers import EmbeddedServer, ModelServer, RemoteServer, ServerFailed, VllmServer
+from gpuconsole.workloads.serving.servers import (
+    EmbeddedServer,
+    ModelServer,
+    RemoteServer,
+    ServerFailed,
+    VllmServer,
+)
 from gpuconsole.workloads.serving.watching import ServerWatch
 
-# --- knobs without effect on this server ---------------------------------------------------------------------
+# --- knobs without effect on this server ----------------------------------------------------------
 
 VLLMS_OWN = {
-    "gpu_memory_utilization": "the embedded server allocates the memory that max_num_seqs and max_model_len need",
+    "gpu_memory_utilization": (
+        "the embedded server allocates the memory that max_num_seqs and max_model_len need"
+    ),
     "enforce_eager": "the embedded server has no CUDA graphs: it always runs eagerly",
     "tensor_parallel_size": "the embedded server runs on one device",
     "num_speculative_tokens": "the embedded server has no speculative decoding",
@@ -74,29 +83,42 @@ def without_effect(knobs: Knobs, *, embedded: bool, remote: bool, recorded: bool
     """Knobs that are set and have no effect here, with the reason."""
     reasons: dict[str, str] = {}
     if embedded:
-        reasons |= {name: why for name, why in VLLMS_OWN.items() if knobs[name] != CATALOGUE[name].default}
+        reasons |= {
+            name: why for name, why in VLLMS_OWN.items() if knobs[name] != CATALOGUE[name].default
+        }
         if knobs["quantization"] not in ("none", "int8"):
             reasons["quantization"] = "the embedded server supports int8 only"
     elif remote:
         why = "gpuconsole did not start this server"
-        reasons |= {name: why for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "cold" and name in knobs}
+        reasons |= {
+            name: why
+            for name, knob in CATALOGUE.items()
+            if knob.serving and knob.apply == "cold" and name in knobs
+        }
     if not embedded:
         reasons |= {
-            name: "it belongs to the embedded server; this server serves a model of its own" for name in EMBEDDED_OWN if name in knobs
+            name: "it belongs to the embedded server; this server serves a model of its own"
+            for name in EMBEDDED_OWN
+            if name in knobs
         }
     if recorded:
         why = "the prompts come from a file (--prompts)"
         reasons |= {name: why for name in ("prompt_tokens", "shared_prefix_ratio") if name in knobs}
     if not float(knobs["request_rate"]):
         why = "a closed loop has no arrival intervals: set request_rate"
-        reasons |= {name: why for name in ("burstiness", "max_concurrency") if knobs[name] != CATALOGUE[name].default}
+        reasons |= {
+            name: why
+            for name in ("burstiness", "max_concurrency")
+            if knobs[name] != CATALOGUE[name].default
+        }
     return reasons
 
 
-# --- the worker ----------------------------------------------------------------------------------------------
+# --- the worker -----------------------------------------------------------------------------------
 
 UNLIKE = 1.5
-"""A KV cache of so many times the wanted size, or of less than that part of it, is reported. Whole blocks explain a smaller difference."""
+"""A KV cache of so many times the wanted size, or of less than that part of it, is reported. Whole
+blocks explain a smaller difference."""
 LINE_LIMIT = 64 * 1024 * 1024
 STOP_S = 2.0
 EMBEDDED_CHARACTERS_PER_TOKEN = "1"
@@ -105,7 +127,9 @@ EMBEDDED_CHARACTERS_PER_TOKEN = "1"
 class ServingWorker:
     """One server under one load."""
 
-    def __init__(self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession, scratch: Path) -> None:
+    def __init__(
+        self, channel: ChildChannel, start: Start, session: aiohttp.ClientSession, scratch: Path
+    ) -> None:
         self._channel, self._start, self._session, self._scratch = channel, start, session, scratch
         self._server: ModelServer | None = None
         self._generator: asyncio.subprocess.Process | None = None
@@ -127,9 +151,16 @@ class ServingWorker:
     async def run(self) -> None:
         """Run until a Stop command, or until the server or the generator ends (see `failed`)."""
         start = self._start
-        self._server = choose_server(start, lambda detail: self._channel.send(Progress(now(), "starting", detail)), self._scratch)
+        self._server = choose_server(
+            start,
+            lambda detail: self._channel.send(Progress(now(), "starting", detail)),
+            self._scratch,
+        )
         try:
-            starting, over = asyncio.create_task(self._server.start(self._session)), asyncio.create_task(self._over.wait())
+            starting, over = (
+                asyncio.create_task(self._server.start(self._session)),
+                asyncio.create_task(self._over.wait()),
+            )
             await asyncio.wait([starting, over], return_when=asyncio.FIRST_COMPLETED)
             over.cancel()
             if not starting.done():
@@ -143,42 +174,61 @@ class ServingWorker:
             await self._server.stop()
 
     async def serve(self, command: Command) -> None:
-        """Handle a command from the console. The generator answers commands for the load, after the server has its new limits."""
+        """Handle a command from the console. The generator answers commands for the load, after the
+        server has its new limits."""
         if isinstance(command, SetKnobs) and not await self._limit(command):
             return
         if isinstance(command, Stop):
             self._over.set()
         elif isinstance(command, Profile):
-            self._channel.send(Profiled(now(), command.request, error="the model server is a separate process: profile that process"))
+            self._channel.send(
+                Profiled(
+                    now(),
+                    command.request,
+                    error="the model server is a separate process: profile that process",
+                )
+            )
         elif self._to_generator is not None:
             self._to_generator.write(encode(command) + b"\n")
         else:
             self._early.append(command)
 
     async def _limit(self, command: SetKnobs) -> bool:
-        """Apply new limits to the server if the command contains them. Sends an error and returns False if the server cannot change them."""
+        """Apply new limits to the server if the command contains them. Sends an error and returns
+        False if the server cannot change them."""
         knobs, server = {**self._knobs, **command.changes}, self._server
         if server is not None and any(name in command.changes for name in LIVE_KNOBS):
             try:
                 await server.set_limits(knobs)
             except (ServerFailed, aiohttp.ClientError, TimeoutError) as problem:
-                self._channel.send(KnobsSet(now(), command.request, 0, self._knobs, error=explain(problem)))
+                self._channel.send(
+                    KnobsSet(now(), command.request, 0, self._knobs, error=explain(problem))
+                )
                 return False
         self._knobs = knobs
         return True
 
     async def _under_load(self, server: ModelServer) -> None:
-        async with await connect("") as elsewhere:  # do not send the server's key to another address
+        # do not send the server's key to another address
+        async with await connect("") as elsewhere:
             page = self._start.options.get("metrics_url")
-            self._scraper = Scraper(elsewhere if page else self._session, page or f"{server.url}/metrics")
+            self._scraper = Scraper(
+                elsewhere if page else self._session, page or f"{server.url}/metrics"
+            )
             await self._ask_facts(server)
             self._check_cache()
-            self._knobs = {**self._knobs, **{name: limit for name, limit in server.limits().items() if not self._knobs[name]}}
+            self._knobs = {
+                **self._knobs,
+                **{name: limit for name, limit in server.limits().items() if not self._knobs[name]},
+            }
             self._announce(server, self._knobs)
             await self._until_the_end(server)
 
     async def _until_the_end(self, server: ModelServer) -> None:
-        tasks = [asyncio.create_task(work) for work in (self._generate(server), self._scrape_for_ever(server), self._watch(server))]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._generate(server), self._scrape_for_ever(server), self._watch(server))
+        ]
         over = asyncio.create_task(self._over.wait())
         await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
         await self._end_generator()
@@ -190,13 +240,18 @@ class ServingWorker:
                 raise problem
 
     def _announce(self, server: ModelServer, knobs: Knobs) -> None:
-        """Facts about the server, and the knobs without effect. Sends one note about knobs that were set without effect."""
+        """Facts about the server, and the knobs without effect. Sends one note about knobs that
+        were set without effect."""
         recorded = "prompts" in self._start.options
         idle = without_effect(
-            knobs, embedded=isinstance(server, EmbeddedServer), remote=isinstance(server, RemoteServer), recorded=recorded
+            knobs,
+            embedded=isinstance(server, EmbeddedServer),
+            remote=isinstance(server, RemoteServer),
+            recorded=recorded,
         )
         for name, why in idle.items():
-            chosen = knobs[name] != CATALOGUE[name].default and name not in EMBEDDED_OWN  # a scenario sets the knobs of the embedded model
+            # a scenario sets the knobs of the embedded model
+            chosen = knobs[name] != CATALOGUE[name].default and name not in EMBEDDED_OWN
             if chosen and name not in self._noted and not isinstance(server, RemoteServer):
                 self._noted.add(name)
                 self._channel.send(Note(now(), f"{name} {show(knobs[name])} has no effect: {why}"))
@@ -205,7 +260,8 @@ class ServingWorker:
         self._channel.send(Started(now(), knobs, server.facts, notes))
 
     async def _watch(self, server: ModelServer) -> None:
-        """Wait until the server process ends or its engine fails, and store the cause in `failed`."""
+        """Wait until the server process ends or its engine fails, and store the cause in
+        `failed`."""
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(server.broken.wait())]
         if server.process is not None:
             ends.append(asyncio.create_task(server.process.wait()))
@@ -217,14 +273,21 @@ class ServingWorker:
         await asyncio.sleep(0.2)  # the last lines of the log
         self.failed = server.death()
 
-    # --- the load generator ---------------------------------------------------------------------------------
+    # --- the load generator -----------------------------------------------------------------------
 
     async def _generate(self, server: ModelServer) -> None:
         """Start the load generator and forward its events. Returns when the generator has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._generator = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "gpuconsole.workloads.serving.load.generator", "--fd", str(theirs.fileno())),
+                *(
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "gpuconsole.workloads.serving.load.generator",
+                    "--fd",
+                    str(theirs.fileno()),
+                ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -236,7 +299,8 @@ class ServingWorker:
             options["max_model_len"] = f"{longest:.0f}"
         start = self._start
         first = Start(start.workload, self._knobs, start.device, seed=start.seed, options=options)
-        for command in (first, *self._early):  # a knob may have changed since the server became ready
+        # a knob may have changed since the server became ready
+        for command in (first, *self._early):
             writer.write(encode(command) + b"\n")
         self._to_generator = writer
         while line := await reader.readline():
@@ -264,7 +328,7 @@ class ServingWorker:
             self._generator.kill()
             await self._generator.wait()
 
-    # --- the server's reports about itself ---------------------------------------------------------------------
+    # --- the server's reports about itself --------------------------------------------------------
 
     async def _scrape_for_ever(self, server: ModelServer) -> None:
         while True:
@@ -276,33 +340,51 @@ class ServingWorker:
                 if (
                     not self._page_seen
                     or self._scrape_refused
-                    or any(state.totals.get(name, 0.0) < total for name, total in self._totals.items())
+                    or any(
+                        state.totals.get(name, 0.0) < total for name, total in self._totals.items()
+                    )
                 ):
-                    await self._ask_facts(server, families)  # the server may have restarted with other arguments
+                    # the server may have restarted with other arguments
+                    await self._ask_facts(server, families)
                 self._totals, self._scrape_refused = state.totals, ""
             except ValueError as problem:
                 self._tell_once(str(problem))
             await asyncio.sleep(self._scraper.interval_s)
 
     async def _ask_facts(self, server: ModelServer, families: list[Metric] | None = None) -> None:
-        """Send what the server reports about itself, if that is new. `families`: its /metrics page, if the page was just read."""
+        """Send what the server reports about itself, if that is new. `families`: its /metrics page,
+        if the page was just read."""
         if families is None:
             families = []
             with contextlib.suppress(ValueError, TimeoutError):
                 async with asyncio.timeout(ASK_S):
                     _, families = await self._scraper.read()
         self._page_seen = self._page_seen or bool(families)
-        facts = complete(await ask_facts(self._session, server.url, families), *server.start_facts())
+        facts = complete(
+            await ask_facts(self._session, server.url, families), *server.start_facts()
+        )
         if facts != self._server_facts:
             self._server_facts = facts
             self._channel.send(ServerKnown(now(), facts))
 
     def _check_cache(self) -> None:
-        """Send a note where the KV cache has another size than the knob asks for: vLLM chooses the size of a block by the model."""
-        wanted, has = int(self._knobs["num_gpu_blocks_override"]) * BLOCK_TOKENS, self._server_facts.number("kv_cache_tokens")
-        if wanted and has and not isinstance(self._server, RemoteServer) and not 1 / UNLIKE < has / wanted < UNLIKE:
+        """Send a note where the KV cache has another size than the knob asks for: vLLM chooses the
+        size of a block by the model."""
+        wanted, has = (
+            int(self._knobs["num_gpu_blocks_override"]) * BLOCK_TOKENS,
+            self._server_facts.number("kv_cache_tokens"),
+        )
+        if (
+            wanted
+            and has
+            and not isinstance(self._server, RemoteServer)
+            and not 1 / UNLIKE < has / wanted < UNLIKE
+        ):
             block = self._server_facts.number("block_size") or 0
-            text = f"the KV cache has {has:.0f} tokens, not {wanted}: a block has {block:.0f} tokens; --vllm-args='--block-size N' sets N"
+            text = (
+                f"the KV cache has {has:.0f} tokens, not {wanted}: a block has {block:.0f} tokens;"
+                " --vllm-args='--block-size N' sets N"
+            )
             self._channel.send(Note(now(), text, "warning"))
 
     def _on_requests(self, event: Requests, server: ModelServer) -> None:
@@ -315,7 +397,11 @@ class ServingWorker:
         """CPU cores that the answering process has used since the last reading."""
         used, (before_t, before) = server.frontend_cpu_s(), self._frontend
         self._frontend = (t, used)
-        return (used - before) / (t - before_t) if used is not None and before is not None and t > before_t else None
+        return (
+            (used - before) / (t - before_t)
+            if used is not None and before is not None and t > before_t
+            else None
+        )
 
     def _tell_once(self, text: str) -> None:
         if text != self._scrape_refused:
@@ -324,19 +410,29 @@ class ServingWorker:
 
 
 def choose_server(start: Start, progress: Callable[[str], None], scratch: Path) -> ModelServer:
-    """The server for `start`: the server at an address, vLLM, or the embedded server. Servers that start here get an API key of their own."""
+    """The server for `start`: the server at an address, vLLM, or the embedded server. Servers that
+    start here get an API key of their own."""
     options, knobs = start.options, start.knobs
     if options.get("server_url"):
-        return RemoteServer(progress, options["server_url"], options.get("model", ""), float(options.get("wait_s", 0.0)))
+        return RemoteServer(
+            progress,
+            options["server_url"],
+            options.get("model", ""),
+            float(options.get("wait_s", 0.0)),
+        )
     if knobs["server"] == "vllm":
         return VllmServer(progress, knobs, options, start.device, start.uuid, scratch)
     return EmbeddedServer(
-        progress, {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"}, start.device, start.seed
+        progress,
+        {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"},
+        start.device,
+        start.seed,
     )
 
 
 async def run_serving_worker(channel: ChildChannel, scratch: Path) -> int:
-    """Run from Start to Stop. Returns the exit code; a failure has already been reported to the console."""
+    """Run from Start to Stop. Returns the exit code; a failure has already been reported to the
+    console."""
     loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
 
     def on_command(command: Command) -> None:
@@ -348,12 +444,17 @@ async def run_serving_worker(channel: ChildChannel, scratch: Path) -> int:
     start = await commands.get()
     if not isinstance(start, Start):
         return 0
-    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:  # several GPUs: vLLM uses the first visible GPUs
+    # several GPUs: vLLM uses the first visible GPUs
+    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
     make_key(start.options)
     async with await connect(api_key(start.options)) as session, await connect("") as elsewhere:
         watches = start.workload == WATCHED
-        worker = ServerWatch(channel, start, session, elsewhere) if watches else ServingWorker(channel, start, session, scratch)
+        worker = (
+            ServerWatch(channel, start, session, elsewhere)
+            if watches
+            else ServingWorker(channel, start, session, scratch)
+        )
         listening = asyncio.create_task(_listen(commands, worker))
         await worker.run()
         listening.cancel()
@@ -372,7 +473,8 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     args = parser.parse_args()
-    # no PR_SET_PDEATHSIG here: a killed worker could not end the server's children; the closed socket is noticed just as soon
+    # no PR_SET_PDEATHSIG here: a killed worker could not end the server's children; the closed
+    # socket is noticed just as soon
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(args.fd)
     channel.send(Hello(now(), "worker", os.getpid(), __version__, time.time()))

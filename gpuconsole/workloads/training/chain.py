@@ -1,7 +1,9 @@
-"""A long chain of elementwise operations: scales, activations, residuals, clamps and norms, as models have them between matrix products.
+"""A long chain of elementwise operations: scales, activations, residuals, clamps and norms, as
+models have them between matrix products.
 
-The chain learns the scales of another chain. Only the size of the inputs matters, so they are generated; they are on the device from the
-start, because in a model the layer before would produce them there.
+The chain learns the scales of another chain. Only the size of the inputs matters, so they are
+generated; they are on the device from the start, because in a model the layer before would produce
+them there.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ LINKS = ("scale", "silu", "residual", "clamp", "norm")
 BATCHES = 2
 """Number of batches; they are made at the start and used in turn."""
 MIN_PASSES = 4
-"""How often a value of the batch must cross memory at least: forward reads input and target, backward reads both again. All other values could
-stay in registers."""
+"""How often a value of the batch must cross memory at least: forward reads input and target,
+backward reads both again. All other values could stay in registers."""
 
 
 class Chain(nn.Module):

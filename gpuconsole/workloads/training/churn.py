@@ -1,6 +1,8 @@
-"""A classifier of verses with a replay buffer of features: tensors of all sizes, some of which outlive many steps.
+"""A classifier of verses with a replay buffer of features: tensors of all sizes, some of which
+outlive many steps.
 
-Continual learning replays kept features in this way. For an allocator this is the hard case: kept blocks lie between freed blocks.
+Continual learning replays kept features in this way. For an allocator this is the hard case: kept
+blocks lie between freed blocks.
 """
 
 from __future__ import annotations
@@ -25,20 +27,27 @@ NARROWER = 4
 
 
 class VerseNet(nn.Module):
-    """MLP blocks on each byte, then narrow features. The maxima of the features predict whether the verse names the LORD."""
+    """MLP blocks on each byte, then narrow features. The maxima of the features predict whether the
+    verse names the LORD."""
 
     def __init__(self, d_model: int, n_layer: int) -> None:
         super().__init__()
         self.bytes = nn.Embedding(256, d_model)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.RMSNorm(d_model), nn.Linear(d_model, 4 * d_model), nn.SiLU(), nn.Linear(4 * d_model, d_model))
+            nn.Sequential(
+                nn.RMSNorm(d_model),
+                nn.Linear(d_model, 4 * d_model),
+                nn.SiLU(),
+                nn.Linear(4 * d_model, d_model),
+            )
             for _ in range(n_layer)
         )
         self.narrow = nn.Linear(d_model, d_model // NARROWER)
         self.head = nn.Linear(d_model // NARROWER, 2)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens) int64 to features (batch, tokens, d_model / 4), 0 where there is padding."""
+        """(batch, tokens) int64 to features (batch, tokens, d_model / 4), 0 where there is
+        padding."""
         x = self.bytes(tokens)
         for block in self.blocks:
             x = x + block(x)
@@ -76,7 +85,8 @@ class ChurnTask:
         features = self.model(tokens)
         loss = self._loss_of(features, named)
         if not torch.is_grad_enabled() or len(tokens) != self._batch_size:
-            return loss  # an evaluation, or a probe with another batch size: the replay buffer stays as it is
+            # an evaluation, or a probe with another batch size: the replay buffer stays as it is
+            return loss
         if self._kept:
             loss = loss + self._loss_of(*self._chance.choice(self._kept))
         new = features.detach().to(torch.float32, copy=True), named
@@ -89,7 +99,8 @@ class ChurnTask:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Passes in this block do the same work, and change neither the replay buffer nor the random generator."""
+        """Passes in this block do the same work, and change neither the replay buffer nor the
+        random generator."""
         state, self._preserving = self._chance.getstate(), True
         try:
             yield

@@ -1,6 +1,8 @@
-"""Gradients without a model: DDP exchanges `buffer_mb` of gradients a step, and no computation can hide the exchange.
+"""Gradients without a model: DDP exchanges `buffer_mb` of gradients a step, and no computation can
+hide the exchange.
 
-All values are zero, because only the amount and the size of the pieces matter. One sample is one exchange.
+All values are zero, because only the amount and the size of the pieces matter. One sample is one
+exchange.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from gpuconsole.workloads.device import Kind
 from gpuconsole.workloads.training.task import Batch
 
 PIECE_BYTES = {"cpu": 16 * 1024, "cuda": 256 * 1024}
-"""The size of one parameter, which is the smallest possible bucket. On a GPU the host needs about 10 us for each parameter, and with smaller
-parameters this time would hide the exchange."""
+"""The size of one parameter, which is the smallest possible bucket. On a GPU the host needs about
+10 us for each parameter, and with smaller parameters this time would hide the exchange."""
 MB = 2**20
 
 
 class ZeroLoss(torch.autograd.Function):
-    """A loss of 0 whose gradient is 0 for every parameter. One operation, so that a pass consists of the exchange alone."""
+    """A loss of 0 whose gradient is 0 for every parameter. One operation, so that a pass consists
+    of the exchange alone."""
 
     @staticmethod
     def forward(ctx: Any, *pieces: torch.Tensor) -> torch.Tensor:
@@ -40,7 +43,9 @@ class Gradients(nn.Module):
     def __init__(self, total_bytes: float, piece_bytes: int) -> None:
         super().__init__()
         pieces = max(1, round(total_bytes / piece_bytes))
-        self.pieces = nn.ParameterList(nn.Parameter(torch.zeros(piece_bytes // 4)) for _ in range(pieces))
+        self.pieces = nn.ParameterList(
+            nn.Parameter(torch.zeros(piece_bytes // 4)) for _ in range(pieces)
+        )
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """(1,) to a scalar. The value of `weight` does not matter."""
@@ -52,7 +57,9 @@ class ExchangeTask:
     dense_kind: Kind = "matrix product"
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        self.model: nn.Module = Gradients(float(knobs["buffer_mb"]) * MB, PIECE_BYTES.get(device.type, PIECE_BYTES["cpu"])).to(device)
+        self.model: nn.Module = Gradients(
+            float(knobs["buffer_mb"]) * MB, PIECE_BYTES.get(device.type, PIECE_BYTES["cpu"])
+        ).to(device)
 
     def check(self, knobs: Knobs) -> None:
         """Every combination runs."""

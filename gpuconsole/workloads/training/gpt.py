@@ -1,4 +1,5 @@
-"""A GPT trained on the bytes of a real text: pre-norm blocks, causal SDPA, learned positions, no tokenizer. Optionally with LoRA."""
+"""A GPT trained on the bytes of a real text: pre-norm blocks, causal SDPA, learned positions, no
+tokenizer. Optionally with LoRA."""
 
 from __future__ import annotations
 
@@ -49,24 +50,32 @@ class TransformerBlock(nn.Module):
 
 
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention in one kernel that does not write the scores to memory. torch chooses the kernel."""
+    """Causal attention in one kernel that does not write the scores to memory. torch chooses the
+    kernel."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def cudnn_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The same in cuDNN's kernel. Raises RuntimeError where cuDNN has none for this device and precision."""
+    """The same in cuDNN's kernel. Raises RuntimeError where cuDNN has none for this device and
+    precision."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def check_attention(knobs: Knobs, device: torch.device) -> None:
     """Raise ValueError, one line, where `attention` cudnn is not possible."""
-    if knobs["attention"] == "cudnn" and (device.type != "cuda" or knobs["precision"] not in ("bf16", "fp16")):
-        raise ValueError(f"attention cudnn needs a GPU and precision bf16 or fp16, not {device.type} and {knobs['precision']}; try sdpa")
+    if knobs["attention"] == "cudnn" and (
+        device.type != "cuda" or knobs["precision"] not in ("bf16", "fp16")
+    ):
+        raise ValueError(
+            f"attention cudnn needs a GPU and precision bf16 or fp16, not {device.type} and"
+            f" {knobs['precision']}; try sdpa"
+        )
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt d + causal mask) v, (batch, heads, tokens, d). All scores are written to memory and read again."""
+    """softmax(q k^T / sqrt d + causal mask) v, (batch, heads, tokens, d). All scores are written to
+    memory and read again."""
     tokens = q.shape[-2]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
@@ -92,26 +101,39 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(batch, tokens) int64 to logits (batch, tokens, 256)."""
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
-            x = checkpoint(block, x, self.attention, use_reentrant=False) if self.gradient_checkpointing else block(x, self.attention)
+            x = (
+                checkpoint(block, x, self.attention, use_reentrant=False)
+                if self.gradient_checkpointing
+                else block(x, self.attention)
+            )
         return self.head(self.norm(x))
 
 
 class LoRALinear(nn.Module):
-    """A frozen Linear and its adapter: W x + b + scale B A x. B starts at 0, so training starts from the frozen model."""
+    """A frozen Linear and its adapter: W x + b + scale B A x. B starts at 0, so training starts
+    from the frozen model."""
 
     def __init__(self, frozen: nn.Linear, rank: int) -> None:
         super().__init__()
         self.frozen = frozen
         weight = frozen.weight
-        self.down = nn.Linear(frozen.in_features, rank, bias=False, device=weight.device, dtype=weight.dtype)
-        self.up = nn.Linear(rank, frozen.out_features, bias=False, device=weight.device, dtype=weight.dtype)
+        self.down = nn.Linear(
+            frozen.in_features, rank, bias=False, device=weight.device, dtype=weight.dtype
+        )
+        self.up = nn.Linear(
+            rank, frozen.out_features, bias=False, device=weight.device, dtype=weight.dtype
+        )
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.frozen.weight, self.frozen.bias) + LORA_SCALE * self.up(self.down(x))
+        return F.linear(x, self.frozen.weight, self.frozen.bias) + LORA_SCALE * self.up(
+            self.down(x)
+        )
 
 
 def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...] = LORA_TARGETS) -> None:
@@ -124,15 +146,18 @@ def add_lora(model: nn.Module, rank: int, targets: tuple[str, ...] = LORA_TARGET
 
 
 def next_token_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each next byte. `inputs` may be longer than `targets`: the rest is padding and does not count."""
+    """Cross entropy of each next byte. `inputs` may be longer than `targets`: the rest is padding
+    and does not count."""
     logits = model(inputs)[:, : targets.shape[1]]
     return F.cross_entropy(logits.reshape(-1, VOCABULARY).float(), targets.reshape(-1))
 
 
 class TextStream:
-    """Random windows of the text, cut in the training process at almost no cost. Batches are (inputs, targets).
+    """Random windows of the text, cut in the training process at almost no cost. Batches are
+    (inputs, targets).
 
-    With `varied_lengths` the length is random for each batch. `pad_to_multiple_of` pads the inputs with zero bytes.
+    With `varied_lengths` the length is random for each batch. `pad_to_multiple_of` pads the inputs
+    with zero bytes.
     """
 
     def __init__(self, text: torch.Tensor, knobs: Knobs, seed: int) -> None:
@@ -145,8 +170,12 @@ class TextStream:
     def next(self) -> Batch:
         tokens = self._longest
         if self._shortest < self._longest:
-            tokens = int(torch.randint(self._shortest, self._longest + 1, (), generator=self._random))
-        starts = torch.randint(len(self._text) - tokens - 1, (self._batch_size, 1), generator=self._random)
+            tokens = int(
+                torch.randint(self._shortest, self._longest + 1, (), generator=self._random)
+            )
+        starts = torch.randint(
+            len(self._text) - tokens - 1, (self._batch_size, 1), generator=self._random
+        )
         window = self._text[starts + torch.arange(tokens + 1)].long()
         return F.pad(window[:, :-1], (0, padded(tokens, self._multiple) - tokens)), window[:, 1:]
 
@@ -168,14 +197,19 @@ def check_width(d_model: int) -> None:
     """Raise ValueError, one line, for a width that is not divisible by its number of heads."""
     heads = max(1, d_model // HEAD_SIZE)
     if d_model % heads:
-        raise ValueError(f"d_model {d_model} does not split into {heads} heads: {heads * HEAD_SIZE} does, or any multiple of {HEAD_SIZE}")
+        raise ValueError(
+            f"d_model {d_model} does not split into {heads} heads: {heads * HEAD_SIZE} does, or any"
+            f" multiple of {HEAD_SIZE}"
+        )
 
 
 class GPTTask:
     dense_kind: Kind = "matrix product"
 
     def __init__(self, knobs: Knobs, device: torch.device, seed: int) -> None:
-        text = torch.frombuffer(bytearray((files("gpuconsole") / "data/text/kjv.txt").read_bytes()), dtype=torch.uint8)
+        text = torch.frombuffer(
+            bytearray((files("gpuconsole") / "data/text/kjv.txt").read_bytes()), dtype=torch.uint8
+        )
         cut = int(len(text) * (1 - HELD_OUT))
         self._train, self._held_out = text[:cut], text[cut:]
         self._seed, self._device = seed, device
@@ -185,7 +219,8 @@ class GPTTask:
         with device:  # a large model is made on its device: on the host that takes tens of seconds
             self.model: nn.Module = self._new_model(knobs)
         with torch.device("meta"):
-            self._twin = self._new_model(knobs)  # for counting FLOPs: the model itself may be compiled, wrapped or in shards
+            # for counting FLOPs: the model itself may be compiled, wrapped or in shards
+            self._twin = self._new_model(knobs)
 
     def _new_model(self, knobs: Knobs) -> GPT:
         model = GPT(int(knobs["d_model"]), int(knobs["n_layer"]), self._most_tokens)
@@ -197,7 +232,10 @@ class GPTTask:
         check_attention(knobs, self._device)
         tokens = padded(int(knobs["seq_len"]), int(knobs["pad_to_multiple_of"]))
         if tokens > self._most_tokens:
-            raise ValueError(f"{tokens} tokens: this model has {self._most_tokens} positions; start it with a longer seq_len")
+            raise ValueError(
+                f"{tokens} tokens: this model has {self._most_tokens} positions; start it with a"
+                " longer seq_len"
+            )
 
     def open_stream(self, knobs: Knobs) -> TextStream:
         return TextStream(self._train, knobs, self._seed)
@@ -214,17 +252,27 @@ class GPTTask:
         return rows, rows * tokens
 
     def flops_per_sample(self, knobs: Knobs) -> float:
-        """FLOPs of a sequence without padding. They are quadratic in the length, so Simpson's rule gives the exact mean over lengths."""
+        """FLOPs of a sequence without padding. They are quadratic in the length, so Simpson's rule
+        gives the exact mean over lengths."""
         shortest, longest = lengths(knobs)
         if shortest == longest:
             return self._flops(longest)
-        return (self._flops(shortest) + 4 * self._flops((shortest + longest) // 2) + self._flops(longest)) / 6
+        return (
+            self._flops(shortest)
+            + 4 * self._flops((shortest + longest) // 2)
+            + self._flops(longest)
+        ) / 6
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
         """Facts that the analytical models need beside the parameters."""
         shortest, longest = lengths(knobs)
-        causal = {"causal": 1.0} if shortest == longest else {}  # the masked half of a mean length is not the mean of the masked halves
-        return {"tokens_per_sample": (shortest + longest) / 2, "vocabulary": float(VOCABULARY), **causal}
+        # the masked half of a mean length is not the mean of the masked halves
+        causal = {"causal": 1.0} if shortest == longest else {}
+        return {
+            "tokens_per_sample": (shortest + longest) / 2,
+            "vocabulary": float(VOCABULARY),
+            **causal,
+        }
 
     def _flops(self, length: int) -> float:
         """Model FLOPs, without recomputation: the twin has no gradient checkpointing."""

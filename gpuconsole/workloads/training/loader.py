@@ -1,4 +1,5 @@
-"""The input of a training loop: DataLoader streams configured by knobs, copies to the device, room in /dev/shm, and the two sides of a trial.
+"""The input of a training loop: DataLoader streams configured by knobs, copies to the device, room
+in /dev/shm, and the two sides of a trial.
 
 Streams are endless, and leave no process after `close`.
 """
@@ -21,7 +22,7 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.wire.channel import die_with_parent
 from gpuconsole.workloads.training.task import Batch, Stream, Task
 
-# --- DataLoader streams --------------------------------------------------------------------------------------
+# --- DataLoader streams ---------------------------------------------------------------------------
 
 LOADER_KNOBS = tuple(name for name, knob in CATALOGUE.items() if knob.loader)
 
@@ -32,16 +33,27 @@ def _loader_worker_started(worker_id: int) -> None:
 
 
 class LoaderStream:
-    """Batches of `dataset`, epoch after epoch. `finish` transforms each batch in this process. Not thread-safe.
+    """Batches of `dataset`, epoch after epoch. `finish` transforms each batch in this process. Not
+    thread-safe.
 
-    `restarts`: epochs begun after the first. `restart_s`: the sum of the seconds until each of them delivered its first batch.
+    `restarts`: epochs begun after the first. `restart_s`: the sum of the seconds until each of them
+    delivered its first batch.
     """
 
-    def __init__(self, dataset: Dataset[Any], knobs: Knobs, seed: int, finish: Callable[[tuple[Any, ...]], Batch] = tuple) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        knobs: Knobs,
+        seed: int,
+        finish: Callable[[tuple[Any, ...]], Batch] = tuple,
+    ) -> None:
         workers = int(knobs["num_workers"])
         parallel: dict[str, Any] = {}
         if workers:
-            parallel = {"prefetch_factor": int(knobs["prefetch_factor"]), "persistent_workers": bool(knobs["persistent_workers"])}
+            parallel = {
+                "prefetch_factor": int(knobs["prefetch_factor"]),
+                "persistent_workers": bool(knobs["persistent_workers"]),
+            }
         with _without_advice():
             self._loader: DataLoader[Any] = DataLoader(
                 dataset,
@@ -93,7 +105,8 @@ class LoaderStream:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Suppress torch's warning that num_workers exceeds the cores. The warning is right for transforms, wrong for slow storage."""
+    """Suppress torch's warning that num_workers exceeds the cores. The warning is right for
+    transforms, wrong for slow storage."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -101,10 +114,11 @@ def _without_advice() -> Iterator[None]:
 
 @contextlib.contextmanager
 def waits_for_messages() -> Iterator[list[float]]:
-    """Yields a list that receives the seconds of each wait for a message from a loader opened in this block.
+    """Yields a list that receives the seconds of each wait for a message from a loader opened in
+    this block.
 
-    The rest of the time in `next()` is unpacking. Unpacking may wait too: each tensor's memory comes as a separate descriptor, which the
-    loading process must send.
+    The rest of the time in `next()` is unpacking. Unpacking may wait too: each tensor's memory
+    comes as a separate descriptor, which the loading process must send.
     """
     poll, waits = Connection.poll, []
 
@@ -123,23 +137,27 @@ def waits_for_messages() -> Iterator[list[float]]:
 
 
 def as_they_are(samples: list[Any]) -> list[Any]:
-    """A collate function that leaves the work to the training process: each tensor travels separately."""
+    """A collate function that leaves the work to the training process: each tensor travels
+    separately."""
     return samples
 
 
 def settle_steps(knobs: Knobs) -> int:
-    """Steps until an idle loader delivers at its own rate again: the steps must use up its full queue first."""
+    """Steps until an idle loader delivers at its own rate again: the steps must use up its full
+    queue first."""
     workers = int(knobs.get("num_workers", 0))
     return workers * int(knobs.get("prefetch_factor", 0)) + 2 if workers else 1
 
 
-# --- copies of batches from the host to the device -----------------------------------------------------------
+# --- copies of batches from the host to the device ------------------------------------------------
 
 
 class Copier:
-    """`take()` returns the batch to train on. `fetch_ahead()` starts with the next batch, once the work on the present batch is issued.
+    """`take()` returns the batch to train on. `fetch_ahead()` starts with the next batch, once the
+    work on the present batch is issued.
 
-    With `h2d_stream` the host waits for the next batch and copies it while the device computes. On a CPU nothing is copied.
+    With `h2d_stream` the host waits for the next batch and copies it while the device computes. On
+    a CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device, knobs: Knobs) -> None:
@@ -161,7 +179,9 @@ class Copier:
             present = torch.cuda.current_stream(self._device)
             present.wait_stream(self._side)
             for tensor in batch:
-                tensor.record_stream(present)  # otherwise the allocator could give the memory to the side stream while this stream reads it
+                # otherwise the allocator could give the memory to the side stream while this stream
+                # reads it
+                tensor.record_stream(present)
             mark(phase.H2D)
         return batch
 
@@ -191,7 +211,7 @@ class Copier:
         )
 
 
-# --- the open streams of a run -------------------------------------------------------------------------------
+# --- the open streams of a run --------------------------------------------------------------------
 
 STREAM_KNOBS = ("batch_size", "seq_len", "varied_lengths", "pad_to_multiple_of", *LOADER_KNOBS)
 KEPT = 2
@@ -215,9 +235,15 @@ class Streams:
         return stream
 
     def restarts(self) -> tuple[int, float]:
-        """Of all streams so far: epochs begun after the first, and the seconds until their first batches."""
-        epochs = [(getattr(stream, "restarts", 0), getattr(stream, "restart_s", 0.0)) for stream in self._open.values()]
-        return self._closed_restarts + sum(n for n, _ in epochs), self._closed_restart_s + sum(s for _, s in epochs)
+        """Of all streams so far: epochs begun after the first, and the seconds until their first
+        batches."""
+        epochs = [
+            (getattr(stream, "restarts", 0), getattr(stream, "restart_s", 0.0))
+            for stream in self._open.values()
+        ]
+        return self._closed_restarts + sum(n for n, _ in epochs), self._closed_restart_s + sum(
+            s for _, s in epochs
+        )
 
     def close_others(self, stream: Stream) -> None:
         """Close the streams that a finished trial kept open."""
@@ -235,7 +261,7 @@ class Streams:
             stream.close()
 
 
-# --- room in /dev/shm for the batches of DataLoader workers --------------------------------------------------
+# --- room in /dev/shm for the batches of DataLoader workers ---------------------------------------
 
 FOLDER = "/dev/shm"
 MB = 2**20
@@ -244,7 +270,8 @@ MB = 2**20
 def check_room(knobs: Knobs, sample_bytes: float) -> None:
     """Raise ValueError with one line if the prefetched batches do not fit into shared memory.
 
-    `sample_bytes`: of one collated sample. Each worker keeps `prefetch_factor` batches ready, and the training process holds one more.
+    `sample_bytes`: of one collated sample. Each worker keeps `prefetch_factor` batches ready, and
+    the training process holds one more.
     """
     workers = int(knobs["num_workers"])
     room = total_bytes()
@@ -254,13 +281,15 @@ def check_room(knobs: Knobs, sample_bytes: float) -> None:
     needed = batches * int(knobs["batch_size"]) * sample_bytes
     if needed > room:
         raise ValueError(
-            f"{FOLDER} has {room / MB:.0f} MB, and {workers} DataLoader workers keep {batches} batches in it, {needed / MB:.0f} MB: "
-            "give the container more (docker run --shm-size=8g, or --ipc=host), or lower num_workers, prefetch_factor or batch_size"
+            f"{FOLDER} has {room / MB:.0f} MB, and {workers} DataLoader workers keep {batches}"
+            f" batches in it, {needed / MB:.0f} MB: give the container more (docker run"
+            " --shm-size=8g, or --ipc=host), or lower num_workers, prefetch_factor or batch_size"
         )
 
 
 def total_bytes() -> int | None:
-    """The size of /dev/shm; None where this system has none. What other programs hold there is not subtracted: it changes."""
+    """The size of /dev/shm; None where this system has none. What other programs hold there is not
+    subtracted: it changes."""
     try:
         filesystem = os.statvfs(FOLDER)
     except OSError:

@@ -42,7 +42,7 @@ from gpuconsole.workloads.training.settings import (
 )
 from gpuconsole.workloads.training.task import Batch, Task
 
-# --- a fault for exercises: the last process is slower, like one with a hot GPU or a busy core ---------------
+# --- a fault for exercises: the last process is slower, like one with a hot GPU or a busy core ----
 
 
 def lost_s(phase: str, knobs: Knobs, world: World) -> float:
@@ -73,13 +73,15 @@ class _Slow(torch.autograd.Function):
         return gradient, None
 
 
-# --- side work of a training script: logs, gradient statistics, checkpoints in the scratch folder ------------
+# --- side work of a training script: logs, gradient statistics, checkpoints in the scratch folder
+# ---
 
 HISTOGRAM_BINS = 64
 
 
 class RunLog:
-    """JSON lines, flushed after each record; optionally with a histogram of each parameter's gradient, as experiment trackers log it."""
+    """JSON lines, flushed after each record; optionally with a histogram of each parameter's
+    gradient, as experiment trackers log it."""
 
     def __init__(self, scratch: Path) -> None:
         self._file = (scratch / "log.jsonl").open("w", encoding="utf-8")
@@ -87,7 +89,11 @@ class RunLog:
     def write(self, step: int, loss: float, model: torch.nn.Module, gradients: bool) -> None:
         record: dict[str, object] = {"step": step, "loss": loss}
         if gradients:
-            record["gradients"] = {name: _describe(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+            record["gradients"] = {
+                name: _describe(p.grad)
+                for name, p in model.named_parameters()
+                if p.grad is not None
+            }
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -98,14 +104,22 @@ class RunLog:
 
 def _describe(gradient: torch.Tensor) -> dict[str, object]:
     detached = gradient.detach()
-    flat = (detached.coalesce().values() if detached.is_sparse else detached).float()  # of a sparse gradient: its rows
+    # of a sparse gradient: its rows
+    flat = (detached.coalesce().values() if detached.is_sparse else detached).float()
     low, high = flat.min().item(), flat.max().item()
     counts = torch.histc(flat, HISTOGRAM_BINS, low, high).tolist()
-    return {"norm": flat.norm().item(), "mean": flat.mean().item(), "low": low, "high": high, "histogram": counts}
+    return {
+        "norm": flat.norm().item(),
+        "mean": flat.mean().item(),
+        "low": low,
+        "high": high,
+        "histogram": counts,
+    }
 
 
 def largest_gradient_percentiles(model: torch.nn.Module, how: str) -> list[float]:
-    """The 1st, 50th and 99th percentile of the largest gradient: from a Python list (`python`) or by a tensor operation (`torch`)."""
+    """The 1st, 50th and 99th percentile of the largest gradient: from a Python list (`python`) or
+    by a tensor operation (`torch`)."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
     if not gradients:
         return []
@@ -117,25 +131,31 @@ def largest_gradient_percentiles(model: torch.nn.Module, how: str) -> list[float
     return [values.kthvalue(place + 1).values.item() for place in places]
 
 
-def save_checkpoint(scratch: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Model and optimizer in one file, on disk before this returns; the previous checkpoint is replaced."""
+def save_checkpoint(
+    scratch: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Model and optimizer in one file, on disk before this returns; the previous checkpoint is
+    replaced."""
     path = scratch / "checkpoint.pt"
     partial = scratch / "checkpoint.pt.partial"
     with open(partial, "wb") as file:
-        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        torch.save(
+            {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file
+        )
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
 
 
-# --- the loop ------------------------------------------------------------------------------------------------
+# --- the loop -------------------------------------------------------------------------------------
 
 EVAL_BATCHES = 4
 """Passes over the held-out batch in one evaluation."""
 
 
 class TrainingLoop:
-    """Owns the model, its optimizer and its data; `step()` trains one optimizer step (the agent's `Loop` and `Subject`).
+    """Owns the model, its optimizer and its data; `step()` trains one optimizer step (the agent's
+    `Loop` and `Subject`).
 
     `side_work` False skips logging, checkpoints and evaluation (probe P3).
     """
@@ -143,7 +163,14 @@ class TrainingLoop:
     longest_hold_s = float("inf")
     pass_note = ""
 
-    def __init__(self, task: Task, knobs: Knobs, device: torch.device, scratch: Path, plan: ParallelPlan | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        knobs: Knobs,
+        device: torch.device,
+        scratch: Path,
+        plan: ParallelPlan | None = None,
+    ) -> None:
         self.task = task
         self.plan = plan or ParallelPlan(World())
         self.knobs = dict(knobs)
@@ -179,7 +206,7 @@ class TrainingLoop:
         self.plan.on_last_bucket = self._bucket_ready
         self.probes: Mapping[str, Probe] = {}
 
-    # --- one step -------------------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def step(self) -> None:
         mark = self.breakdown.mark
@@ -191,11 +218,14 @@ class TrainingLoop:
         for index in range(passes):
             lose(lost_s("data_wait", self.knobs, self.plan.world))
             batch = self._copier.take(self._stream, mark)
-            with self.plan.backward_pass(self.task.model, last=index == passes - 1 or bool(self.knobs.get("sync_each_batch"))):
+            with self.plan.backward_pass(
+                self.task.model, last=index == passes - 1 or bool(self.knobs.get("sync_each_batch"))
+            ):
                 loss = self.forward(batch) / passes
                 mark(phase.FORWARD)
                 self._scaler.scale(loss).backward()
-            if self._buckets_ready is not None:  # after the last bucket this process waits for the others
+            # after the last bucket this process waits for the others
+            if self._buckets_ready is not None:
                 mark(phase.BACKWARD, self._buckets_ready)
                 self._buckets_ready = None
                 self._exchanges += 1
@@ -221,7 +251,7 @@ class TrainingLoop:
         """The next batch, on the device, outside of a step."""
         return self._copier.take(self._stream, self.breakdown.mark)
 
-    # --- passes outside of a step (probes, rehearsals) ------------------------------------------------------
+    # --- passes outside of a step (probes, rehearsals) --------------------------------------------
 
     @property
     def world(self) -> World:
@@ -253,7 +283,8 @@ class TrainingLoop:
         return repeated
 
     def make_room(self, factor: int) -> bool:
-        """Not known here: a pass that does not fit ends with an error, which costs a run of ours nothing."""
+        """Not known here: a pass that does not fit ends with an error, which costs a run of ours
+        nothing."""
         return True
 
     @contextmanager
@@ -283,18 +314,23 @@ class TrainingLoop:
         return self.plan.silence(self.task.model)
 
     def preserved(self) -> AbstractContextManager[None]:
-        preserved: Callable[[], AbstractContextManager[None]] = getattr(self.task, "preserved", nullcontext)  # few tasks keep anything
+        # few tasks keep anything
+        preserved: Callable[[], AbstractContextManager[None]] = getattr(
+            self.task, "preserved", nullcontext
+        )
         return preserved()
 
     def try_out(self) -> None:
         if self.exchanges:
-            self._pass_alone(self.fresh_batch)  # what does not fit fails here, where no other process waits for this process
+            # what does not fit fails here, where no other process waits for this process
+            self._pass_alone(self.fresh_batch)
         else:
             self.step()
 
     def recover(self) -> None:
         if self.last_batch is not None:
-            self._pass_alone(lambda: self.batch)  # FSDP2 then has its shards where the other processes have theirs
+            # FSDP2 then has its shards where the other processes have theirs
+            self._pass_alone(lambda: self.batch)
 
     def _pass_alone(self, batch: Callable[[], Batch]) -> None:
         """A pass outside of a step, without communication."""
@@ -315,7 +351,8 @@ class TrainingLoop:
     def _update(self) -> None:
         """One optimizer step.
 
-        With fp16 torch skips it after an overflow; the schedule then does not move, except with a fused optimizer on CUDA.
+        With fp16 torch skips it after an overflow; the schedule then does not move, except with a
+        fused optimizer on CUDA.
         """
         if not self._scaler.is_enabled():
             self.optimizer.step()
@@ -323,8 +360,11 @@ class TrainingLoop:
             return
         if self.knobs["log_gradients"]:
             self._scaler.unscale_(self.optimizer)  # so that the log holds unscaled gradients
-        # Reading the scale makes the host wait for the GPU. Other optimizers wait in any case, a fused optimizer does not: so do not read it there.
-        blind = self.device.type == "cuda" and any(group.get("fused") for group in self.optimizer.param_groups)
+        # Reading the scale makes the host wait for the GPU. Other optimizers wait in any case, a
+        # fused optimizer does not: so do not read it there.
+        blind = self.device.type == "cuda" and any(
+            group.get("fused") for group in self.optimizer.param_groups
+        )
         before = 0.0 if blind else self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -334,7 +374,8 @@ class TrainingLoop:
     def _do_side_work(self, loss: torch.Tensor) -> float | None:
         """Log, save and evaluate where due.
 
-        Returns the loss: on a CPU at every step, else only when it is logged (reading it synchronises).
+        Returns the loss: on a CPU at every step, else only when it is logged (reading it
+        synchronises).
         """
         mark, index = self.breakdown.mark, self.breakdown.index
         due = self._due if self.side_work else _never
@@ -374,7 +415,8 @@ class TrainingLoop:
                 yield tuple(tensor[start : start + size] for tensor in self._eval_batch)
 
     def counters(self) -> dict[str, float]:
-        """`loader.restart_s`: seconds from an epoch's end to the next epoch's first batch. `comm.exchanges`: passes that exchanged gradients.
+        """`loader.restart_s`: seconds from an epoch's end to the next epoch's first batch.
+        `comm.exchanges`: passes that exchanged gradients.
 
         Also the process's counters, and where the model is compiled those of torch.compile.
         """
@@ -392,10 +434,11 @@ class TrainingLoop:
         every = int(self.knobs[knob])
         return every > 0 and (self.breakdown.index + 1) % every == 0
 
-    # --- changes between steps ------------------------------------------------------------------------------
+    # --- changes between steps --------------------------------------------------------------------
 
     def set_knobs(self, changes: Knobs, arm: int) -> None:
-        """Put hot `changes` in force for the next step. Raises what goes wrong; everything is then as before."""
+        """Put hot `changes` in force for the next step. Raises what goes wrong; everything is then
+        as before."""
         cold = [name for name in changes if CATALOGUE[name].apply == "cold"]
         if cold:
             raise ValueError(f"{', '.join(cold)} needs a restart of the worker")
@@ -416,13 +459,14 @@ class TrainingLoop:
         self.settle()
 
     def settle(self) -> None:
-        """Begin a new timeline whose first steps do not count: after a change, a probe or a pause queues and caches are not in their
-        usual state."""
+        """Begin a new timeline whose first steps do not count: after a change, a probe or a pause
+        queues and caches are not in their usual state."""
         self._settling = settle_steps(self.knobs)
         self.breakdown.restart()
 
     def set_variant(self, arm: int) -> None:
-        """Mark the next steps as one side of a trial (0: none). After a trial its unused stream is closed."""
+        """Mark the next steps as one side of a trial (0: none). After a trial its unused stream is
+        closed."""
         self.arm = arm
         self.breakdown.sample_all = arm != 0
         if arm == 0:
@@ -446,14 +490,16 @@ class TrainingLoop:
 
     def _make_optimizer(self, before: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
         optim = str(self.knobs["optim"])
-        make = getattr(self.task, "make_optimizer", make_optimizer)  # a workload may need another optimizer for some of its parameters
+        # a workload may need another optimizer for some of its parameters
+        make = getattr(self.task, "make_optimizer", make_optimizer)
         optimizer = self.plan.optimizer(self.task.model, lambda parameters: make(parameters, optim))
         if before is not None:
             carry_state(self.plan.local(before), self.plan.local(optimizer))
         return optimizer
 
     def lay_out(self) -> None:
-        """Bring weights and their optimizer state into the memory format of the knob `channels_last`."""
+        """Bring weights and their optimizer state into the memory format of the knob
+        `channels_last`."""
         if "channels_last" in self.knobs:
             set_memory_format(self.task.model, self.optimizer, bool(self.knobs["channels_last"]))
 
@@ -473,7 +519,8 @@ class TrainingLoop:
     def peak_memory_bytes(self) -> float:
         """Peak memory in bytes.
 
-        On a GPU: of the steps since the start or the last change, without probes. On a CPU: of the whole process.
+        On a GPU: of the steps since the start or the last change, without probes. On a CPU: of the
+        whole process.
         """
         return self.peaks.allocated_bytes()
 
@@ -489,7 +536,8 @@ class TrainingLoop:
         return self.peaks.beside()
 
     def release_cached_memory(self) -> None:
-        """Drop gradients and the allocator's cache: after an error, after a probe, or where another process needs the memory."""
+        """Drop gradients and the allocator's cache: after an error, after a probe, or where another
+        process needs the memory."""
         self.drop_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,5 @@
-"""A small classifier of verses. A batch is as long as its longest verse, so few batches have the same shape."""
+"""A small classifier of verses. A batch is as long as its longest verse, so few batches have the
+same shape."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from gpuconsole.workloads.device import Kind
 from gpuconsole.workloads.training.gpt import padded
 from gpuconsole.workloads.training.task import Batch, count_training_flops
 
-# --- verses of the King James Bible: sequences of natural length, labelled by whether they name the LORD -----
+# --- verses of the King James Bible: sequences of natural length, labelled by whether they name the
+# LORD ---
 
 NAME = b"LORD"
 PADDING = 0
@@ -27,7 +29,12 @@ class Verses:
     """
 
     def __init__(self) -> None:
-        lines = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8").splitlines()[:-1]  # the last line is incomplete
+        # the last line is incomplete
+        lines = (
+            (files("gpuconsole") / "data/text/kjv.txt")
+            .read_text(encoding="utf-8")
+            .splitlines()[:-1]
+        )
         texts = [line.partition(" ")[2].encode() for line in lines]
         self.named = torch.tensor([int(NAME in text) for text in texts])
         self.lengths = torch.tensor([len(text) for text in texts])
@@ -35,8 +42,8 @@ class Verses:
         self.text = torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8)
 
     def batch(self, which: torch.Tensor, knobs: Knobs) -> Batch:
-        """The verses numbered `which` as (rows, tokens) int64, cut at `seq_len` and padded to the longest or to a multiple; and their
-        labels."""
+        """The verses numbered `which` as (rows, tokens) int64, cut at `seq_len` and padded to the
+        longest or to a multiple; and their labels."""
         lengths = self.lengths[which].clamp(max=int(knobs["seq_len"]))
         offsets = torch.arange(padded(int(lengths.max()), int(knobs["pad_to_multiple_of"])))
         inside = offsets < lengths[:, None]
@@ -53,18 +60,21 @@ class VerseStream:
         self._random = torch.Generator().manual_seed(seed)
 
     def next(self) -> Batch:
-        which = torch.randint(len(self._verses.lengths), (int(self._knobs["batch_size"]),), generator=self._random)
+        which = torch.randint(
+            len(self._verses.lengths), (int(self._knobs["batch_size"]),), generator=self._random
+        )
         return self._verses.batch(which, self._knobs)
 
     def close(self) -> None:
         """Nothing to close."""
 
 
-# --- the workload --------------------------------------------------------------------------------------------
+# --- the workload ---------------------------------------------------------------------------------
 
 
 class BagOfBytes(nn.Module):
-    """The mean of the byte embeddings of a verse, and a linear layer that predicts whether the verse names the LORD.
+    """The mean of the byte embeddings of a verse, and a linear layer that predicts whether the
+    verse names the LORD.
 
     Few kernels: compiles in seconds.
     """
@@ -89,7 +99,8 @@ class RaggedTask:
         self._seed = seed
         self.model: nn.Module = BagOfBytes(int(knobs["d_model"])).to(device)
         with torch.device("meta"):
-            self._twin = BagOfBytes(int(knobs["d_model"]))  # for counting FLOPs: the model itself may be compiled
+            # for counting FLOPs: the model itself may be compiled
+            self._twin = BagOfBytes(int(knobs["d_model"]))
 
     def check(self, knobs: Knobs) -> None:
         """Every combination runs."""

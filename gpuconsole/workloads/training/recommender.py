@@ -1,7 +1,8 @@
-"""A recommender in the manner of DLRM: one large embedding table, sums of looked-up rows, and a small MLP.
+"""A recommender in the manner of DLRM: one large embedding table, sums of looked-up rows, and a
+small MLP.
 
-The ids are generated with a skewed popularity, as catalogues have it: only the pattern of touched rows matters. The label follows from the
-ids, so there is something to learn.
+The ids are generated with a skewed popularity, as catalogues have it: only the pattern of touched
+rows matters. The label follows from the ids, so there is something to learn.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ class Recommender(nn.Module):
         super().__init__()
         self.table = nn.EmbeddingBag(rows, columns, mode="sum", sparse=sparse)
         nn.init.normal_(self.table.weight, std=0.01)
-        self.mlp = nn.Sequential(nn.Linear(columns, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+        self.mlp = nn.Sequential(
+            nn.Linear(columns, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, 1),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """(batch, features) int64 to logits (batch,)."""
@@ -59,9 +66,11 @@ class ClickStream:
 
 
 class DenseAndSparse(torch.optim.Optimizer):
-    """One optimizer for the loop, two inside: SparseAdam for tables with sparse gradients, another for all other parameters.
+    """One optimizer for the loop, two inside: SparseAdam for tables with sparse gradients, another
+    for all other parameters.
 
-    Parameter groups and states are those of the parts, so a schedule or a checkpoint covers all of them.
+    Parameter groups and states are those of the parts, so a schedule or a checkpoint covers all of
+    them.
     """
 
     def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer) -> None:
@@ -76,12 +85,14 @@ class DenseAndSparse(torch.optim.Optimizer):
 
 
 def sparse_maker(tables: list[nn.Parameter]) -> Callable[[Parameters, str], torch.optim.Optimizer]:
-    """A function that makes the optimizer `optim` for a model whose `tables` have sparse gradients; only SparseAdam accepts those."""
+    """A function that makes the optimizer `optim` for a model whose `tables` have sparse gradients;
+    only SparseAdam accepts those."""
     sparse = {id(table) for table in tables}
 
     def make(parameters: Parameters, optim: str) -> torch.optim.Optimizer:
         dense = [parameter for parameter in parameters if id(parameter) not in sparse]
-        return DenseAndSparse(make_optimizer(dense, optim), torch.optim.SparseAdam(tables, lr=LEARNING_RATE))  # type: ignore[arg-type]
+        single = torch.optim.SparseAdam(tables, lr=LEARNING_RATE)
+        return DenseAndSparse(make_optimizer(dense, optim), single)  # type: ignore[arg-type]
 
     return make
 
@@ -95,7 +106,9 @@ class RecommenderTask:
         with device:  # creates a table of many GB directly on the device
             model = Recommender(self._rows, self._columns, bool(knobs["sparse"]))
         self.model: nn.Module = model
-        self.make_optimizer = sparse_maker(list(model.table.parameters())) if knobs["sparse"] else make_optimizer
+        self.make_optimizer = (
+            sparse_maker(list(model.table.parameters())) if knobs["sparse"] else make_optimizer
+        )
         with torch.device("meta"):
             self._twin = Recommender(self._rows, self._columns, sparse=False)
 
@@ -120,9 +133,13 @@ class RecommenderTask:
         return count_training_flops(self._twin, lambda twin: twin(ids).sum())
 
     def facts(self, knobs: Knobs) -> dict[str, float]:
-        """The share of the table that an optimizer step touches, counted on generated batches of the same kind; and the size of the
-        table."""
-        ids, _ = ClickStream(self._rows, int(knobs["batch_size"]) * int(knobs["gradient_accumulation_steps"]), self._seed + 2).next()
+        """The share of the table that an optimizer step touches, counted on generated batches of
+        the same kind; and the size of the table."""
+        ids, _ = ClickStream(
+            self._rows,
+            int(knobs["batch_size"]) * int(knobs["gradient_accumulation_steps"]),
+            self._seed + 2,
+        ).next()
         return {
             "embedding.rows_touched_ratio": ids.unique().numel() / self._rows,
             "embedding.table_bytes": float(self._rows * self._columns * 4),

@@ -1,5 +1,6 @@
-"""How knobs take effect: on a model (precision, threads, memory format, attention, checkpointing, torch.compile, fp8), its optimizer and
-its learning rate; and which have no effect on the device, each with the reason.
+"""How knobs take effect: on a model (precision, threads, memory format, attention, checkpointing,
+torch.compile, fp8), its optimizer and its learning rate; and which have no effect on the device,
+each with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpuconsole.workloads import process
 from gpuconsole.workloads.device import set_matmul_precision, set_threads
 from gpuconsole.workloads.training.parallel.plan import Parameters, unwrapped
 
-# --- how knobs take effect on a model ------------------------------------------------------------------------
+# --- how knobs take effect on a model -------------------------------------------------------------
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DYNAMIC = {"auto": None, "true": True, "false": False}
@@ -36,12 +37,16 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 
 def make_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
-    """Scales the loss so that small fp16 gradients do not become 0. At other precisions it does nothing."""
+    """Scales the loss so that small fp16 gradients do not become 0. At other precisions it does
+    nothing."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
-def set_memory_format(model: torch.nn.Module, optimizer: torch.optim.Optimizer, channels_last: bool) -> None:
-    """NHWC or NCHW for every convolution's weight and its optimizer state; the fused kernel pairs both in memory order."""
+def set_memory_format(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, channels_last: bool
+) -> None:
+    """NHWC or NCHW for every convolution's weight and its optimizer state; the fused kernel pairs
+    both in memory order."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     for parameter in model.parameters():
         if parameter.dim() == 4:
@@ -66,18 +71,29 @@ def apply_model_knobs(model: torch.nn.Module, knobs: Knobs) -> None:
 def check_compile(knobs: Knobs, device: torch.device) -> None:
     """Raise ValueError, one line, for CUDA graphs with gradient accumulation.
 
-    A replay overwrites the gradients that the replay before it left (torch/_inductor/cudagraph_trees.py says so of tensors that outlive a
-    replay; pytorch#169545). Several processes keep their gradients in buckets, so the combination works there.
+    A replay overwrites the gradients that the replay before it left
+    (torch/_inductor/cudagraph_trees.py says so of tensors that outlive a replay; pytorch#169545).
+    Several processes keep their gradients in buckets, so the combination works there.
     """
-    mode, passes = str(knobs.get("torch_compile", "off")), int(knobs.get("gradient_accumulation_steps", 1))
-    if device.type == "cuda" and mode in GRAPH_MODES and passes > 1 and knobs.get("sharding", "none") == "none":
+    mode, passes = (
+        str(knobs.get("torch_compile", "off")),
+        int(knobs.get("gradient_accumulation_steps", 1)),
+    )
+    if (
+        device.type == "cuda"
+        and mode in GRAPH_MODES
+        and passes > 1
+        and knobs.get("sharding", "none") == "none"
+    ):
         raise ValueError(
-            f"torch_compile {mode} replays CUDA graphs, which lose the gradients of all but the last of {passes} passes; try default"
+            f"torch_compile {mode} replays CUDA graphs, which lose the gradients of all but the"
+            f" last of {passes} passes; try default"
         )
 
 
 def compiled(model: torch.nn.Module, knobs: Knobs) -> torch.nn.Module:
-    """`model`, wrapped by torch.compile unless `torch_compile` is off. The first forward pass compiles it."""
+    """`model`, wrapped by torch.compile unless `torch_compile` is off. The first forward pass
+    compiles it."""
     mode = str(knobs.get("torch_compile", "off"))
     if mode == "off":
         return model
@@ -87,7 +103,7 @@ def compiled(model: torch.nn.Module, knobs: Knobs) -> torch.nn.Module:
     return result
 
 
-# --- the optimizer of the knob `optim` -----------------------------------------------------------------------
+# --- the optimizer of the knob `optim` ------------------------------------------------------------
 
 LEARNING_RATE = 3e-4
 MOMENTUM = 0.9
@@ -101,7 +117,9 @@ def make_optimizer(parameters: Parameters, optim: str) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
     if optim == "adamw_8bit":
         return _adamw_8bit(parameters)
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=optim == "adamw_foreach", fused=optim == "adamw_fused")
+    return torch.optim.AdamW(
+        parameters, lr=LEARNING_RATE, foreach=optim == "adamw_foreach", fused=optim == "adamw_fused"
+    )
 
 
 def carry_state(before: torch.optim.Optimizer, after: torch.optim.Optimizer) -> None:
@@ -111,7 +129,9 @@ def carry_state(before: torch.optim.Optimizer, after: torch.optim.Optimizer) -> 
     """
     if not (type(before) is type(after) is torch.optim.AdamW):
         return
-    own: list[dict[str, Any]] = [{name: group[name] for name in ("foreach", "fused")} for group in after.param_groups]
+    own: list[dict[str, Any]] = [
+        {name: group[name] for name in ("foreach", "fused")} for group in after.param_groups
+    ]
     after.load_state_dict(before.state_dict())
     for group, flags in zip(after.param_groups, own, strict=True):
         group.update(flags)
@@ -121,9 +141,12 @@ def carry_state(before: torch.optim.Optimizer, after: torch.optim.Optimizer) -> 
 
 
 def check_optimizer(optim: str) -> None:
-    """Raise ValueError, one line that names the package to install, where `optim` is not available here."""
+    """Raise ValueError, one line that names the package to install, where `optim` is not available
+    here."""
     if optim == "adamw_8bit" and not _eight_bit_package():
-        raise ValueError(f"optim adamw_8bit needs one of {', '.join(EIGHT_BIT)}: pip install torchao")
+        raise ValueError(
+            f"optim adamw_8bit needs one of {', '.join(EIGHT_BIT)}: pip install torchao"
+        )
 
 
 def _eight_bit_package() -> str:
@@ -137,16 +160,18 @@ def _adamw_8bit(parameters: Parameters) -> torch.optim.Optimizer:
     return optimizer
 
 
-# --- the learning rate over time -----------------------------------------------------------------------------
+# --- the learning rate over time ------------------------------------------------------------------
 
 HORIZON = 1000
-"""Optimizer steps from the end of the warm-up to the lowest rate. A run has no planned end here, so the decay has a fixed length."""
+"""Optimizer steps from the end of the warm-up to the lowest rate. A run has no planned end here, so
+the decay has a fixed length."""
 FLOOR = 0.1
 """The lowest rate as a share of the highest (Hoffmann et al. 2022, appendix B: decay by 10x)."""
 
 
 class Schedule:
-    """torch's LambdaLR, counted in optimizer steps. `rebuild` continues the count with another optimizer or other knobs."""
+    """torch's LambdaLR, counted in optimizer steps. `rebuild` continues the count with another
+    optimizer or other knobs."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
         self.steps = 0
@@ -160,7 +185,9 @@ class Schedule:
             else:
                 group["lr"] = LEARNING_RATE
         shape, warmup = str(knobs["lr_scheduler"]), int(knobs["warmup_steps"])
-        self._scheduler = LambdaLR(optimizer, lambda step: factor(shape, warmup, step), last_epoch=self.steps - 1)
+        self._scheduler = LambdaLR(
+            optimizer, lambda step: factor(shape, warmup, step), last_epoch=self.steps - 1
+        )
 
     def step(self) -> None:
         self._scheduler.step()
@@ -178,7 +205,7 @@ def factor(shape: str, warmup: int, step: int) -> float:
     return FLOOR + (1 - FLOOR) * left
 
 
-# --- matrix products of the blocks in fp8, by torchao --------------------------------------------------------
+# --- matrix products of the blocks in fp8, by torchao ---------------------------------------------
 
 FP8_SINCE = (8, 9)
 """Compute capability of the first GPUs with fp8 tensor cores (Ada; then Hopper and Blackwell)."""
@@ -200,7 +227,10 @@ def _missing(knobs: Knobs, device: torch.device) -> str:
         return "needs a GPU with fp8 tensor cores (L4, RTX 4090, H100 or newer): a CPU has none"
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_SINCE:
-        return f"needs compute capability 8.9 (L4, RTX 4090, H100 or newer): this GPU has {capability[0]}.{capability[1]}"
+        return (
+            "needs compute capability 8.9 (L4, RTX 4090, H100 or newer): this GPU has"
+            f" {capability[0]}.{capability[1]}"
+        )
     if knobs["precision"] != "bf16":
         return f"needs precision bf16, not {knobs['precision']}"
     if (
@@ -215,28 +245,37 @@ def _missing(knobs: Knobs, device: torch.device) -> str:
 
 
 def in_float8(model: nn.Module, emulate: bool = False) -> nn.Module:
-    """`model` with its LAYERS in fp8. With `emulate` the products are those of fp8, computed in fp32 (for tests without such a GPU)."""
+    """`model` with its LAYERS in fp8. With `emulate` the products are those of fp8, computed in
+    fp32 (for tests without such a GPU)."""
     torchao = import_module("torchao.float8")
     config = torchao.Float8LinearConfig(emulate=emulate)
     converted: nn.Module = torchao.convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda module, name: name.rpartition(".")[2] in LAYERS
+        model,
+        config=config,
+        module_filter_fn=lambda module, name: name.rpartition(".")[2] in LAYERS,
     )
     return converted
 
 
-# --- knobs whose present value has no effect on the device, each with the reason in one line -----------------
+# --- knobs whose present value has no effect on the device, each with the reason in one line ------
 
 TF32_SINCE = (8, 0)
 """Compute capability of the first GPUs with TF32 and bf16 tensor cores (Ampere)."""
 
 ON_A_CPU: dict[str, tuple[tuple[Value, ...], str]] = {
     "precision": (("tf32",), "a CPU has no TF32: matrix products stay in fp32"),
-    "torch_compile": (("reduce-overhead",), "CUDA graphs need a GPU: the model is compiled, and launched as with default"),
+    "torch_compile": (
+        ("reduce-overhead",),
+        "CUDA graphs need a GPU: the model is compiled, and launched as with default",
+    ),
     "pin_memory": ((True,), "page-locked memory serves copies to a GPU"),
     "cudnn_benchmark": ((True,), "a CPU has no cuDNN"),
     "non_blocking": ((True,), "batches are already on the device: nothing is copied"),
     "h2d_stream": ((True,), "batches are already on the device: nothing is copied"),
-    "pytorch_alloc_conf": (("expandable_segments:True",), "it configures CUDA's allocator, which a CPU run does not use"),
+    "pytorch_alloc_conf": (
+        ("expandable_segments:True",),
+        "it configures CUDA's allocator, which a CPU run does not use",
+    ),
 }
 
 
@@ -244,9 +283,15 @@ def without_effect(knobs: Knobs, device: torch.device) -> dict[str, str]:
     """The knobs whose present value has no effect on `device`, with the reason."""
     if device.type == "cuda":
         return _on_cuda(knobs, device)
-    reasons = {name: why for name, (values, why) in ON_A_CPU.items() if name in knobs and knobs[name] in values}
+    reasons = {
+        name: why
+        for name, (values, why) in ON_A_CPU.items()
+        if name in knobs and knobs[name] in values
+    }
     if knobs.get("memory_limit_mb"):
-        reasons["memory_limit_mb"] = "no CPU allocator enforces it: it is the limit that the memory rules compare with"
+        reasons["memory_limit_mb"] = (
+            "no CPU allocator enforces it: it is the limit that the memory rules compare with"
+        )
     return reasons
 
 
@@ -255,8 +300,11 @@ def _on_cuda(knobs: Knobs, device: torch.device) -> dict[str, str]:
     capability = torch.cuda.get_device_capability(device)
     if knobs.get("precision") == "tf32" and capability < TF32_SINCE:
         reasons["precision"] = (
-            f"TF32 needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}: matrix products stay in fp32"
+            f"TF32 needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}:"
+            " matrix products stay in fp32"
         )
     if knobs.get("non_blocking") and not knobs.get("pin_memory"):
-        reasons["non_blocking"] = "batches are not in page-locked memory, so the host waits for each copy"
+        reasons["non_blocking"] = (
+            "batches are not in page-locked memory, so the host waits for each copy"
+        )
     return reasons

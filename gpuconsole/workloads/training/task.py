@@ -1,7 +1,7 @@
 """What a training workload provides, and what workloads share. The loop does the rest.
 
-A workload is a module of this folder with `create(knobs, device, seed) -> Task`, and a TOML file of the same name that lists its knobs: so
-the console can check knobs without importing torch.
+A workload is a module of this folder with `create(knobs, device, seed) -> Task`, and a TOML file of
+the same name that lists its knobs: so the console can check knobs without importing torch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ class Stream(Protocol):
 class Task(Protocol):
     """The parts of a training job that differ between workloads.
 
-    Optional methods: `facts(knobs)`, further facts for the models; `make_optimizer(parameters, optim)`, for parameters that need another
-    optimizer; `preserved()`, a context manager whose passes leave the task's own state as it was, for a task that keeps state between passes.
+    Optional methods: `facts(knobs)`, further facts for the models;
+    `make_optimizer(parameters, optim)`, for parameters that need another optimizer; `preserved()`,
+    a context manager whose passes leave the task's own state as it was, for a task that keeps state
+    between passes.
     """
 
     model: torch.nn.Module
     dense_kind: Kind
-    """The dense arithmetic that the workload mostly consists of: its speed is compared with the device's speed at this kind."""
+    """The dense arithmetic that the workload mostly consists of: its speed is compared with the
+    device's speed at this kind."""
 
     def check(self, knobs: Knobs) -> None:
         """Raise ValueError, one line, where this model cannot run under `knobs`."""
@@ -63,11 +66,15 @@ class Task(Protocol):
         ...
 
 
-def count_training_flops(model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]) -> float:
-    """FLOPs of `loss(model).backward()`, a multiply-add counting as two, counted by torch on the meta device: without data and in no time.
+def count_training_flops(
+    model: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]
+) -> float:
+    """FLOPs of `loss(model).backward()`, a multiply-add counting as two, counted by torch on the
+    meta device: without data and in no time.
 
-    On CPU tensors torch's counter misses scaled dot product attention, because its CPU kernel is not in the registry. On the meta device
-    SDPA decomposes, and the count equals 6 N + 12 L d T a token (PaLM, appendix B) exactly.
+    On CPU tensors torch's counter misses scaled dot product attention, because its CPU kernel is
+    not in the registry. On the meta device SDPA decomposes, and the count equals 6 N + 12 L d T a
+    token (PaLM, appendix B) exactly.
     """
     twin = copy.deepcopy(model).to("meta")
     counter = FlopCounterMode(display=False)

@@ -28,7 +28,7 @@ from gpuconsole.workloads.process import cache_folder
 from gpuconsole.workloads.training.loader import LoaderStream, check_room
 from gpuconsole.workloads.training.task import Batch, count_training_flops
 
-# --- photographs on disk -------------------------------------------------------------------------------------
+# --- photographs on disk --------------------------------------------------------------------------
 
 Pixels = torch.Tensor | tuple[torch.Tensor, ...]
 CLASSES = ("astronaut", "coffee", "hubble_deep_field", "rocket")
@@ -36,11 +36,13 @@ VARIANTS = 24
 TIMES_SLOWER = 100
 """Latency of a sample in the tail of the distribution over an ordinary latency."""
 EPOCH = 4096
-"""Samples in an epoch. The photographs repeat within an epoch, with a different augmentation each time."""
+"""Samples in an epoch. The photographs repeat within an epoch, with a different augmentation each
+time."""
 
 
 def prepare_images() -> Path:
-    """The folder of JPEG variants (crops of the shipped photographs), created once per user. Raises OSError."""
+    """The folder of JPEG variants (crops of the shipped photographs), created once per user. Raises
+    OSError."""
     folder = cache_folder() / "images-1"
     if folder.is_dir():
         return folder
@@ -52,7 +54,10 @@ def prepare_images() -> Path:
         for variant in range(VARIANTS):
             side = chance.uniform(0.7, 1.0)
             width, height = int(picture.width * side), int(picture.height * side)
-            left, top = chance.randint(0, picture.width - width), chance.randint(0, picture.height - height)
+            left, top = (
+                chance.randint(0, picture.width - width),
+                chance.randint(0, picture.height - height),
+            )
             picture.crop((left, top, left + width, top + height)).save(
                 partial / f"{name}-{variant:02d}.jpg", quality=chance.randint(75, 92)
             )
@@ -80,13 +85,17 @@ class InjectedFault:
 
 
 class Photographs(Dataset[tuple[Pixels, int]]):
-    """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label is the picture's class.
+    """Sample i: one JPEG, decoded, cropped, flipped, brightened and blurred at random; its label is
+    the picture's class.
 
-    With `strips` above 1 the image is a tuple of strips. The randomness depends on the index only, so no other generator changes state.
-    Raises ValueError where the exercise asks for direct reads and the disk does not support them.
+    With `strips` above 1 the image is a tuple of strips. The randomness depends on the index only,
+    so no other generator changes state. Raises ValueError where the exercise asks for direct reads
+    and the disk does not support them.
     """
 
-    def __init__(self, folder: Path, side: int, seed: int, epoch: int, exercise: InjectedFault) -> None:
+    def __init__(
+        self, folder: Path, side: int, seed: int, epoch: int, exercise: InjectedFault
+    ) -> None:
         self._paths = sorted(str(path) for path in folder.glob("*.jpg"))
         self._labels = [CLASSES.index(Path(path).stem.rsplit("-", 1)[0]) for path in self._paths]
         self._side = side
@@ -102,20 +111,29 @@ class Photographs(Dataset[tuple[Pixels, int]]):
         chance = random.Random(self._seed * self._epoch + index)
         which, exercise = index % len(self._paths), self._exercise
         if exercise.latency_s:
-            slow = exercise.slow_ratio > 0 and random.Random(-1 - index).random() < exercise.slow_ratio
+            slow = (
+                exercise.slow_ratio > 0 and random.Random(-1 - index).random() < exercise.slow_ratio
+            )
             time.sleep(exercise.latency_s * (TIMES_SLOWER if slow else 1))
         if self._records:
             read_records(self._records, exercise.reads, random.Random(-1 - index))
         with Image.open(self._paths[which]) as picture:
             image = self._augment(picture.convert("RGB"), chance)
-        if exercise.strips > 1:  # clones: otherwise the strips would share one memory block and travel together
-            return tuple(strip.clone() for strip in image.tensor_split(exercise.strips, dim=1)), self._labels[which]
+        # clones: otherwise the strips would share one memory block and travel together
+        if exercise.strips > 1:
+            return tuple(
+                strip.clone() for strip in image.tensor_split(exercise.strips, dim=1)
+            ), self._labels[which]
         return image, self._labels[which]
 
     def _augment(self, image: Image.Image, chance: random.Random) -> torch.Tensor:
         side = int(min(image.size) * chance.uniform(0.5, 1.0))
         left, top = chance.randint(0, image.width - side), chance.randint(0, image.height - side)
-        image = image.resize((self._side, self._side), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+        image = image.resize(
+            (self._side, self._side),
+            Image.Resampling.BILINEAR,
+            box=(left, top, left + side, top + side),
+        )
         if chance.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         image = ImageEnhance.Brightness(image).enhance(chance.uniform(0.8, 1.2))
@@ -125,7 +143,7 @@ class Photographs(Dataset[tuple[Pixels, int]]):
         return pixels.permute(2, 0, 1).float().div_(255.0).sub_(0.5)
 
 
-# --- direct reads from disk: the data set is larger than the page cache ---------------------------------------
+# --- direct reads from disk: the data set is larger than the page cache ---------------------------
 
 RECORD = 262144
 """Bytes of a record: about a photograph, and a multiple of the alignment of O_DIRECT."""
@@ -135,7 +153,8 @@ RECORDS = 256
 def prepare_records() -> Path:
     """The file of random records, created once per user.
 
-    Raises ValueError, one line, where there is no space for it or its file system does not support O_DIRECT.
+    Raises ValueError, one line, where there is no space for it or its file system does not support
+    O_DIRECT.
     """
     path = cache_folder() / "records-1"
     try:
@@ -143,12 +162,16 @@ def prepare_records() -> Path:
             _write(path)
         _opened(path)
     except (AttributeError, OSError) as error:
-        raise ValueError(f"storage_reads: {path} cannot be made, or cannot be read around the page cache (O_DIRECT): {error}") from error
+        raise ValueError(
+            f"storage_reads: {path} cannot be made, or cannot be read around the page cache"
+            f" (O_DIRECT): {error}"
+        ) from error
     return path
 
 
 def _write(path: Path) -> None:
-    """Write the whole file or nothing, and sync it: blocks that were never written would not be read from the disk."""
+    """Write the whole file or nothing, and sync it: blocks that were never written would not be
+    read from the disk."""
     with tempfile.NamedTemporaryFile(dir=path.parent) as file:
         file.write(random.Random(0).randbytes(RECORD * RECORDS))
         file.flush()
@@ -166,11 +189,12 @@ def read_records(path: Path, count: int, chance: random.Random) -> None:
 
 @functools.cache
 def _opened(path: Path) -> tuple[int, mmap.mmap]:
-    """A descriptor and an aligned buffer, one pair per process; a forked process gets a private copy of the buffer."""
+    """A descriptor and an aligned buffer, one pair per process; a forked process gets a private
+    copy of the buffer."""
     return os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, RECORD, flags=mmap.MAP_PRIVATE)
 
 
-# --- the workload --------------------------------------------------------------------------------------------
+# --- the workload ---------------------------------------------------------------------------------
 
 PIXEL_BYTES = 4
 """Images are fp32 on the way to the device."""
@@ -198,7 +222,11 @@ class ResNet(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, 2, 1, bias=False)
-        self.stages = nn.Sequential(Residual(width, width, 1), Residual(width, 2 * width, 2), Residual(2 * width, 4 * width, 2))
+        self.stages = nn.Sequential(
+            Residual(width, width, 1),
+            Residual(width, 2 * width, 2),
+            Residual(2 * width, 4 * width, 2),
+        )
         self.head = nn.Linear(4 * width, len(CLASSES))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -220,7 +248,8 @@ class VisionTask:
             prepare_records()
 
     def open_stream(self, knobs: Knobs) -> LoaderStream:
-        """Raises ValueError, one line, if the batches of the workers do not fit into shared memory."""
+        """Raises ValueError, one line, if the batches of the workers do not fit into shared
+        memory."""
         self._check_room(knobs)
         return LoaderStream(self.photographs(knobs), knobs, self._seed, in_one_piece)
 
@@ -237,7 +266,9 @@ class VisionTask:
 
     def eval_batch(self, knobs: Knobs) -> Batch:
         photographs = self._photographs(knobs, self._seed + 1, InjectedFault())
-        return tuple(default_collate([photographs[i] for i in range(min(32, int(knobs["batch_size"])))]))
+        return tuple(
+            default_collate([photographs[i] for i in range(min(32, int(knobs["batch_size"])))])
+        )
 
     def loss(self, batch: Batch) -> torch.Tensor:
         images, labels = batch

@@ -1,1 +1,2 @@
-"""The embedded model server: a small GPT with continuous batching, the OpenAI API and vLLM's metric names."""
+"""The embedded model server: a small GPT with continuous batching, the OpenAI API and vLLM's metric
+names."""

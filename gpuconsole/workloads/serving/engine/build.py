@@ -14,7 +14,14 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.knobs.serving import BLOCK_TOKENS
 from gpuconsole.workloads.device import set_threads, without_cuda
 from gpuconsole.workloads.serving.engine.core import Core, PrefixCache, Scheduler
-from gpuconsole.workloads.serving.engine.model import POSITIONS, Decoder, in_int8, quantize, trained_model, warm_up
+from gpuconsole.workloads.serving.engine.model import (
+    POSITIONS,
+    Decoder,
+    in_int8,
+    quantize,
+    trained_model,
+    warm_up,
+)
 from gpuconsole.workloads.serving.engine.packing import can_pack, pack, reference_rates
 from gpuconsole.workloads.serving.engine.server import EngineServer
 from gpuconsole.workloads.training.gpt import GPT
@@ -22,17 +29,33 @@ from gpuconsole.workloads.training.gpt import GPT
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]) -> EngineServer:
-    """Build the server. `progress` receives messages during long work. Raises ValueError for settings that this device does not support."""
+def build(
+    knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], None]
+) -> EngineServer:
+    """Build the server. `progress` receives messages during long work. Raises ValueError for
+    settings that this device does not support."""
     torch.manual_seed(seed)
     set_threads(int(knobs["omp_num_threads"]))
     if device_name == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"{without_cuda('cuda')} (the embedded server knows no other accelerator)")
-    device, max_model_len, seats = torch.device(device_name), int(knobs["max_model_len"]), int(knobs["max_num_seqs"])
-    dtype = DTYPES.get(str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32)
+    device, max_model_len, seats = (
+        torch.device(device_name),
+        int(knobs["max_model_len"]),
+        int(knobs["max_num_seqs"]),
+    )
+    dtype = DTYPES.get(
+        str(knobs["dtype"]), torch.bfloat16 if device.type == "cuda" else torch.float32
+    )
     model = make_model(knobs, max_model_len, device, dtype, progress)
-    matrices = sum(p.numel() for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters())
-    parameters, layers = (sum(p.numel() for p in part.parameters()) for part in (model, model.blocks))
+    matrices = sum(
+        p.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+        for p in module.parameters()
+    )
+    parameters, layers = (
+        sum(p.numel() for p in part.parameters()) for part in (model, model.blocks)
+    )
     byte_size = dtype.itemsize
     if knobs["quantization"] == "int8":
         model, byte_size = quantized(model, device, dtype, progress), 1
@@ -48,7 +71,14 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
         kept = min(blocks, _free_bytes(device) // 2 // (decoder.kv_bytes_per_token * BLOCK_TOKENS))
     prefixes = PrefixCache(kept if knobs["enable_prefix_caching"] else 0, BLOCK_TOKENS)
     tokens = int(knobs["max_num_batched_tokens"])
-    scheduler = Scheduler(seats, tokens, blocks, BLOCK_TOKENS, chunked=bool(knobs["enable_chunked_prefill"]), prefixes=prefixes)
+    scheduler = Scheduler(
+        seats,
+        tokens,
+        blocks,
+        BLOCK_TOKENS,
+        chunked=bool(knobs["enable_chunked_prefill"]),
+        prefixes=prefixes,
+    )
     facts = {
         "parameters": parameters,
         "layer_parameters": layers,
@@ -75,27 +105,41 @@ def build(knobs: Knobs, device_name: str, seed: int, progress: Callable[[str], N
 
 
 def _free_bytes(device: torch.device) -> int:
-    return int(free_and_total(device)[0]) if device.type == "cuda" else psutil.virtual_memory().available
+    return (
+        int(free_and_total(device)[0])
+        if device.type == "cuda"
+        else psutil.virtual_memory().available
+    )
 
 
 def _check_room(cache_bytes: int, device: torch.device) -> None:
-    """Raise ValueError with one line if the KV cache does not fit into memory together with the weights."""
+    """Raise ValueError with one line if the KV cache does not fit into memory together with the
+    weights."""
     free = _free_bytes(device)
     if cache_bytes > free:
         raise ValueError(
-            f"the KV cache takes {cache_bytes / 1e9:.1f} GB (max_num_seqs times max_model_len tokens), and {free / 1e9:.1f} GB are free: "
-            "lower one of them"
+            f"the KV cache takes {cache_bytes / 1e9:.1f} GB (max_num_seqs times max_model_len"
+            f" tokens), and {free / 1e9:.1f} GB are free: lower one of them"
         )
 
 
-def make_model(knobs: Knobs, max_model_len: int, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]) -> GPT:
-    """The model with max_model_len positions, on its device and in its precision. Raises ValueError if the trained model has fewer positions."""
+def make_model(
+    knobs: Knobs,
+    max_model_len: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[str], None],
+) -> GPT:
+    """The model with max_model_len positions, on its device and in its precision. Raises ValueError
+    if the trained model has fewer positions."""
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     if knobs["weights"] != "trained":
         with device, of_dtype(dtype):  # a large model never exists on the host, nor in fp32
             return GPT(width, depth, max_model_len)
     if max_model_len > POSITIONS:
-        raise ValueError(f"max_model_len {max_model_len}: the trained model has {POSITIONS} positions")
+        raise ValueError(
+            f"max_model_len {max_model_len}: the trained model has {POSITIONS} positions"
+        )
     return trained_model(width, depth, progress).to(device=device, dtype=dtype)
 
 
@@ -110,7 +154,9 @@ def of_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def quantized(model: GPT, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]) -> GPT:
+def quantized(
+    model: GPT, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None]
+) -> GPT:
     """The model with int8 weights. Raises ValueError where this device cannot compute with them."""
     if device.type == "cuda":
         progress("quantizing to int8 and compiling")
@@ -118,5 +164,7 @@ def quantized(model: GPT, device: torch.device, dtype: torch.dtype, progress: Ca
         warm_up(model, dtype)
         return model
     if dtype != torch.float32:
-        raise ValueError("on a CPU the embedded server supports quantization int8 only with dtype float32")
+        raise ValueError(
+            "on a CPU the embedded server supports quantization int8 only with dtype float32"
+        )
     return in_int8(model)

@@ -1,4 +1,5 @@
-"""The engine: the scheduler, and iterations over the present sequences. Each iteration adds one token to each decoding sequence."""
+"""The engine: the scheduler, and iterations over the present sequences. Each iteration adds one
+token to each decoding sequence."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import torch
 
 from gpuconsole.workloads.serving.engine.model import Decoder
 
-# --- the scheduler -------------------------------------------------------------------------------------------
+# --- the scheduler --------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One active request. `tokens` are prompt and output; the first `computed` tokens are in the KV cache.
+    """One active request. `tokens` are prompt and output; the first `computed` tokens are in the KV
+    cache.
 
     `reused`: blocks of the prefix cache to copy into the slot before the first computation.
     """
@@ -49,7 +51,8 @@ class Sequence:
 
 @dataclass
 class Iteration:
-    """The work of the next pass: pieces of prompts (sequence, from, to), and sequences that decode one token."""
+    """The work of the next pass: pieces of prompts (sequence, from, to), and sequences that decode
+    one token."""
 
     prefills: list[tuple[Sequence, int, int]] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
@@ -61,13 +64,22 @@ class Iteration:
 
 
 class Scheduler:
-    """Limits: sequence slots (`max_num_seqs`), tokens per iteration (`max_num_batched_tokens`) and KV `blocks` of `block_size` tokens.
+    """Limits: sequence slots (`max_num_seqs`), tokens per iteration (`max_num_batched_tokens`) and
+    KV `blocks` of `block_size` tokens.
 
-    `chunked`: a prompt may be split over several iterations. Otherwise a prompt waits for an iteration that has room for all of it.
+    `chunked`: a prompt may be split over several iterations. Otherwise a prompt waits for an
+    iteration that has room for all of it.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_num_batched_tokens: int, blocks: int, block_size: int, *, chunked: bool, prefixes: PrefixCache
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        blocks: int,
+        block_size: int,
+        *,
+        chunked: bool,
+        prefixes: PrefixCache,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -99,7 +111,8 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Set new limits from the next iteration on, at most the slots of the start. Running sequences continue to their end."""
+        """Set new limits from the next iteration on, at most the slots of the start. Running
+        sequences continue to their end."""
         self._max_num_seqs, self._max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
     def borrow(self) -> int | None:
@@ -112,12 +125,21 @@ class Scheduler:
     def plan(self, now: float) -> Iteration:
         """The next iteration. Its sequences hold the blocks that the iteration needs."""
         seats, tokens = self.own_limits()
-        plan, budget = Iteration(), min(self._max_num_batched_tokens, tokens or self._max_num_batched_tokens)
+        plan, budget = (
+            Iteration(),
+            min(self._max_num_batched_tokens, tokens or self._max_num_batched_tokens),
+        )
         seats = min(self._max_num_seqs, seats or self._max_num_seqs)
         for sequence in list(self.running):
             if sequence in self.running:  # an earlier sequence may have preempted this sequence
                 budget -= self._advance(sequence, budget, plan)
-        while self.waiting and self._seats and len(self.running) < seats and budget > 0 and not plan.preempted:
+        while (
+            self.waiting
+            and self._seats
+            and len(self.running) < seats
+            and budget > 0
+            and not plan.preempted
+        ):
             if not self._admit(self.waiting[0], budget, now):
                 break
             sequence = self.waiting.popleft()
@@ -182,15 +204,17 @@ class Scheduler:
         self._free += sequence.blocks
         sequence.blocks = 0
         self._seats.append(sequence.slot)
-        self._seats.sort(reverse=True)  # the lowest slot is assigned first: decoding reads all slots up to the highest in use
+        # the lowest slot is assigned first: decoding reads all slots up to the highest in use
+        self._seats.sort(reverse=True)
         sequence.slot = -1
 
 
-# --- prefix caching ------------------------------------------------------------------------------------------
+# --- prefix caching -------------------------------------------------------------------------------
 
 
 class PrefixCache:
-    """Keys and values of whole blocks; the key of a block is all tokens up to its end. The least recently used blocks are evicted first.
+    """Keys and values of whole blocks; the key of a block is all tokens up to its end. The least
+    recently used blocks are evicted first.
 
     `most` 0: caching is off. Cached blocks are copies, separate from the blocks of sequences.
     """
@@ -202,7 +226,8 @@ class PrefixCache:
         self.queries = self.hits = 0
 
     def matching(self, tokens: list[int]) -> list[torch.Tensor]:
-        """The cached blocks of the leading tokens. At least one token remains to compute, because its logits are needed.
+        """The cached blocks of the leading tokens. At least one token remains to compute, because
+        its logits are needed.
 
         The returned blocks stay valid after the cache evicts them.
         """
@@ -224,7 +249,11 @@ class PrefixCache:
     def missing(self, tokens: list[int]) -> list[tuple[int, int, tuple[int, ...]]]:
         """Whole blocks of `tokens` that the cache does not hold: key, first position, tokens."""
         chain = enumerate(self._chain(tokens))
-        return [(key, n * self._size, block) for n, (key, block) in chain if self._held.get(key, (None,))[0] != block]
+        return [
+            (key, n * self._size, block)
+            for n, (key, block) in chain
+            if self._held.get(key, (None,))[0] != block
+        ]
 
     def keep(self, key: int, block: tuple[int, ...], held: torch.Tensor) -> None:
         self._held[key] = (block, held)
@@ -241,7 +270,7 @@ class PrefixCache:
                 yield key, block
 
 
-# --- iterations ----------------------------------------------------------------------------------------------
+# --- iterations -----------------------------------------------------------------------------------
 
 END = 0
 """The byte that ends a text; no text contains this byte."""
@@ -272,9 +301,11 @@ class Core:
         self._on_iteration: Callable[[Iteration], None] = lambda plan: None
         self._random = torch.Generator().manual_seed(seed)
 
-    def set_callbacks(self, on_token: Callable[[Sequence, int], None], on_iteration: Callable[[Iteration], None]) -> None:
-        """Set the functions that the engine calls: `on_token` for each new token, before the sequence stores the token's time; `on_iteration` for
-        each pass."""
+    def set_callbacks(
+        self, on_token: Callable[[Sequence, int], None], on_iteration: Callable[[Iteration], None]
+    ) -> None:
+        """Set the functions that the engine calls: `on_token` for each new token, before the
+        sequence stores the token's time; `on_iteration` for each pass."""
         self._on_token, self._on_iteration = on_token, on_iteration
 
     @property
@@ -286,10 +317,14 @@ class Core:
         whole = len(sequence.prompt) + sequence.max_tokens
         if whole > self._max_model_len:
             raise TooLong(
-                f"{len(sequence.prompt)} prompt tokens and {sequence.max_tokens} to generate are more than max_model_len {self._max_model_len}"
+                f"{len(sequence.prompt)} prompt tokens and {sequence.max_tokens} to generate are"
+                f" more than max_model_len {self._max_model_len}"
             )
         if math.ceil(whole / self.scheduler.block_size) > self.scheduler.blocks:
-            raise TooLong(f"{whole} tokens do not fit into a KV cache of {self.scheduler.blocks} blocks of {self.scheduler.block_size}")
+            raise TooLong(
+                f"{whole} tokens do not fit into a KV cache of {self.scheduler.blocks} blocks of"
+                f" {self.scheduler.block_size}"
+            )
         self.scheduler.add(sequence)
 
     def iterate(self) -> None:
@@ -306,7 +341,8 @@ class Core:
         self._on_iteration(plan)
 
     def score(self, tokens: list[int]) -> list[float | None]:
-        """Log probability of each token given the previous tokens; None for the first token. Raises TooLong, NoFreeSlot."""
+        """Log probability of each token given the previous tokens; None for the first token. Raises
+        TooLong, NoFreeSlot."""
         if len(tokens) > self._max_model_len:
             raise TooLong(f"{len(tokens)} tokens are more than max_model_len {self._max_model_len}")
         seat = self.scheduler.borrow()
@@ -314,7 +350,12 @@ class Core:
             raise NoFreeSlot("all sequence slots are in use: try again")
         logits = self.decoder.prefill(seat, tokens, 0).float().log_softmax(-1)
         self.scheduler.give_back(seat)
-        return [None, *logits[:-1].gather(1, torch.tensor(tokens[1:], device=logits.device)[:, None])[:, 0].tolist()]
+        return [
+            None,
+            *logits[:-1]
+            .gather(1, torch.tensor(tokens[1:], device=logits.device)[:, None])[:, 0]
+            .tolist(),
+        ]
 
     def _prefill(self, sequence: Sequence, start: int, end: int) -> None:
         logits = self.decoder.prefill(sequence.slot, sequence.tokens[start:end], start)
@@ -328,7 +369,8 @@ class Core:
     def _decode(self, sequences: list[Sequence]) -> None:
         high = max(sequence.slot for sequence in sequences) + 1
         tokens, positions = [0] * high, [0] * high
-        for sequence in self.scheduler.running:  # a slot that does not decode now: its next token overwrites this position
+        # a slot that does not decode now: its next token overwrites this position
+        for sequence in self.scheduler.running:
             if sequence.slot < high:
                 positions[sequence.slot] = min(sequence.computed, self._max_model_len - 1)
         for sequence in sequences:

@@ -1,6 +1,8 @@
-"""The model of the embedded server: a GPT with a KV cache, int8 weights, and weights that are random or trained for a minute.
+"""The model of the embedded server: a GPT with a KV cache, int8 weights, and weights that are
+random or trained for a minute.
 
-The keys and values of each sequence stay in its slot, so that a token needs one pass over the weights.
+The keys and values of each sequence stay in its slot, so that a token needs one pass over the
+weights.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ from gpuconsole.workloads.training import gpt
 from gpuconsole.workloads.training.gpt import GPT, HEAD_SIZE, TransformerBlock
 from gpuconsole.workloads.training.loop import TrainingLoop
 
-# --- A GPT with a KV cache -----------------------------------------------------------------------------------
+# --- A GPT with a KV cache ------------------------------------------------------------------------
 
 
 class Decoder:
     """`model` with a KV cache of `slots` sequences of at most `max_model_len` tokens each.
 
-    The caches are (layers, slots, heads, max_model_len, head size) tensors, allocated once. Decoding reads slots 0 to the highest
-    slot in use without a copy, so the scheduler assigns low slots first.
+    The caches are (layers, slots, heads, max_model_len, head size) tensors, allocated once.
+    Decoding reads slots 0 to the highest slot in use without a copy, so the scheduler assigns low
+    slots first.
     """
 
-    def __init__(self, model: GPT, slots: int, max_model_len: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: GPT, slots: int, max_model_len: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._model = model.to(device=device, dtype=dtype).eval()
         self._device = device
         self._blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
@@ -54,43 +59,73 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, slot: int, tokens: list[int], start: int) -> torch.Tensor:
-        """Process `tokens` from position `start`; returns logits of all tokens, (tokens, vocabulary)."""
+        """Process `tokens` from position `start`; returns logits of all tokens, (tokens,
+        vocabulary)."""
         n = len(tokens)
         end = start + n
         positions = torch.arange(start, end, device=self._device)
-        x = (self._model.tokens(torch.tensor(tokens, device=self._device)) + self._model.positions(positions)).unsqueeze(0)
-        mask = None if start == 0 else torch.arange(end, device=self._device)[None, :] <= positions[:, None]
+        x = (
+            self._model.tokens(torch.tensor(tokens, device=self._device))
+            + self._model.positions(positions)
+        ).unsqueeze(0)
+        mask = (
+            None
+            if start == 0
+            else torch.arange(end, device=self._device)[None, :] <= positions[:, None]
+        )
         for layer, block in enumerate(self._blocks):
             q, k, v = self._project(block, x)
             self._keys[layer, slot, :, start:end] = k[0]
             self._values[layer, slot, :, start:end] = v[0]
-            keys, values = self._keys[layer, slot : slot + 1, :, :end], self._values[layer, slot : slot + 1, :, :end]
-            x = self._finish(block, x, F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=start == 0))
+            keys, values = (
+                self._keys[layer, slot : slot + 1, :, :end],
+                self._values[layer, slot : slot + 1, :, :end],
+            )
+            x = self._finish(
+                block,
+                x,
+                F.scaled_dot_product_attention(
+                    q, keys, values, attn_mask=mask, is_causal=start == 0
+                ),
+            )
         return self._model.head(self._model.norm(x))[0]
 
     @torch.inference_mode()
     def decode(self, tokens: list[int], positions: list[int]) -> torch.Tensor:
-        """One token for each of the slots 0, 1, ...: `tokens` at `positions`; logits (slots, vocabulary).
+        """One token for each of the slots 0, 1, ...: `tokens` at `positions`; logits (slots,
+        vocabulary).
 
-        A slot without a decoding sequence gets an arbitrary token at its next position, which is overwritten later.
+        A slot without a decoding sequence gets an arbitrary token at its next position, which is
+        overwritten later.
         """
         high = len(tokens)
         at = torch.tensor(positions, device=self._device)
         longest = max(positions) + 1
-        x = (self._model.tokens(torch.tensor(tokens, device=self._device)) + self._model.positions(at)).unsqueeze(1)
-        mask = (torch.arange(longest, device=self._device)[None, :] <= at[:, None])[:, None, None, :]
+        x = (
+            self._model.tokens(torch.tensor(tokens, device=self._device))
+            + self._model.positions(at)
+        ).unsqueeze(1)
+        mask = (torch.arange(longest, device=self._device)[None, :] <= at[:, None])[
+            :, None, None, :
+        ]
         slots = torch.arange(high, device=self._device)
         for layer, block in enumerate(self._blocks):
             q, k, v = self._project(block, x)
             self._keys[layer][slots, :, at] = k[:, :, 0]
             self._values[layer][slots, :, at] = v[:, :, 0]
-            keys, values = self._keys[layer, :high, :, :longest], self._values[layer, :high, :, :longest]
-            x = self._finish(block, x, F.scaled_dot_product_attention(q, keys, values, attn_mask=mask))
+            keys, values = (
+                self._keys[layer, :high, :, :longest],
+                self._values[layer, :high, :, :longest],
+            )
+            x = self._finish(
+                block, x, F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+            )
         return self._model.head(self._model.norm(x))[:, 0]
 
     @torch.inference_mode()
     def read(self, slot: int, start: int, end: int) -> torch.Tensor:
-        """A copy of the keys and values of `slot` for positions `start` to `end`: (2, layers, heads, end - start, head size)."""
+        """A copy of the keys and values of `slot` for positions `start` to `end`: (2, layers,
+        heads, end - start, head size)."""
         return torch.stack((self._keys[:, slot, :, start:end], self._values[:, slot, :, start:end]))
 
     @torch.inference_mode()
@@ -100,17 +135,25 @@ class Decoder:
         self._keys[:, slot, :, start:end] = held[0]
         self._values[:, slot, :, start:end] = held[1]
 
-    def _project(self, block: TransformerBlock, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _project(
+        self, block: TransformerBlock, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         b, t, d = x.shape
-        q, k, v = block.qkv(block.norm1(x)).view(b, t, self.heads, 3, d // self.heads).permute(3, 0, 2, 1, 4)
+        q, k, v = (
+            block.qkv(block.norm1(x))
+            .view(b, t, self.heads, 3, d // self.heads)
+            .permute(3, 0, 2, 1, 4)
+        )
         return q, k, v
 
-    def _finish(self, block: TransformerBlock, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def _finish(
+        self, block: TransformerBlock, x: torch.Tensor, attended: torch.Tensor
+    ) -> torch.Tensor:
         x = x + block.proj(attended.transpose(1, 2).flatten(2))
         return x + block.down(F.gelu(block.up(block.norm2(x))))
 
 
-# --- linear layers with int8 weights for GPUs ----------------------------------------------------------------
+# --- linear layers with int8 weights for GPUs -----------------------------------------------------
 
 MAX_INT8 = 127
 MIN_SCALE = 1e-8
@@ -156,7 +199,8 @@ def compiled_product() -> Product:
 
 @torch.no_grad()
 def quantize(module: nn.Module) -> None:
-    """Replace every linear layer in `module`, one after the other, so that one matrix at most exists twice. After that the module cannot train."""
+    """Replace every linear layer in `module`, one after the other, so that one matrix at most
+    exists twice. After that the module cannot train."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
             setattr(module, name, Int8Linear(child))
@@ -166,26 +210,43 @@ def quantize(module: nn.Module) -> None:
 
 @torch.inference_mode()
 def warm_up(module: nn.Module, dtype: torch.dtype) -> None:
-    """Compile the product of one row for each shape. Takes some seconds on a GPU. Raises ValueError where torch cannot compile for this GPU."""
+    """Compile the product of one row for each shape. Takes some seconds on a GPU. Raises ValueError
+    where torch cannot compile for this GPU."""
     from torch.utils._triton import has_triton
 
-    layers = {tuple(layer.weight.shape): layer for layer in module.modules() if isinstance(layer, Int8Linear)}
+    layers = {
+        tuple(layer.weight.shape): layer
+        for layer in module.modules()
+        if isinstance(layer, Int8Linear)
+    }
     if any(layer.weight.is_cuda for layer in layers.values()) and not has_triton():
-        raise ValueError("quantization int8 on a GPU needs torch.compile, and this torch has no Triton for the GPU")
+        raise ValueError(
+            "quantization int8 on a GPU needs torch.compile, and this torch has no Triton for the"
+            " GPU"
+        )
     for layer in layers.values():
         layer(torch.zeros(1, layer.weight.shape[1], device=layer.weight.device, dtype=dtype))
 
 
-# --- the model of the embedded server ------------------------------------------------------------------------
+# --- the model of the embedded server -------------------------------------------------------------
 
 TRAIN_S = 60.0
 POSITIONS = 1024
-"""Positions of a trained model. Training used only the first positions, the length of a training sequence."""
-TRAINING: Knobs = {"batch_size": 16, "seq_len": 128, "precision": "fp32", "lr_scheduler": "constant", "log_every": 0, "eval_every": 0}
+"""Positions of a trained model. Training used only the first positions, the length of a training
+sequence."""
+TRAINING: Knobs = {
+    "batch_size": 16,
+    "seq_len": 128,
+    "precision": "fp32",
+    "lr_scheduler": "constant",
+    "log_every": 0,
+    "eval_every": 0,
+}
 
 
 def trained_model(d_model: int, n_layer: int, progress: Callable[[str], None]) -> gpt.GPT:
-    """A GPT of that shape, trained on the King James Bible by the loop of `train-gpt`, or loaded from the cache."""
+    """A GPT of that shape, trained on the King James Bible by the loop of `train-gpt`, or loaded
+    from the cache."""
     path = models_folder() / f"gpt-bytes-{d_model}-{n_layer}.pt"
     model = gpt.GPT(d_model, n_layer, POSITIONS)
     if not path.exists():
@@ -231,11 +292,13 @@ def models_folder() -> Path:
 
 
 def in_int8(model: gpt.GPT) -> gpt.GPT:
-    """Linear layers with int8 weights and dynamically scaled activations (torch's dynamic quantization; CPUs only). Raises ValueError."""
+    """Linear layers with int8 weights and dynamically scaled activations (torch's dynamic
+    quantization; CPUs only). Raises ValueError."""
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends torchao, which would be another dependency
+        # torch recommends torchao, which would be another dependency
+        warnings.simplefilter("ignore", DeprecationWarning)
         from torch.ao.quantization import quantize_dynamic
 
         quantized = quantize_dynamic(model.float().eval(), {torch.nn.Linear}, dtype=torch.qint8)

@@ -1,7 +1,9 @@
-"""The OpenAI API over the engine: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
+"""The OpenAI API over the engine: /v1/completions, /v1/chat/completions, /v1/models, /health,
+/metrics.
 
-Engine and HTTP share one thread: an iteration, then its answers. Two threads would compete for Python's global lock, and
-the main load is the model. A token is a byte, so a prompt has as many tokens as bytes.
+Engine and HTTP share one thread: an iteration, then its answers. Two threads would compete for
+Python's global lock, and the main load is the model. A token is a byte, so a prompt has as many
+tokens as bytes.
 """
 
 from __future__ import annotations
@@ -27,41 +29,97 @@ from gpuconsole.workloads.serving.engine.core import Core, Iteration, NoFreeSlot
 from gpuconsole.workloads.serving.http import SERVER_KEY
 from gpuconsole.workloads.serving.in_vllm.gpuconsole_caps import OwnLimits
 
-# --- metrics, with the names that vLLM 0.32 uses on /metrics -------------------------------------------------
+# --- metrics, with the names that vLLM 0.32 uses on /metrics --------------------------------------
 
 LABELS = ("model_name", "engine")
-LATENCIES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+LATENCIES = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 BATCHES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Metrics:
     """Counters grow with each event; each iteration sets the gauges."""
 
-    def __init__(self, model: str, core: Core, cache: dict[str, str], facts: Mapping[str, float]) -> None:
-        """`facts`: the facts that the server reports at /facts; the FLOPs and bytes of an iteration follow from them."""
+    def __init__(
+        self, model: str, core: Core, cache: dict[str, str], facts: Mapping[str, float]
+    ) -> None:
+        """`facts`: the facts that the server reports at /facts; the FLOPs and bytes of an iteration
+        follow from them."""
         self._core, self._facts = core, facts
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
         self._counted = (0, 0, 0)
         self._running = self._gauge("num_requests_running", "Sequences in the current iteration")
-        self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for a sequence slot or for KV blocks")
+        self._waiting = self._gauge(
+            "num_requests_waiting", "Sequences that wait for a sequence slot or for KV blocks"
+        )
         self._kv = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1")
-        self._preemptions = self._counter("num_preemptions", "Preempted sequences, which are recomputed")
+        self._preemptions = self._counter(
+            "num_preemptions", "Preempted sequences, which are recomputed"
+        )
         self._prompt = self._counter("prompt_tokens", "Prompt tokens computed")
         self._generated = self._counter("generation_tokens", "Tokens generated")
-        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._queries = self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
+        )
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._flops = self._counter("estimated_flops_per_gpu", "FLOPs of the model's matrices and attention")
-        self._bytes = self._counter("estimated_read_bytes_per_gpu", "Bytes of weights and KV cache that iterations must read")
-        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token")
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence")
+        self._flops = self._counter(
+            "estimated_flops_per_gpu", "FLOPs of the model's matrices and attention"
+        )
+        self._bytes = self._counter(
+            "estimated_read_bytes_per_gpu",
+            "Bytes of weights and KV cache that iterations must read",
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token"
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a sequence"
+        )
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token")
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first iteration")
-        self._prefill = self._histogram("request_prefill_time_seconds", "From the first iteration to the first token")
-        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last")
-        self._iteration = self._histogram("iteration_tokens_total", "Tokens computed in an iteration", BATCHES)
-        self._done = Counter("vllm:request_success", "Requests by finish reason", (*LABELS, "finished_reason"), registry=self._registry)
-        Gauge("vllm:cache_config_info", "Configuration of the KV cache", tuple(cache), registry=self._registry).labels(**cache).set(1)
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "From arrival to the first iteration"
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From the first iteration to the first token"
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "From the first token to the last"
+        )
+        self._iteration = self._histogram(
+            "iteration_tokens_total", "Tokens computed in an iteration", BATCHES
+        )
+        self._done = Counter(
+            "vllm:request_success",
+            "Requests by finish reason",
+            (*LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        Gauge(
+            "vllm:cache_config_info",
+            "Configuration of the KV cache",
+            tuple(cache),
+            registry=self._registry,
+        ).labels(**cache).set(1)
 
     def iteration(self, plan: Iteration) -> None:
         scheduler, prefixes = self._core.scheduler, self._core.prefixes
@@ -73,21 +131,26 @@ class Metrics:
             self._cost(plan)
         self._prompt.inc(sum(end - start for _, start, end in plan.prefills))
         totals = (scheduler.preemptions, prefixes.queries, prefixes.hits)
-        for counter, now, before in zip((self._preemptions, self._queries, self._hits), totals, self._counted, strict=True):
+        for counter, now, before in zip(
+            (self._preemptions, self._queries, self._hits), totals, self._counted, strict=True
+        ):
             counter.inc(now - before)
         self._counted = totals
 
     def _cost(self, plan: Iteration) -> None:
-        """FLOPs: 2 per weight and token, 4 per layer, width and attended position. Bytes: all weights once, and the keys and values of the
-        sequences."""
+        """FLOPs: 2 per weight and token, 4 per layer, width and attended position. Bytes: all
+        weights once, and the keys and values of the sequences."""
         facts = self._facts
         seen = sum((end - start) * (start + end) / 2 for _, start, end in plan.prefills) + sum(
             sequence.computed for sequence in plan.decodes
         )
-        held = sum(end for _, _, end in plan.prefills) + sum(sequence.computed for sequence in plan.decodes)
+        held = sum(end for _, _, end in plan.prefills) + sum(
+            sequence.computed for sequence in plan.decodes
+        )
         attention = 4 * facts["n_layer"] * facts["d_model"] * seen
         self._flops.inc(2 * facts["matrix_parameters"] * plan.tokens + attention)
-        passes = len(plan.prefills) + bool(plan.decodes)  # each piece of a prompt is a separate pass through the model
+        # each piece of a prompt is a separate pass through the model
+        passes = len(plan.prefills) + bool(plan.decodes)
         self._bytes.inc(passes * facts["weight_bytes"] + held * facts["kv_bytes_per_token"])
 
     def token(self, sequence: Sequence, now: float) -> None:
@@ -99,7 +162,12 @@ class Metrics:
 
     def finished(self, sequence: Sequence, reason: str) -> None:
         self._done.labels(**self._labels, finished_reason=reason).inc()
-        arrived, admitted, first, last = sequence.arrived, sequence.admitted, sequence.first, sequence.last
+        arrived, admitted, first, last = (
+            sequence.arrived,
+            sequence.admitted,
+            sequence.first,
+            sequence.last,
+        )
         if admitted is not None and first is not None and last is not None:
             for histogram, seconds in (
                 (self._queue, admitted - arrived),
@@ -111,23 +179,34 @@ class Metrics:
 
     def text(self, names: Collection[str] = ()) -> bytes:
         """The page; with `names` only these metrics, as prometheus_client answers `?name[]=`."""
-        return generate_latest(self._registry.restricted_registry(names) if names else self._registry)
+        return generate_latest(
+            self._registry.restricted_registry(names) if names else self._registry
+        )
 
     def _gauge(self, name: str, meaning: str) -> Gauge:
-        return Gauge(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(**self._labels)
+        return Gauge(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(
+            **self._labels
+        )
 
     def _counter(self, name: str, meaning: str) -> Counter:
-        return Counter(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(**self._labels)
+        return Counter(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(
+            **self._labels
+        )
 
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...] = LATENCIES) -> Histogram:
-        return Histogram(f"vllm:{name}", meaning, LABELS, buckets=buckets, registry=self._registry).labels(**self._labels)
+    def _histogram(
+        self, name: str, meaning: str, buckets: tuple[float, ...] = LATENCIES
+    ) -> Histogram:
+        return Histogram(
+            f"vllm:{name}", meaning, LABELS, buckets=buckets, registry=self._registry
+        ).labels(**self._labels)
 
 
-# --- the API -------------------------------------------------------------------------------------------------
+# --- the API --------------------------------------------------------------------------------------
 
 MODEL = "gpuconsole-gpt"
 PASSES = 6
-"""Turns of the event loop between two iterations. A new request needs several turns: accept, read, parse, queue."""
+"""Turns of the event loop between two iterations. A new request needs several turns: accept, read,
+parse, queue."""
 DEFAULT_MAX_TOKENS = 16
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -147,16 +226,23 @@ class ResponseStream:
     continuous_usage: bool
     fresh: list[int] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
 
     def usage(self) -> dict[str, Any]:
         prompt, output = len(self.sequence.prompt), self.sequence.output
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+        }
 
 
 def only_with_key(key: str) -> Middleware:
-    """Refuses requests without the bearer token `key`, where there is one: other users of the machine reach the port too."""
+    """Refuses requests without the bearer token `key`, where there is one: other users of the
+    machine reach the port too."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -169,7 +255,8 @@ def only_with_key(key: str) -> Middleware:
 
 
 class EngineServer:
-    """One engine with its HTTP server. `facts` are plain numbers that the server reports at /facts."""
+    """One engine with its HTTP server. `facts` are plain numbers that the server reports at
+    /facts."""
 
     def __init__(self, core: Core, facts: dict[str, float], cache_facts: dict[str, str]) -> None:
         self._core, self._facts = core, facts
@@ -179,7 +266,10 @@ class EngineServer:
         self._wake = asyncio.Event()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_with_key(os.environ.get(SERVER_KEY, ""))])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[only_with_key(os.environ.get(SERVER_KEY, ""))],
+        )
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -205,12 +295,13 @@ class EngineServer:
                 await asyncio.sleep(0)
 
     def offer_limits(self, knobs: Mapping[str, Any]) -> None:
-        """Let `gpuconsole watch` change the limits of the scheduler while the server runs. Raises OSError."""
+        """Let `gpuconsole watch` change the limits of the scheduler while the server runs. Raises
+        OSError."""
         limits = embedded_limits(dict(knobs))
         tokens = limits["max_num_batched_tokens"] if knobs["enable_chunked_prefill"] else 0
         self._core.scheduler.own_limits = OwnLimits(limits["max_num_seqs"], tokens).read
 
-    # --- from the engine ------------------------------------------------------------------------------------
+    # --- from the engine --------------------------------------------------------------------------
 
     def _token(self, sequence: Sequence, token: int) -> None:
         self._metrics.token(sequence, time.monotonic())
@@ -221,7 +312,7 @@ class EngineServer:
     def _iteration(self, plan: Iteration) -> None:
         self._metrics.iteration(plan)
 
-    # --- requests -------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, chat=False)
@@ -252,7 +343,9 @@ class EngineServer:
             del self._answers[answer.sequence]
 
     async def _stream(self, request: web.Request, answer: ResponseStream) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
         await response.prepare(request)
         if answer.chat:
             await response.write(_line(_chunk(answer, {"role": "assistant", "content": ""}, "")))
@@ -266,22 +359,39 @@ class EngineServer:
     async def _whole(self, answer: ResponseStream) -> web.Response:
         text = "".join([piece async for piece, _ in _pieces(answer)])
         choice: dict[str, Any] = {"index": 0, "finish_reason": answer.sequence.finished}
-        choice |= {"message": {"role": "assistant", "content": text}} if answer.chat else {"text": text}
+        choice |= (
+            {"message": {"role": "assistant", "content": text}} if answer.chat else {"text": text}
+        )
         return web.json_response({**_head(answer), "choices": [choice], "usage": answer.usage()})
 
     def _scored(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`echo` with `logprobs` and no generation: the log probabilities of the prompt, for perplexity."""
+        """`echo` with `logprobs` and no generation: the log probabilities of the prompt, for
+        perplexity."""
         if body.get("max_tokens") != 0 or body.get("logprobs") is None:
             raise BadRequest("echo only scores a prompt here: it needs max_tokens 0 and logprobs")
         tokens = prompt_tokens(body.get("prompt"))
-        logprobs = {"tokens": [chr(token) for token in tokens], "token_logprobs": self._core.score(tokens)}
+        logprobs = {
+            "tokens": [chr(token) for token in tokens],
+            "token_logprobs": self._core.score(tokens),
+        }
         usage = {"prompt_tokens": len(tokens), "completion_tokens": 0, "total_tokens": len(tokens)}
         text = bytes(tokens).decode(errors="replace")
         choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": logprobs}
-        return {"id": "score", "object": "text_completion", "model": MODEL, "choices": [choice], "usage": usage}
+        return {
+            "id": "score",
+            "object": "text_completion",
+            "model": MODEL,
+            "choices": [choice],
+            "usage": usage,
+        }
 
     async def _models(self, request: web.Request) -> web.Response:
-        entry = {"id": MODEL, "object": "model", "owned_by": "gpuconsole", "max_model_len": int(self._facts["max_model_len"])}
+        entry = {
+            "id": MODEL,
+            "object": "model",
+            "owned_by": "gpuconsole",
+            "max_model_len": int(self._facts["max_model_len"]),
+        }
         return web.json_response({"object": "list", "data": [entry]})
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -289,19 +399,24 @@ class EngineServer:
 
     async def _metrics_text(self, request: web.Request) -> web.Response:
         names = request.query.getall("name[]", [])
-        return web.Response(body=self._metrics.text(names), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(
+            body=self._metrics.text(names), headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
 
     async def _tell_facts(self, request: web.Request) -> web.Response:
         return web.json_response(self._facts)
 
     async def _set_limits(self, request: web.Request) -> web.Response:
         limits = await request.json()
-        self._core.scheduler.set_limits(int(limits["max_num_seqs"]), int(limits["max_num_batched_tokens"]))
+        self._core.scheduler.set_limits(
+            int(limits["max_num_seqs"]), int(limits["max_num_batched_tokens"])
+        )
         return web.Response()
 
 
 async def _pieces(answer: ResponseStream) -> AsyncIterator[tuple[str, str]]:
-    """Stream the text. A slow reader receives several tokens at once. The last piece carries the finish reason."""
+    """Stream the text. A slow reader receives several tokens at once. The last piece carries the
+    finish reason."""
     while True:
         await answer.news.wait()
         answer.news.clear()
@@ -325,7 +440,13 @@ def read_request(body: dict[str, Any], chat: bool) -> ResponseStream:
     if body.get("n", 1) != 1:
         raise BadRequest("n: only 1 is supported")
     options = body.get("stream_options") or {}
-    sequence = Sequence(tokens, max_tokens, time.monotonic(), float(temperature), ignore_eos=bool(body.get("ignore_eos")))
+    sequence = Sequence(
+        tokens,
+        max_tokens,
+        time.monotonic(),
+        float(temperature),
+        ignore_eos=bool(body.get("ignore_eos")),
+    )
     return ResponseStream(
         sequence,
         chat,
@@ -339,7 +460,11 @@ def prompt_tokens(prompt: object) -> list[int]:
     """A prompt's bytes, from text or from a list of them. Raises BadRequest."""
     if isinstance(prompt, str) and prompt:
         return list(prompt.encode())
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) and 0 <= token < 256 for token in prompt):
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(token, int) and 0 <= token < 256 for token in prompt)
+    ):
         return prompt
     raise BadRequest("the prompt must be text, or a list of bytes; and not empty")
 
@@ -357,7 +482,11 @@ def chat_text(messages: object) -> str:
 
 
 def _head(answer: ResponseStream) -> dict[str, Any]:
-    kind = ("chat.completion.chunk" if answer.stream else "chat.completion") if answer.chat else "text_completion"
+    kind = (
+        ("chat.completion.chunk" if answer.stream else "chat.completion")
+        if answer.chat
+        else "text_completion"
+    )
     return {"id": answer.id, "object": kind, "created": int(time.time()), "model": MODEL}
 
 
@@ -376,4 +505,6 @@ def _line(event: dict[str, Any]) -> bytes:
 
 
 def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message, "type": "BadRequestError", "code": status}}, status=status)
+    return web.json_response(
+        {"error": {"message": message, "type": "BadRequestError", "code": status}}, status=status
+    )

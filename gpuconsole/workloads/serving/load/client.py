@@ -1,4 +1,5 @@
-"""One streamed request to an OpenAI-compatible server, its times, and its fields beyond OpenAI's API, which a server may refuse."""
+"""One streamed request to an OpenAI-compatible server, its times, and its fields beyond OpenAI's
+API, which a server may refuse."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from gpuconsole.model.serving import Request
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.http import explain, pieces, redirection
 
-# --- requests ------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 MAX_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
@@ -24,7 +25,8 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_ERROR_BYTES = 4096
 CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
 CLOSED_S = 0.5
-"""A kept connection that the server has closed fails within this time. A later failure is a failure of the server."""
+"""A kept connection that the server has closed fails within this time. A later failure is a failure
+of the server."""
 NO_REASON = "no reason given"
 
 
@@ -33,8 +35,16 @@ class RequestFailed(RuntimeError):
 
 
 def connection_problem(error: str) -> str | None:
-    """The words of a failed connection in the `error` of a request; None where the request failed for another reason."""
-    return next((error.removeprefix(prefix) for prefix in (CANNOT_CONNECT, BROKE_OFF) if error.startswith(prefix)), None)
+    """The words of a failed connection in the `error` of a request; None where the request failed
+    for another reason."""
+    return next(
+        (
+            error.removeprefix(prefix)
+            for prefix in (CANNOT_CONNECT, BROKE_OFF)
+            if error.startswith(prefix)
+        ),
+        None,
+    )
 
 
 class _Usage(msgspec.Struct):
@@ -63,10 +73,12 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Arrivals:
-    """The received chunks of one request: arrival time and number of tokens of each chunk. The events of one read are one chunk.
+    """The received chunks of one request: arrival time and number of tokens of each chunk. The
+    events of one read are one chunk.
 
-    Token counts come from `usage`: from every chunk if the server reports it there (`continuous_usage_stats`), otherwise from the last
-    chunk, spread evenly over the events. Without any usage an event counts as one token.
+    Token counts come from `usage`: from every chunk if the server reports it there
+    (`continuous_usage_stats`), otherwise from the last chunk, spread evenly over the events.
+    Without any usage an event counts as one token.
     """
 
     def __init__(self) -> None:
@@ -86,7 +98,10 @@ class Arrivals:
             self.prompt_tokens = chunk.usage.prompt_tokens
         if choice is not None and choice.finish_reason:
             self.finished = choice.finish_reason
-        text = choice is not None and bool(choice.text or (choice.delta and (choice.delta.content or choice.delta.reasoning_content)))
+        text = choice is not None and bool(
+            choice.text
+            or (choice.delta and (choice.delta.content or choice.delta.reasoning_content))
+        )
         new = 1 if text else 0
         if usage is not None:
             self._total = usage
@@ -104,8 +119,11 @@ class Arrivals:
         return new
 
     def settled(self) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
-        """Output tokens, gaps between chunks in seconds (all above 0), and the tokens of each chunk after the first."""
-        gaps = tuple(later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
+        """Output tokens, gaps between chunks in seconds (all above 0), and the tokens of each chunk
+        after the first."""
+        gaps = tuple(
+            later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)
+        )
         total = self._total if self._total is not None else self.tokens
         if self._continuous or total == self.tokens or not gaps:
             return total, gaps, tuple(self.counts[1:])
@@ -114,13 +132,21 @@ class Arrivals:
 
 
 class Client:
-    """A client of one server. Extra fields that the server refuses are left out of later requests; `note` receives one line about them.
+    """A client of one server. Extra fields that the server refuses are left out of later requests;
+    `note` receives one line about them.
 
     `last_data_t`: the time of the last data of any answer.
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, model: str, *, chat: bool, timeout_s: float, note: Callable[[str], None]
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        model: str,
+        *,
+        chat: bool,
+        timeout_s: float,
+        note: Callable[[str], None],
     ) -> None:
         self._session, self._model, self._chat, self._note = session, model, chat, note
         self._address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
@@ -139,16 +165,19 @@ class Client:
     def cancel_silent(self) -> None:
         """End the requests without data for `timeout_s`. Called at intervals.
 
-        aiohttp's `sock_read` restarts a timer for every chunk, which takes a tenth of the CPU time of a token.
+        aiohttp's `sock_read` restarts a timer for every chunk, which takes a tenth of the CPU time
+        of a token.
         """
         late = now() - self._timeout_s
         for response in [waiting for waiting, t in self._received.items() if t < late]:
             self._silent.add(response)
             response.close()
 
-    async def ask(self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]) -> Request:
-        """Send a request; returns the finished or failed request. `due`: the due time of the request. `on_tokens` receives the number of tokens of
-        each chunk."""
+    async def ask(
+        self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]
+    ) -> Request:
+        """Send a request; returns the finished or failed request. `due`: the due time of the
+        request. `on_tokens` receives the number of tokens of each chunk."""
         arrivals, sent = Arrivals(), now()
         error = ""
         try:
@@ -162,26 +191,61 @@ class Client:
         except (aiohttp.ClientError, OSError) as problem:
             error = BROKE_OFF + explain(problem)
         total, gaps, counts = arrivals.settled()
-        first, last = (arrivals.times[0] - sent, arrivals.times[-1] - sent) if arrivals.times else (None, None)
-        return Request(now(), max(0.0, sent - due), first, last, arrivals.prompt_tokens, total, gaps, counts, error)
+        first, last = (
+            (arrivals.times[0] - sent, arrivals.times[-1] - sent)
+            if arrivals.times
+            else (None, None)
+        )
+        return Request(
+            now(),
+            max(0.0, sent - due),
+            first,
+            last,
+            arrivals.prompt_tokens,
+            total,
+            gaps,
+            counts,
+            error,
+        )
 
-    async def _send(self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]) -> float:
-        """Send the request with the extra fields that the server accepts, and read it to its end; returns the time of sending."""
+    async def _send(
+        self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
+    ) -> float:
+        """Send the request with the extra fields that the server accepts, and read it to its end;
+        returns the time of sending."""
         refused: frozenset[str] = frozenset()
         while True:
             refused |= self._refused
-            said = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
-            body = {"model": self._model, **said, "max_tokens": max_tokens, "temperature": 0, "stream": True, **extra_fields(refused)}
+            said = (
+                {"messages": [{"role": "user", "content": prompt}]}
+                if self._chat
+                else {"prompt": prompt}
+            )
+            body = {
+                "model": self._model,
+                **said,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "stream": True,
+                **extra_fields(refused),
+            }
             response, sent = await self._post(body)
             async with response:
                 if response.status != 200:
                     async with asyncio.timeout(self._timeout_s):
                         text = await refusal_text(response)
-                    about = refused_fields(EFFECTS.keys() - refused, text) if response.status in (400, 422) else None
+                    about = (
+                        refused_fields(EFFECTS.keys() - refused, text)
+                        if response.status in (400, 422)
+                        else None
+                    )
                     if about:
                         refused |= about
                         continue
-                    reason = redirection(response) or f"HTTP {response.status}: {in_one_line(text) or response.reason or NO_REASON}"
+                    reason = redirection(response) or (
+                        f"HTTP {response.status}:"
+                        f" {in_one_line(text) or response.reason or NO_REASON}"
+                    )
                     raise RequestFailed(reason)
                 self._leave_out(refused)
                 self._received[response] = now()
@@ -201,14 +265,17 @@ class Client:
     async def _post(self, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse, float]:
         """Send a request; returns the answer and the time of sending.
 
-        A server may close a kept connection at the moment in which the client uses it again. Such a request is sent once more.
+        A server may close a kept connection at the moment in which the client uses it again. Such a
+        request is sent once more.
         """
         again = False
         while True:
             sent = now()
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await self._session.post(self._address, json=body, timeout=self._timeout, allow_redirects=False), sent
+                    return await self._session.post(
+                        self._address, json=body, timeout=self._timeout, allow_redirects=False
+                    ), sent
             except aiohttp.ClientConnectorError:
                 raise
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
@@ -223,7 +290,11 @@ class Client:
             self._note(describe_refused(new))
 
     async def _follow(
-        self, response: aiohttp.ClientResponse, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
+        self,
+        response: aiohttp.ClientResponse,
+        max_tokens: int,
+        arrivals: Arrivals,
+        on_tokens: Callable[[int], None],
     ) -> None:
         pending, done = b"", False
         async for block in pieces(response):
@@ -253,9 +324,13 @@ def _parse(payload: bytes) -> _Chunk:
     try:
         chunk = _decode(payload)
     except (msgspec.DecodeError, RecursionError):
-        raise RequestFailed(f"not JSON of the OpenAI API: {visible(payload[:60].decode(errors='replace'))}") from None
+        raise RequestFailed(
+            f"not JSON of the OpenAI API: {visible(payload[:60].decode(errors='replace'))}"
+        ) from None
     if chunk.error is not None:
-        raise RequestFailed(f"the server reports an error: {in_one_line(payload.decode(errors='replace'))}")
+        raise RequestFailed(
+            f"the server reports an error: {in_one_line(payload.decode(errors='replace'))}"
+        )
     return chunk
 
 
@@ -265,7 +340,8 @@ async def refusal_text(response: aiohttp.ClientResponse) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """The server's reason in the body of a refusal; empty for an empty body. Known forms: OpenAI's `error`, FastAPI's `detail`, a plain text."""
+    """The server's reason in the body of a refusal; empty for an empty body. Known forms: OpenAI's
+    `error`, FastAPI's `detail`, a plain text."""
     try:
         answer = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -286,20 +362,29 @@ async def refusal(response: aiohttp.ClientResponse) -> str:
     return redirection(response) or f"HTTP {response.status}: {reason}"
 
 
-# --- the fields of a request beyond OpenAI's API, and the refusal of such a field by a server ----------------
+# --- the fields of a request beyond OpenAI's API, and the refusal of such a field by a server -----
 
 EFFECTS = {
     "ignore_eos": "answers may end before the requested number of tokens",
-    "continuous_usage_stats": "the tokens of each chunk are estimated from the total at the end of the answer",
+    "continuous_usage_stats": (
+        "the tokens of each chunk are estimated from the total at the end of the answer"
+    ),
     "stream_options": "without usage in the stream, each chunk counts as one token",
 }
-"""The extra fields, each with what becomes less exact without the field. `continuous_usage_stats` is a part of `stream_options`."""
+"""The extra fields, each with what becomes less exact without the field. `continuous_usage_stats`
+is a part of `stream_options`."""
 LENGTH = re.compile(
-    r"context (length|size|window)|max_model_len|max_new_tokens|model length|too (long|large|many)|longer than|exceed|reduce the length"
+    r"context (length|size|window)|max_model_len|max_new_tokens|model length|too"
+    r" (long|large|many)|longer than|exceed|reduce the length"
 )
-"""The words for a length that does not fit: vLLM, SGLang, TGI and llama.cpp. Such a refusal may repeat the request with all its fields."""
-UNKNOWN = re.compile(r"\bextra\b|extra_forbidden|unexpected|unrecogni[sz]ed|unknown|not permitted|additional propert|unsupported")
-"""The words for a field that the server does not have: pydantic, TGI, llama.cpp, `transformers serve`."""
+"""The words for a length that does not fit: vLLM, SGLang, TGI and llama.cpp. Such a refusal may
+repeat the request with all its fields."""
+UNKNOWN = re.compile(
+    r"\bextra\b|extra_forbidden|unexpected|unrecogni[sz]ed|unknown|not permitted|additional"
+    r" propert|unsupported"
+)
+"""The words for a field that the server does not have: pydantic, TGI, llama.cpp,
+`transformers serve`."""
 
 
 def extra_fields(refused: frozenset[str]) -> dict[str, Any]:
@@ -312,14 +397,20 @@ def extra_fields(refused: frozenset[str]) -> dict[str, Any]:
 
 
 def refused_fields(sent: Set[str], text: str) -> frozenset[str]:
-    """The fields among `sent` that a refusal (HTTP 400 or 422) with this `text` is about; empty where the refusal has another reason.
+    """The fields among `sent` that a refusal (HTTP 400 or 422) with this `text` is about; empty
+    where the refusal has another reason.
 
-    A refusal without a name is first about the fields that only vLLM and SGLang have, then about all fields.
+    A refusal without a name is first about the fields that only vLLM and SGLang have, then about
+    all fields.
     """
     text = text.lower()
     if LENGTH.search(text):
         return frozenset()
-    named = {field for field in sent if field in text or (field == "stream_options" and "include_usage" in text)}
+    named = {
+        field
+        for field in sent
+        if field in text or (field == "stream_options" and "include_usage" in text)
+    }
     if "continuous_usage_stats" in named:
         named.discard("stream_options")
     if "stream_options" in named:
@@ -331,31 +422,38 @@ def refused_fields(sent: Set[str], text: str) -> frozenset[str]:
 
 def describe_refused(fields: frozenset[str]) -> str:
     """One line for the user: the refused fields, and what becomes less exact."""
-    shown = [field for field in EFFECTS if field in fields and not (field == "continuous_usage_stats" and "stream_options" in fields)]
+    shown = [
+        field
+        for field in EFFECTS
+        if field in fields
+        and not (field == "continuous_usage_stats" and "stream_options" in fields)
+    ]
     return f"the server refuses {', '.join(shown)}: {'; '.join(EFFECTS[field] for field in shown)}"
 
 
-# --- whether the server is down ------------------------------------------------------------------------------
+# --- whether the server is down -------------------------------------------------------------------
 
 SILENCE_S = 3.5
 """The shortest silence that is an outage: a message within 5 s needs a limit below 5 s."""
 SILENCE_FACTOR = 2.0
 REMEMBERED_S = 60.0
-"""A silence that ends with a token is normal for this load: long prompts, compilation. For this time the limit is SILENCE_FACTOR times that
-silence."""
+"""A silence that ends with a token is normal for this load: long prompts, compilation. For this
+time the limit is SILENCE_FACTOR times that silence."""
 FAILING_S = 2.0
 FAILURES = 5
-"""Failures in a row, over at least FAILING_S, after which every request fails. Fewer failures occur by chance where half of the requests fail."""
+"""Failures in a row, over at least FAILING_S, after which every request fails. Fewer failures occur
+by chance where half of the requests fail."""
 STALLED_S = 1.0
 """A tick that is later than this time means that the generator itself stood still."""
 
 
 class OutageTracker:
-    """The state of a server from the times of tokens and failures: `since` is None while the server answers, otherwise `why` is one line.
-    `failure`: the last failure since the last token.
+    """The state of a server from the times of tokens and failures: `since` is None while the server
+    answers, otherwise `why` is one line. `failure`: the last failure since the last token.
 
-    A failed connection without another open answer is an outage at once. The other causes are silence on all open requests, and failures
-    of all requests. An outage ends with the next token. All times are seconds on the clock of `agent.clock`.
+    A failed connection without another open answer is an outage at once. The other causes are
+    silence on all open requests, and failures of all requests. An outage ends with the next token.
+    All times are seconds on the clock of `agent.clock`.
     """
 
     def __init__(self, t: float) -> None:
@@ -407,8 +505,11 @@ class OutageTracker:
         """Seconds since the first failure after the last token; 0 without such a failure."""
         return t - self._failing_since if self._failing_since is not None else 0.0
 
-    def tick(self, t: float, waiting: int, oldest: float, streams: int, *, patient: bool = False) -> None:
-        """Decide anew. `waiting` requests are open, the first of them since `oldest`; `streams` of them receive an answer.
+    def tick(
+        self, t: float, waiting: int, oldest: float, streams: int, *, patient: bool = False
+    ) -> None:
+        """Decide anew. `waiting` requests are open, the first of them since `oldest`; `streams` of
+        them receive an answer.
 
         `patient`: silence is no outage, because a probe changes the load.
         """
@@ -426,7 +527,13 @@ class OutageTracker:
         elif self._all_fail(t) and (silent or not waiting or t - oldest < FAILING_S):
             self._down(f"every request fails: {self.failure}", self._failing_since)
         elif silent:
-            self._down(f"{waiting} {'request waits' if waiting == 1 else 'requests wait'} without an answer", self._quiet_since)
+            self._down(
+                (
+                    f"{waiting} {'request waits' if waiting == 1 else 'requests wait'} without an"
+                    " answer"
+                ),
+                self._quiet_since,
+            )
 
     def _all_fail(self, t: float) -> bool:
         return self._failures >= FAILURES and self.failing_s(t) > FAILING_S
@@ -438,7 +545,9 @@ class OutageTracker:
         """The longest normal silence in seconds."""
         while self._silences and t - self._silences[0][0] > REMEMBERED_S:
             self._silences.popleft()
-        return max(SILENCE_S, SILENCE_FACTOR * max((silence for _, silence in self._silences), default=0.0))
+        return max(
+            SILENCE_S, SILENCE_FACTOR * max((silence for _, silence in self._silences), default=0.0)
+        )
 
     def _down(self, why: str, since: float | None) -> None:
         self.why = why

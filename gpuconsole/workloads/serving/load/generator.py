@@ -1,7 +1,8 @@
-"""The load generator: sends requests to a server, and reports every request and every tick of its clock.
+"""The load generator: sends requests to a server, and reports every request and every tick of its
+clock.
 
-The serving worker starts it as `python -m gpuconsole.workloads.serving.load.generator --fd N`. The process does nothing else, so that its
-timestamps are accurate, and it measures its own lateness.
+The serving worker starts it as `python -m gpuconsole.workloads.serving.load.generator --fd N`. The
+process does nothing else, so that its timestamps are accurate, and it measures its own lateness.
 """
 
 from __future__ import annotations
@@ -47,20 +48,29 @@ from gpuconsole.wire.events import (
 from gpuconsole.workloads.serving.http import api_key, connect
 from gpuconsole.workloads.serving.load.client import Client, OutageTracker, RequestFailed
 from gpuconsole.workloads.serving.load.quality import perplexity
-from gpuconsole.workloads.serving.load.traffic import FIRST_GUESS, Prompts, Traffic, Variant, ask_tokenizer
+from gpuconsole.workloads.serving.load.traffic import (
+    FIRST_GUESS,
+    Prompts,
+    Traffic,
+    Variant,
+    ask_tokenizer,
+)
 
 TICK_S = 0.25
 LAG_EVERY_S = 0.02
 WARM_UP_S = 15.0
-"""Maximum warm-up in seconds. Warm-up ends when every user has an answer (open loop: after the requests of two seconds)."""
+"""Maximum warm-up in seconds. Warm-up ends when every user has an answer (open loop: after the
+requests of two seconds)."""
 HOPELESS = 20
 HOPELESS_S = 4.0
-"""Failures, and seconds of nothing but failures, without any answer after which the server, not the load, is the cause."""
+"""Failures, and seconds of nothing but failures, without any answer after which the server, not the
+load, is the cause."""
 FRESH_S = 2.0
 """A request that is open for a shorter time can still be one of those that fail at once."""
 NICENESS = -10
-"""The priority of the generator's thread where the system allows it. The generator uses a few percent of a core. Next to busy processes it waits a
-third as long for a CPU (benchmarks.loadgen.starved), and its TTFT is nearer to the server's."""
+"""The priority of the generator's thread where the system allows it. The generator uses a few
+percent of a core. Next to busy processes it waits a third as long for a CPU
+(benchmarks.loadgen.starved), and its TTFT is nearer to the server's."""
 TIMEOUT_S = 120.0
 PROBE_S = 2.5
 SENT = 32
@@ -83,9 +93,17 @@ class Generator:
         self._channel, self._options = channel, options
         self._timeout_s = float(options.get("timeout_s", TIMEOUT_S))
         self._session, self._url, self._model = session, options["url"], options.get("model", "")
-        recorded = parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8")) if "prompts" in options else []
-        self._prompts = Prompts(start.seed, float(options.get("characters_per_token", FIRST_GUESS)), recorded)
-        self._prompts.max_model_len = int(options["max_model_len"]) if "max_model_len" in options else None
+        recorded = (
+            parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8"))
+            if "prompts" in options
+            else []
+        )
+        self._prompts = Prompts(
+            start.seed, float(options.get("characters_per_token", FIRST_GUESS)), recorded
+        )
+        self._prompts.max_model_len = (
+            int(options["max_model_len"]) if "max_model_len" in options else None
+        )
         self._shortened = ""
         self._clients: list[Client] = []
         self._client = self._new_client(start.knobs)
@@ -103,7 +121,9 @@ class Generator:
         self._lags: list[float] = []
         self._sent: deque[str] = deque(maxlen=SENT)
         self._shared: tuple[float, float | None] = (0.0, None)
-        self._shared_by_recorded = shared_ratio([prompt.text for prompt in recorded]) if recorded else None
+        self._shared_by_recorded = (
+            shared_ratio([prompt.text for prompt in recorded]) if recorded else None
+        )
         self._e2e: deque[float] = deque(maxlen=50)
         self._ticked = now()
         self._paused = False
@@ -112,7 +132,10 @@ class Generator:
         self.failed = ""
 
     async def run(self) -> None:
-        tasks = [asyncio.create_task(work) for work in (self._load(), self._tick_for_ever(), self._watch_lateness())]
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._load(), self._tick_for_ever(), self._watch_lateness())
+        ]
         await self.stopped.wait()
         for task in tasks:
             task.cancel()
@@ -132,21 +155,44 @@ class Generator:
         chat, this = self._traffic.knobs["endpoint"] == "chat", object()
         try:
             self._opened(this)
-            told = await ask_tokenizer(self._session, self._url, self._model, self._prompts.sample, chat=chat, timeout_s=self._timeout_s)
+            told = await ask_tokenizer(
+                self._session,
+                self._url,
+                self._model,
+                self._prompts.sample,
+                chat=chat,
+                timeout_s=self._timeout_s,
+            )
         except RequestFailed as problem:
-            self._note(f"the server does not count tokens: {problem}; the first prompts assume {FIRST_GUESS:g} characters per token")
+            self._note(
+                f"the server does not count tokens: {problem}; the first prompts assume"
+                f" {FIRST_GUESS:g} characters per token"
+            )
         else:
-            self._prompts.characters_per_token, self._prompts.overhead = told.characters_per_token, told.overhead
+            self._prompts.characters_per_token, self._prompts.overhead = (
+                told.characters_per_token,
+                told.overhead,
+            )
             self._prompts.max_model_len = self._prompts.max_model_len or told.max_model_len
         finally:
             del self._open[this]
 
     def _note_shortened(self) -> None:
-        """One note about prompts that do not fit in the server's context, for each share of such prompts."""
+        """One note about prompts that do not fit in the server's context, for each share of such
+        prompts."""
         if not (ratio := self._prompts.shortened_ratio(self._traffic.knobs)):
             return
-        share = "all prompts" if ratio == 1 else f"{percent(ratio)} of the prompts" if ratio >= 0.01 else "a few prompts"
-        text = f"{share} are shortened: prompt and answer must fit in the server's max_model_len of {self._prompts.max_model_len} tokens"
+        share = (
+            "all prompts"
+            if ratio == 1
+            else f"{percent(ratio)} of the prompts"
+            if ratio >= 0.01
+            else "a few prompts"
+        )
+        text = (
+            f"{share} are shortened: prompt and answer must fit in the server's max_model_len of"
+            f" {self._prompts.max_model_len} tokens"
+        )
         if text != self._shortened:
             self._shortened = text
             self._note(text)
@@ -158,7 +204,9 @@ class Generator:
         elif isinstance(command, SetKnobs):
             self._tick()
             knobs = {**self._traffic.knobs, **command.changes}
-            self._client = self._new_client(knobs) if "endpoint" in command.changes else self._client
+            self._client = (
+                self._new_client(knobs) if "endpoint" in command.changes else self._client
+            )
             if not PROMPT_KNOBS.isdisjoint(command.changes):
                 self._sent.clear()
                 self._shared = (0.0, None)
@@ -191,15 +239,24 @@ class Generator:
                 signals = await self._reuse_prefix()
             elif command.probe == "perplexity":
                 value, tokens = await perplexity(self._session, self._url.rstrip("/"), self._model)
-                signals = {"quality.perplexity": Signal(value, "", f"the server's log probabilities of {tokens} tokens of a fixed text")}
+                signals = {
+                    "quality.perplexity": Signal(
+                        value,
+                        "",
+                        f"the server's log probabilities of {tokens} tokens of a fixed text",
+                    )
+                }
             else:
                 raise ValueError("not a probe of a model server")
         except (ValueError, RequestFailed) as problem:
             error = str(problem)
-        self._channel.send(ProbeDone(now(), command.request, command.probe, signals, error, now() - begun))
+        self._channel.send(
+            ProbeDone(now(), command.request, command.probe, signals, error, now() - begun)
+        )
 
     async def _step_concurrency(self) -> dict[str, Signal]:
-        """Probe P12: tokens per second with the present number of users and with STEP times as many. Raises ValueError."""
+        """Probe P12: tokens per second with the present number of users and with STEP times as
+        many. Raises ValueError."""
         knobs = self._traffic.knobs
         if float(knobs["request_rate"]):
             raise ValueError("an open loop has no number of users to multiply")
@@ -218,10 +275,11 @@ class Generator:
         }
 
     async def _reuse_prefix(self) -> dict[str, Signal]:
-        """Probe P13: tokens per second with the present prompts, with a unique prefix for each prompt, and without the shared prefix.
+        """Probe P13: tokens per second with the present prompts, with a unique prefix for each
+        prompt, and without the shared prefix.
 
-        The second rate shows the present gain of a prefix cache, in the server or in front of it. The third rate is the maximum of a
-        prefix cache. Raises ValueError.
+        The second rate shows the present gain of a prefix cache, in the server or in front of it.
+        The third rate is the maximum of a prefix cache. Raises ValueError.
         """
         knobs = self._traffic.knobs
         if not float(knobs["shared_prefix_ratio"]) and "prompts" not in self._options:
@@ -256,7 +314,14 @@ class Generator:
 
     def _new_client(self, knobs: Knobs) -> Client:
         chat = knobs["endpoint"] == "chat"
-        client = Client(self._session, self._url, self._model, chat=chat, timeout_s=self._timeout_s, note=self._note)
+        client = Client(
+            self._session,
+            self._url,
+            self._model,
+            chat=chat,
+            timeout_s=self._timeout_s,
+            note=self._note,
+        )
         self._clients.append(client)  # the arms before still have open requests
         return client
 
@@ -264,7 +329,8 @@ class Generator:
         self._channel.send(Note(now(), text, "warning"))
 
     def _settle(self, arm: int) -> None:
-        """Later requests belong to `arm` and count after the server's batch has adapted to the change."""
+        """Later requests belong to `arm` and count after the server's batch has adapted to the
+        change."""
         typical = sorted(self._e2e)[len(self._e2e) // 2] if self._e2e else None
         self._arm, self._kind = arm, 1
         self._settled_at = now() + settle_s(typical)
@@ -290,9 +356,16 @@ class Generator:
             del self._open[this]
         if plain:  # probe P13 changes the lengths of prompts
             self._prompts.learn(prompt, request.prompt_tokens)
-        # classified by its end time: in an overloaded open loop a request starts long before; in a closed loop it waited under the previous load
-        settling = self._kind == 0 and begun != (self._arm, 0) and not float(self._traffic.knobs["request_rate"])
-        self._ended.append(msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind))
+        # classified by its end time: in an overloaded open loop a request starts long before; in a
+        # closed loop it waited under the previous load
+        settling = (
+            self._kind == 0
+            and begun != (self._arm, 0)
+            and not float(self._traffic.knobs["request_rate"])
+        )
+        self._ended.append(
+            msgspec.structs.replace(request, arm=self._arm, kind=1 if settling else self._kind)
+        )
         if request.error:
             self._note_failure(request.error)
             return False
@@ -332,11 +405,18 @@ class Generator:
         self._traffic.server_is_up()
 
     def _watch_server(self, t: float) -> None:
-        """Decide whether the server answers now. Give up after nothing but failures from the start."""
+        """Decide whether the server answers now. Give up after nothing but failures from the
+        start."""
         outage, oldest = self._outage, next(iter(self._open.values()), t)
         outage.data(max(client.last_data_t for client in self._clients))
         probing = self._probe is not None and not self._probe.done()
-        outage.tick(t, len(self._open), oldest, sum(client.streams for client in self._clients), patient=probing)
+        outage.tick(
+            t,
+            len(self._open),
+            oldest,
+            sum(client.streams for client in self._clients),
+            patient=probing,
+        )
         if outage.since is not None:
             self._traffic.server_is_down()
         if not self._all_tokens and outage.failing_s(t) > HOPELESS_S and t - oldest < FRESH_S:
@@ -357,9 +437,20 @@ class Generator:
         self._watch_server(t)
         self._warm()
         if wall > 0 and not self._paused:
-            step = Step(self._index, t, wall, self._finished, self._tokens, (), arm=self._arm, kind=self._kind)
+            step = Step(
+                self._index,
+                t,
+                wall,
+                self._finished,
+                self._tokens,
+                (),
+                arm=self._arm,
+                kind=self._kind,
+            )
             self._index += 1
-            self._channel.send(Steps(t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped))
+            self._channel.send(
+                Steps(t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped)
+            )
         self._finished = self._tokens = 0
         lags, self._lags = sorted(self._lags), []
         late = lags[int(0.95 * len(lags))] if lags else 0.0
@@ -368,11 +459,23 @@ class Generator:
         waited = self._times.runq_s() if self._times.available else None
         down = (self._outage.why, self._outage.since or 0.0)
         shared = self._shared_prefix(t)
-        self._channel.send(Requests(t, ended, active, late, time.process_time(), self._channel.dropped, shared, waited, *down))
+        self._channel.send(
+            Requests(
+                t,
+                ended,
+                active,
+                late,
+                time.process_time(),
+                self._channel.dropped,
+                shared,
+                waited,
+                *down,
+            )
+        )
 
     def _shared_prefix(self, t: float) -> float | None:
-        """Share of the prompt text that is a prefix of another prompt: over all recorded prompts, or once a second over the last generated
-        prompts."""
+        """Share of the prompt text that is a prefix of another prompt: over all recorded prompts,
+        or once a second over the last generated prompts."""
         if self._shared_by_recorded is not None:
             return self._shared_by_recorded
         if t - self._shared[0] >= SHARED_EVERY_S and len(self._sent) > 1:
@@ -387,12 +490,15 @@ class Generator:
         else:
             rate = float(self._traffic.knobs["request_rate"])
             needed = int(2 * rate) if rate else int(self._traffic.knobs["concurrency"])
-            warm = self._answered >= max(1, needed) or (self._answered > 0 and now() - self._begun > WARM_UP_S)
+            warm = self._answered >= max(1, needed) or (
+                self._answered > 0 and now() - self._begun > WARM_UP_S
+            )
         if warm:
             self._kind = 0
 
     async def _watch_lateness(self) -> None:
-        """Measures the lateness: the delay between the requested and the actual wake-up of this process. Timestamps can be late by this time."""
+        """Measures the lateness: the delay between the requested and the actual wake-up of this
+        process. Timestamps can be late by this time."""
         while True:
             asked = now() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
@@ -423,7 +529,9 @@ async def _listen(commands: asyncio.Queue[Command], generator: Generator) -> Non
         generator.serve(await commands.get())
 
 
-def _put(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Command], command: Command) -> None:
+def _put(
+    loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Command], command: Command
+) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(commands.put_nowait, command)
 

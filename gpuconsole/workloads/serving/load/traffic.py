@@ -1,4 +1,5 @@
-"""The traffic of a load: prompts, and the arrival of requests from users that wait for each answer (closed loop), or at a fixed rate (open loop)."""
+"""The traffic of a load: prompts, and the arrival of requests from users that wait for each answer
+(closed loop), or at a fixed rate (open loop)."""
 
 from __future__ import annotations
 
@@ -19,18 +20,21 @@ from gpuconsole.model.serving import RecordedPrompt
 from gpuconsole.workloads.serving.http import explain, read_json
 from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
 
-# --- prompts -------------------------------------------------------------------------------------------------
+# --- prompts --------------------------------------------------------------------------------------
 
 SAMPLE_CHARACTERS = 2000
 LENGTHS = (80, 320)
-"""Characters of the two prompts for a server that counts tokens in answers only. Both fit a small context, with one token for each character."""
+"""Characters of the two prompts for a server that counts tokens in answers only. Both fit a small
+context, with one token for each character."""
 TOKENIZE_S = 5.0
 
 
 class Tokenizer(msgspec.Struct, frozen=True):
-    """`characters_per_token` of the sample text. `overhead`: tokens that the server adds to each prompt (chat template, first token).
+    """`characters_per_token` of the sample text. `overhead`: tokens that the server adds to each
+    prompt (chat template, first token).
 
-    `max_model_len`: tokens of prompt and answer together, where the server reports the limit with a token count.
+    `max_model_len`: tokens of prompt and answer together, where the server reports the limit with a
+    token count.
     """
 
     characters_per_token: float
@@ -39,21 +43,36 @@ class Tokenizer(msgspec.Struct, frozen=True):
 
 
 async def ask_tokenizer(
-    session: aiohttp.ClientSession, url: str, model: str, sample: Callable[[int], str], *, chat: bool, timeout_s: float
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    sample: Callable[[int], str],
+    *,
+    chat: bool,
+    timeout_s: float,
 ) -> Tokenizer:
-    """The tokenizer of the server at `url`: by its `/tokenize`, otherwise by the usage of two requests for one token. Raises RequestFailed.
+    """The tokenizer of the server at `url`: by its `/tokenize`, otherwise by the usage of two
+    requests for one token. Raises RequestFailed.
 
-    `sample` returns a text of a length in characters. With `chat` two requests show the length of the chat template. Each request ends
-    after `timeout_s` at the latest.
+    `sample` returns a text of a length in characters. With `chat` two requests show the length of
+    the chat template. Each request ends after `timeout_s` at the latest.
     """
-    if not chat and (told := await _tokenize(session, url, model, sample(SAMPLE_CHARACTERS), min(TOKENIZE_S, timeout_s))):
+    if not chat and (
+        told := await _tokenize(
+            session, url, model, sample(SAMPLE_CHARACTERS), min(TOKENIZE_S, timeout_s)
+        )
+    ):
         return told
     address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
 
     async def count(characters: int) -> int:
         text = sample(characters)
-        said: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-        return await _prompt_tokens(session, address, {"model": model, **said, "max_tokens": 1, "temperature": 0}, timeout_s)
+        said: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+        )
+        return await _prompt_tokens(
+            session, address, {"model": model, **said, "max_tokens": 1, "temperature": 0}, timeout_s
+        )
 
     short, long = LENGTHS
     fewer = await count(short)
@@ -67,11 +86,19 @@ async def ask_tokenizer(
     return Tokenizer(characters_per_token, max(0, round(fewer - short / characters_per_token)))
 
 
-async def _tokenize(session: aiohttp.ClientSession, url: str, model: str, text: str, timeout_s: float) -> Tokenizer | None:
-    """The answer of `/tokenize`; None where the server has none. The fields of one request: vLLM and SGLang, llama.cpp, TGI."""
+async def _tokenize(
+    session: aiohttp.ClientSession, url: str, model: str, text: str, timeout_s: float
+) -> Tokenizer | None:
+    """The answer of `/tokenize`; None where the server has none. The fields of one request: vLLM
+    and SGLang, llama.cpp, TGI."""
     body = {"model": model, "prompt": text, "content": text, "inputs": text}
     try:
-        async with asyncio.timeout(timeout_s), session.post(f"{url.rstrip('/')}/tokenize", json=body, allow_redirects=False) as response:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.post(
+                f"{url.rstrip('/')}/tokenize", json=body, allow_redirects=False
+            ) as response,
+        ):
             told = await read_json(response) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
@@ -80,12 +107,19 @@ async def _tokenize(session: aiohttp.ClientSession, url: str, model: str, text: 
     count = named.get("count", len(tokens) if isinstance(tokens, list) else 0)
     if not isinstance(count, int) or count <= 0:
         return None
-    return Tokenizer(len(text) / count, max_model_len=limit if isinstance(limit, int) and limit > 0 else None)
+    return Tokenizer(
+        len(text) / count, max_model_len=limit if isinstance(limit, int) and limit > 0 else None
+    )
 
 
-async def _prompt_tokens(session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float) -> int:
+async def _prompt_tokens(
+    session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float
+) -> int:
     try:
-        async with asyncio.timeout(timeout_s), session.post(address, json=body, allow_redirects=False) as response:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.post(address, json=body, allow_redirects=False) as response,
+        ):
             if response.status != 200:
                 raise RequestFailed(await refusal(response))
             told = await read_json(response)
@@ -100,32 +134,42 @@ async def _prompt_tokens(session: aiohttp.ClientSession, address: str, body: dic
     return tokens
 
 
-# --- prompts of a requested length, cut from real text -------------------------------------------------------
+# --- prompts of a requested length, cut from real text --------------------------------------------
 
 Variant = Literal["plain", "salted", "cut"]
 FIRST_GUESS = 4.0
 """Initial estimate of characters per token of English text, until the server reports a count."""
 LEARNING = 0.2
 FIT = 0.95
-"""The part of `max_model_len` that a shortened prompt and its answer fill. The rest is for texts with more tokens than average."""
+"""The part of `max_model_len` that a shortened prompt and its answer fill. The rest is for texts
+with more tokens than average."""
 DRAWS = 1000
 """Number of drawn lengths for the share of shortened prompts."""
 BOUNDS = (0.25, 16.0)
-"""Bounds for characters per token. They stop prompts from growing without limit if a server counts wrong."""
+"""Bounds for characters per token. They stop prompts from growing without limit if a server counts
+wrong."""
 
 
 class Prompts:
-    """Windows of the King James Bible. The number of characters per token follows from the server's token counts.
+    """Windows of the King James Bible. The number of characters per token follows from the server's
+    token counts.
 
-    With `shared_prefix_ratio` this share of each prompt is the same prefix, like a system prompt. Probe P13 uses two variants: `salted`
-    adds a unique prefix to each prompt, so that no cache can match, and `cut` removes the shared prefix.
+    With `shared_prefix_ratio` this share of each prompt is the same prefix, like a system prompt.
+    Probe P13 uses two variants: `salted` adds a unique prefix to each prompt, so that no cache can
+    match, and `cut` removes the shared prefix.
 
-    With `max_model_len` (tokens of prompt and answer together) a generated prompt is shortened until it fits. A prompt that does not fit would
-    fail in a millisecond, and its user would send the next prompt: the server would then get another load than the load with these lengths.
+    With `max_model_len` (tokens of prompt and answer together) a generated prompt is shortened
+    until it fits. A prompt that does not fit would fail in a millisecond, and its user would send
+    the next prompt: the server would then get another load than the load with these lengths.
     Recorded prompts stay as they are.
     """
 
-    def __init__(self, seed: int, characters_per_token: float = FIRST_GUESS, recorded: Sequence[RecordedPrompt] = ()) -> None:
+    def __init__(
+        self,
+        seed: int,
+        characters_per_token: float = FIRST_GUESS,
+        recorded: Sequence[RecordedPrompt] = (),
+    ) -> None:
         """`recorded`: prompts to send unchanged in a cycle instead of generated prompts."""
         self._recorded = itertools.cycle(recorded) if recorded else None
         self._text = (files("gpuconsole") / "data/text/kjv.txt").read_text(encoding="utf-8")
@@ -136,7 +180,8 @@ class Prompts:
         self.variant: Variant = "plain"
 
     def next(self, knobs: Knobs) -> tuple[str, int]:
-        """A prompt and the number of output tokens to request. Both lengths are uniform within `length_spread` around the knobs."""
+        """A prompt and the number of output tokens to request. Both lengths are uniform within
+        `length_spread` around the knobs."""
         if self._recorded is not None:
             return self._next_recorded(next(self._recorded), knobs)
         wanted, output = self._lengths(self._random, knobs)
@@ -144,7 +189,9 @@ class Prompts:
         characters = max(1, round((tokens - self.overhead) * self.characters_per_token))
         shared = round(characters * float(knobs["shared_prefix_ratio"]))
         own = characters - shared
-        prompt = self._varied(self._cut(0, shared) + self._cut(self._random.randrange(len(self._text)), own), shared)
+        prompt = self._varied(
+            self._cut(0, shared) + self._cut(self._random.randrange(len(self._text)), own), shared
+        )
         return prompt, output
 
     def sample(self, characters: int) -> str:
@@ -160,11 +207,16 @@ class Prompts:
         return sum(wanted > (self._most(output) or wanted) for wanted, output in lengths) / DRAWS
 
     def _next_recorded(self, recorded: RecordedPrompt, knobs: Knobs) -> tuple[str, int]:
-        tokens = recorded.output_tokens if recorded.output_tokens is not None else _length(self._random, int(knobs["output_tokens"]), knobs)
+        tokens = (
+            recorded.output_tokens
+            if recorded.output_tokens is not None
+            else _length(self._random, int(knobs["output_tokens"]), knobs)
+        )
         return self._varied(recorded.text, recorded.shared), tokens
 
     def _varied(self, prompt: str, shared: int) -> str:
-        """The requested variant of `prompt`, whose first `shared` characters other prompts have too."""
+        """The requested variant of `prompt`, whose first `shared` characters other prompts have
+        too."""
         if self.variant == "cut":
             return prompt[shared:] or " "
         if self.variant == "salted":
@@ -179,10 +231,13 @@ class Prompts:
 
     def _lengths(self, source: random.Random, knobs: Knobs) -> tuple[int, int]:
         """Tokens of a prompt and of its answer."""
-        return _length(source, int(knobs["prompt_tokens"]), knobs), _length(source, int(knobs["output_tokens"]), knobs)
+        return _length(source, int(knobs["prompt_tokens"]), knobs), _length(
+            source, int(knobs["output_tokens"]), knobs
+        )
 
     def _most(self, output: int) -> int | None:
-        """The most tokens of a prompt before an answer of `output` tokens; None without a limit, and where the answer alone does not fit."""
+        """The most tokens of a prompt before an answer of `output` tokens; None without a limit,
+        and where the answer alone does not fit."""
         if self.max_model_len is None or self.max_model_len <= output:
             return None
         return max(1, int(FIT * (self.max_model_len - output)))
@@ -198,23 +253,28 @@ def _length(source: random.Random, middle: int, knobs: Knobs) -> int:
     return max(1, round(middle * source.uniform(1 - spread, 1 + spread)))
 
 
-# --- arrivals ------------------------------------------------------------------------------------------------
+# --- arrivals -------------------------------------------------------------------------------------
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 TRIES_PER_S = 5.0
-"""Mean number of requests per second of all users together while the server is down: few failures, and the return of the server shows within 1 s."""
+"""Mean number of requests per second of all users together while the server is down: few failures,
+and the return of the server shows within 1 s."""
 
 
 class Traffic:
-    """Calls `ask(due)` for every request; `ask` returns whether the request succeeded. `knobs` may change at any time.
+    """Calls `ask(due)` for every request; `ask` returns whether the request succeeded. `knobs` may
+    change at any time.
 
-    Closed loop (`request_rate` 0): `concurrency` users; each sends the next request after the answer, or shortly after a failure.
-    Open loop: `request_rate` requests per second with gamma-distributed intervals of mean 1/rate and shape `burstiness` (1: Poisson;
-    lower: bursts; the definition of `vllm bench serve`), at most `max_concurrency` open requests.
+    Closed loop (`request_rate` 0): `concurrency` users; each sends the next request after the
+    answer, or shortly after a failure. Open loop: `request_rate` requests per second with
+    gamma-distributed intervals of mean 1/rate and shape `burstiness` (1: Poisson; lower: bursts;
+    the definition of `vllm bench serve`), at most `max_concurrency` open requests.
     """
 
-    def __init__(self, knobs: Knobs, ask: Callable[[float], Coroutine[None, None, bool]], seed: int) -> None:
+    def __init__(
+        self, knobs: Knobs, ask: Callable[[float], Coroutine[None, None, bool]], seed: int
+    ) -> None:
         self.knobs = knobs
         self._ask = ask
         self._random = random.Random(seed)
@@ -256,7 +316,8 @@ class Traffic:
         self._changed.set()
 
     def server_is_down(self) -> None:
-        """Users whose requests fail now send about TRIES_PER_S requests together, until `server_is_up`."""
+        """Users whose requests fail now send about TRIES_PER_S requests together, until
+        `server_is_up`."""
         self._up.clear()
 
     def server_is_up(self) -> None:
@@ -275,7 +336,11 @@ class Traffic:
                 self._users[slot] = asyncio.create_task(self._user(slot))
 
     def _has_slot(self, slot: int) -> bool:
-        return self._open.is_set() and not float(self.knobs["request_rate"]) and slot < int(self.knobs["concurrency"])
+        return (
+            self._open.is_set()
+            and not float(self.knobs["request_rate"])
+            and slot < int(self.knobs["concurrency"])
+        )
 
     async def _user(self, slot: int) -> None:
         backoff = FIRST_BACKOFF_S
@@ -292,11 +357,14 @@ class Traffic:
             await asyncio.sleep(pause_s)
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(pause_s, self._random.expovariate(TRIES_PER_S / len(self._users)))):
+            async with asyncio.timeout(
+                max(pause_s, self._random.expovariate(TRIES_PER_S / len(self._users)))
+            ):
                 await self._up.wait()
 
     async def _arrivals(self) -> None:
-        """Send requests in an open loop. Due times follow the clock, not the last sending time, so that lateness does not reduce the load."""
+        """Send requests in an open loop. Due times follow the clock, not the last sending time, so
+        that lateness does not reduce the load."""
         self._changed.clear()
         due = now()
         while self._open.is_set() and (rate := float(self.knobs["request_rate"])) > 0:

@@ -1,4 +1,5 @@
-"""The interface between the loop and a way to train on several processes; and the plain case without communication."""
+"""The interface between the loop and a way to train on several processes; and the plain case
+without communication."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class ParallelPlan:
     """One process, or several independent processes.
 
     `on_last_bucket` is called when the last gradients of a backward pass are ready to be sent.
-    `replicas`: the number of different batches in a step. `exchanges`: whether processes exchange gradients or layers.
+    `replicas`: the number of different batches in a step. `exchanges`: whether processes exchange
+    gradients or layers.
     """
 
     exchanges = False
@@ -44,11 +46,13 @@ class ParallelPlan:
         return optimizer
 
     def backward_pass(self, model: nn.Module, last: bool) -> Context:
-        """The context of one forward and backward pass; only the `last` pass of a step exchanges gradients."""
+        """The context of one forward and backward pass; only the `last` pass of a step exchanges
+        gradients."""
         return contextlib.nullcontext()
 
     def silence(self, model: nn.Module) -> Context:
-        """The context of passes that exchange nothing (probe P7). Their gradients are worthless and must be dropped."""
+        """The context of passes that exchange nothing (probe P7). Their gradients are worthless and
+        must be dropped."""
         return contextlib.nullcontext()
 
 

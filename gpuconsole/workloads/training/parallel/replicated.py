@@ -1,7 +1,9 @@
-"""DistributedDataParallel and ZeRO-1: every process has all weights, and gradients are all-reduced in buckets.
+"""DistributedDataParallel and ZeRO-1: every process has all weights, and gradients are all-reduced
+in buckets.
 
-The exposed communication is measured on every step. A comm hook is called when a bucket is ready, so the call for the last bucket marks the end
-of the backward computation. The time from there until backward() returns is waiting for the other processes.
+The exposed communication is measured on every step. A comm hook is called when a bucket is ready,
+so the call for the last bucket marks the end of the backward computation. The time from there until
+backward() returns is waiting for the other processes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, ParallelPlan, trained
+from gpuconsole.workloads.training.parallel.plan import (
+    Context,
+    MakeOptimizer,
+    ParallelPlan,
+    trained,
+)
 
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
@@ -34,7 +41,12 @@ class Replicated(ParallelPlan):
 
     def wrap(self, model: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module:
         ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=float(knobs["bucket_cap_mb"]), gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=ids,
+            bucket_cap_mb=float(knobs["bucket_cap_mb"]),
+            gradient_as_bucket_view=True,
+        )
         state, hook = comm_hook(str(knobs["comm_hook"]))
 
         def timed(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with types, and ours are strings
@@ -42,8 +54,9 @@ class Replicated(ParallelPlan):
                 self.on_last_bucket()
             sent = hook(state, bucket)
             if state is not None and device.type == "cpu":
-                # PowerSGD issues further all-reduces when one is done. gloo runs those of several buckets in any order, which differs
-                # between processes, and they get mixed up. So the buckets follow one after the other, without overlap.
+                # PowerSGD issues further all-reduces when one is done. gloo runs those of several
+                # buckets in any order, which differs between processes, and they get mixed up. So
+                # the buckets follow one after the other, without overlap.
                 sent.wait()
             return sent
 
@@ -53,7 +66,8 @@ class Replicated(ParallelPlan):
     def optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
         if not self._zero1:
             return make(trained(model))
-        like = make([nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))])  # its class and settings
+        # its class and settings
+        like = make([nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))])
         passed_on = ("lr", "momentum", "foreach", "fused", "weight_decay", "betas", "eps")
         settings = {name: value for name, value in like.defaults.items() if name in passed_on}
         return ZeroRedundancyOptimizer(trained(model), optimizer_class=type(like), **settings)
@@ -62,7 +76,11 @@ class Replicated(ParallelPlan):
         return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
 
     def backward_pass(self, model: nn.Module, last: bool) -> Context:
-        return contextlib.nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
+        return (
+            contextlib.nullcontext()
+            if last or not isinstance(model, DistributedDataParallel)
+            else model.no_sync()
+        )
 
     def silence(self, model: nn.Module) -> Context:
         return self.backward_pass(model, last=False)

@@ -1,4 +1,5 @@
-"""FSDP2 for ZeRO-2 and ZeRO-3, and tensor parallelism by DTensor. Both come from torch and can be combined."""
+"""FSDP2 for ZeRO-2 and ZeRO-3, and tensor parallelism by DTensor. Both come from torch and can be
+combined."""
 
 from __future__ import annotations
 
@@ -13,11 +14,21 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from gpuconsole.agent.world import World
 from gpuconsole.model.knobs.catalogue import Knobs
-from gpuconsole.workloads.training.parallel.plan import Context, MakeOptimizer, ParallelPlan, trained
+from gpuconsole.workloads.training.parallel.plan import (
+    Context,
+    MakeOptimizer,
+    ParallelPlan,
+    trained,
+)
 
 TENSOR_PLAN: dict[str, Callable[[], ParallelStyle]] = {
     "qkv": ColwiseParallel,
@@ -25,16 +36,19 @@ TENSOR_PLAN: dict[str, Callable[[], ParallelStyle]] = {
     "proj": RowwiseParallel,
     "down": RowwiseParallel,
 }
-"""Megatron's split of a block: the first matrix of each pair by columns, the second by rows, one all-reduce after it."""
+"""Megatron's split of a block: the first matrix of each pair by columns, the second by rows, one
+all-reduce after it."""
 RENAMED = hasattr(dist, "all_gather_single")
 """torch 2.13 renamed the two collectives of FSDP2."""
 
 
 class Sharded(ParallelPlan):
-    """Parameters, gradients and optimizer states in shards over the replicas; matrices split over `tensor_parallel` processes.
+    """Parameters, gradients and optimizer states in shards over the replicas; matrices split over
+    `tensor_parallel` processes.
 
-    `sharding`: `zero3` gathers a block's parameters for its forward and again for its backward pass; `zero2` keeps them between the two
-    (with FSDP2 the parameters are in shards between steps in both); `none` only splits matrices.
+    `sharding`: `zero3` gathers a block's parameters for its forward and again for its backward
+    pass; `zero2` keeps them between the two (with FSDP2 the parameters are in shards between steps
+    in both); `none` only splits matrices.
     """
 
     exchanges = True
@@ -47,21 +61,39 @@ class Sharded(ParallelPlan):
         self.replica = world.rank // tensor_parallel
 
     def wrap(self, model: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module:
-        mesh = init_device_mesh(device.type, (self.replicas, self._tensor_parallel), mesh_dim_names=("replicas", "matrices"))
-        blocks = [block for children in model.modules() if isinstance(children, nn.ModuleList) for block in children]
+        mesh = init_device_mesh(
+            device.type,
+            (self.replicas, self._tensor_parallel),
+            mesh_dim_names=("replicas", "matrices"),
+        )
+        blocks = [
+            block
+            for children in model.modules()
+            if isinstance(children, nn.ModuleList)
+            for block in children
+        ]
         if self._tensor_parallel > 1:
             for block in blocks:
                 self._split(block, mesh["matrices"])
         if self._sharding in ("zero2", "zero3"):
             for unit in (*blocks, model):
-                fully_shard(unit, mesh=mesh["replicas"], reshard_after_forward=self._sharding == "zero3")
+                fully_shard(
+                    unit, mesh=mesh["replicas"], reshard_after_forward=self._sharding == "zero3"
+                )
         return model
 
     def _split(self, block: nn.Module, mesh: DeviceMesh) -> None:
         heads = getattr(block, "heads", self._tensor_parallel)
         if heads % self._tensor_parallel:
-            raise ValueError(f"tensor_parallel {self._tensor_parallel} does not divide the {heads} attention heads")
-        parallelize_module(block, mesh, {name: style() for name, style in TENSOR_PLAN.items() if hasattr(block, name)})
+            raise ValueError(
+                f"tensor_parallel {self._tensor_parallel} does not divide the {heads} attention"
+                " heads"
+            )
+        parallelize_module(
+            block,
+            mesh,
+            {name: style() for name, style in TENSOR_PLAN.items() if hasattr(block, name)},
+        )
 
     def optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
         """Shards and whole tensors in separate groups: fused kernels accept no mixture."""
@@ -80,9 +112,12 @@ class Sharded(ParallelPlan):
 
 @contextlib.contextmanager
 def silent_collectives() -> Iterator[None]:
-    """Replace collectives by copies of this process's own data: the same work, no communication, worthless results."""
+    """Replace collectives by copies of this process's own data: the same work, no communication,
+    worthless results."""
 
-    def all_gather(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> _Done:
+    def all_gather(
+        output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any
+    ) -> _Done:
         own = input_tensor.reshape(-1)
         for part in output_tensor.view(-1, own.numel()):
             if part.data_ptr() != own.data_ptr():  # FSDP2 gathers in place

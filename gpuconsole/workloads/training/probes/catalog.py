@@ -1,4 +1,5 @@
-"""All probes: short experiments on a running job. Weights, optimizer, buffers, random state and the workload's own state stay as they were.
+"""All probes: short experiments on a running job. Weights, optimizer, buffers, random state and the
+workload's own state stay as they were.
 
 Each probe is a function from the loop to signals. It raises ProbeError where it does not apply.
 """
@@ -39,7 +40,8 @@ PROFILED_PASSES = 2
 
 
 def side_work_off(loop: TrainingLoop) -> Signals:
-    """P3: ordinary steps without logging, checkpoints and evaluation. The difference from other steps is the cost of these three."""
+    """P3: ordinary steps without logging, checkpoints and evaluation. The difference from other
+    steps is the cost of these three."""
     loop.breakdown.restart()
     times: list[float] = []
 
@@ -50,11 +52,16 @@ def side_work_off(loop: TrainingLoop) -> Signals:
             times.extend(measured)
 
     loop.without_side_work(steps)
-    return {"probe.step_no_side_work_s": Signal(statistics.median(times), "s", f"probe P3, median of {len(times)} steps")}
+    return {
+        "probe.step_no_side_work_s": Signal(
+            statistics.median(times), "s", f"probe P3, median of {len(times)} steps"
+        )
+    }
 
 
 def op_mix(loop: TrainingLoop) -> Signals:
-    """Forward and backward under the profiler: the share of each class of kernels, and the mean size of a kernel."""
+    """Forward and backward under the profiler: the share of each class of kernels, and the mean
+    size of a kernel."""
     batch = loop.batch
 
     def one_pass() -> None:
@@ -67,11 +74,16 @@ def op_mix(loop: TrainingLoop) -> Signals:
             report = profile_passes(one_pass, PROFILED_PASSES, loop.device, loop.scratch)
         except ProfileError as error:
             raise ProbeError(str(error)) from None
-    return as_probe(pass_signals(report, f"torch.profiler, {PROFILED_PASSES} forward and backward passes", "pass"))
+    return as_probe(
+        pass_signals(
+            report, f"torch.profiler, {PROFILED_PASSES} forward and backward passes", "pass"
+        )
+    )
 
 
 def held_out_loss(loop: TrainingLoop) -> Signals:
-    """The loss of the held-out batches under the present knobs. A change of numerics must not make it worse."""
+    """The loss of the held-out batches under the present knobs. A change of numerics must not make
+    it worse."""
     with untouched(loop), torch.no_grad():
         losses = [loop.forward(batch).item() for batch in loop.eval_batches()]
     mean, source = statistics.fmean(losses), f"mean over {len(losses)} held-out batches"
@@ -80,7 +92,8 @@ def held_out_loss(loop: TrainingLoop) -> Signals:
     return {"quality.held_out_loss": Signal(mean, "", source)}
 
 
-# --- probe P5: a pass with another value of one knob, and an optimizer step in another implementation -----------
+# --- probe P5: a pass with another value of one knob, and an optimizer step in another
+# implementation ---
 
 
 def swap_attention(loop: TrainingLoop) -> Signals:
@@ -91,7 +104,8 @@ def swap_attention(loop: TrainingLoop) -> Signals:
 
 
 def swap_threads(loop: TrainingLoop) -> Signals:
-    """A pass with the present threads compared with a pass on all cores that the loader's workers leave.
+    """A pass with the present threads compared with a pass on all cores that the loader's workers
+    leave.
 
     By the wall clock: waiting for a core counts.
     """
@@ -113,17 +127,22 @@ def swap_optim(loop: TrainingLoop) -> Signals:
         raise ProbeError(f"{type(optimizer).__name__} has no fused implementation here")
     if optim == "adamw_fused":
         raise ProbeError("the optimizer is fused already")
-    parts = [local_part(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    parts = [
+        local_part(parameter) for group in optimizer.param_groups for parameter in group["params"]
+    ]
     copies = [torch.nn.Parameter(part.detach().clone()) for part in parts]
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)  # the cost of Adam does not depend on the values
-    signals = optimizer_steps_in_turn(loop, *(make_optimizer(copies, name).step for name in (optim, "adamw_fused")))
-    del copies, copy  # six times the parameters: otherwise this memory would count as reserved by the job
+    signals = optimizer_steps_in_turn(
+        loop, *(make_optimizer(copies, name).step for name in (optim, "adamw_fused"))
+    )
+    # six times the parameters: otherwise this memory would count as reserved by the job
+    del copies, copy
     loop.release_cached_memory()
     return signals
 
 
-# --- all probes ---------------------------------------------------------------------------------------------
+# --- all probes -----------------------------------------------------------------------------------
 
 PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
     "cached_batch": cached_batch,

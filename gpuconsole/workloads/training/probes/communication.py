@@ -1,8 +1,9 @@
 """Probes P7 and P8: passes with and without communication, in turn, on all processes at once.
 
-Without communication each process takes its own time for a pass. So these passes show a slow process, also in the backward pass, where
-otherwise the waiting of the other processes hides it. A pass with communication takes longer than the slowest pass without: the difference
-is exposed communication.
+Without communication each process takes its own time for a pass. So these passes show a slow
+process, also in the backward pass, where otherwise the waiting of the other processes hides it. A
+pass with communication takes longer than the slowest pass without: the difference is exposed
+communication.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def exposed_communication(loop: TrainingLoop) -> Signals:
 
 
 def exchange_sizes(loop: TrainingLoop) -> Signals:
-    """P10: an all-reduce of as many bytes as the gradients have, in pieces of `bucket_cap_mb` and in pieces of 25 MB."""
+    """P10: an all-reduce of as many bytes as the gradients have, in pieces of `bucket_cap_mb` and
+    in pieces of 25 MB."""
     import torch.distributed as dist
 
     if loop.plan.world.size == 1:
@@ -63,7 +65,10 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
     total = min(MAX_BYTES, whole)
     buffer = parameters[0].new_zeros(max(1, total // parameters[0].element_size()))
     sizes = {"now": float(loop.knobs["bucket_cap_mb"]), "large": LARGE_MB}
-    pieces = {name: buffer.split(max(1, int(size * 2**20) // buffer.element_size())) for name, size in sizes.items()}
+    pieces = {
+        name: buffer.split(max(1, int(size * 2**20) // buffer.element_size()))
+        for name, size in sizes.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in sizes}
     for index in rounds(loop, BUDGET_S / 2, MIN_ROUNDS, MAX_ROUNDS):
         for name in sizes:
@@ -78,19 +83,30 @@ def exchange_sizes(loop: TrainingLoop) -> Signals:
     source, size = f"probe P10, median of {len(times['now'])}", loop.plan.world.size
     return {
         "comm.exchange_now_s": Signal(
-            now_s * whole / total, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['now'])} pieces{for_all}"
+            now_s * whole / total,
+            "s",
+            f"{source}: {total / 1e6:.1f} MB in {len(pieces['now'])} pieces{for_all}",
         ),
         "comm.exchange_large_s": Signal(
-            large_s * whole / total, "s", f"{source}: {total / 1e6:.1f} MB in {len(pieces['large'])} pieces{for_all}"
+            large_s * whole / total,
+            "s",
+            f"{source}: {total / 1e6:.1f} MB in {len(pieces['large'])} pieces{for_all}",
         ),
-        "comm.bus_bytes_per_s": Signal(2 * (size - 1) / size * total / large_s, "B/s", f"{source}: bus bandwidth as nccl-tests define it"),
+        "comm.bus_bytes_per_s": Signal(
+            2 * (size - 1) / size * total / large_s,
+            "B/s",
+            f"{source}: bus bandwidth as nccl-tests define it",
+        ),
     }
 
 
 def _pass(loop: TrainingLoop, batch: Batch, times: Times, silent: bool) -> None:
     """One forward and backward pass, timed."""
     model = loop.task.model
-    with loop.silence() if silent else loop.plan.backward_pass(model, last=True), stopwatch(loop) as whole:
+    with (
+        loop.silence() if silent else loop.plan.backward_pass(model, last=True),
+        stopwatch(loop) as whole,
+    ):
         loss = loop.forward(batch)
         with stopwatch(loop) as backward:
             loss.backward()
@@ -109,22 +125,40 @@ def _signals(ranks: list[Times], exchanged_bytes: float) -> Signals:
     others = statistics.median(seconds for rank, seconds in enumerate(alone) if rank != slowest)
     exposed = max(0.0, statistics.median(together) - alone[slowest])
     source = f"probe P7, {n} pairs of passes on {len(ranks)} processes"
-    spread = half_width([with_it - without for with_it, without in zip(together, ranks[slowest].alone, strict=True)])
+    spread = half_width(
+        [with_it - without for with_it, without in zip(together, ranks[slowest].alone, strict=True)]
+    )
     backward = statistics.median(ranks[slowest].alone_backward)
-    other_backward = statistics.median(statistics.median(rank.alone_backward) for index, rank in enumerate(ranks) if index != slowest)
+    other_backward = statistics.median(
+        statistics.median(rank.alone_backward)
+        for index, rank in enumerate(ranks)
+        if index != slowest
+    )
     late = alone[slowest] - others
     gaps = [
-        ranks[slowest].alone[i] / statistics.median(rank.alone[i] for index, rank in enumerate(ranks) if index != slowest) for i in range(n)
+        ranks[slowest].alone[i]
+        / statistics.median(rank.alone[i] for index, rank in enumerate(ranks) if index != slowest)
+        for i in range(n)
     ]
     signals = {
         "comm.pass_s": Signal(statistics.median(together), "s", source),
-        "comm.pass_alone_s": Signal(alone[slowest], "s", f"{source}: the slowest process, without communication"),
-        "comm.exposed_s": Signal(exposed, "s", f"{source}: with communication less without, per exchange"),
+        "comm.pass_alone_s": Signal(
+            alone[slowest], "s", f"{source}: the slowest process, without communication"
+        ),
+        "comm.exposed_s": Signal(
+            exposed, "s", f"{source}: with communication less without, per exchange"
+        ),
         "comm.exposed_spread_s": Signal(spread, "s", f"{source}: 2 standard errors"),
         "comm.bytes_per_step": Signal(float(exchanged_bytes), "B", "gradients of one process"),
-        "comm.slowest_rank": Signal(float(slowest), "", "probe P8: longest pass without communication"),
-        "comm.straggler_ratio": Signal(alone[slowest] / others, "x", f"probe P8: its pass over the others' median, {source}"),
-        "comm.straggler_spread": Signal(half_width(gaps), "x", "probe P8: 2 standard errors of that"),
+        "comm.slowest_rank": Signal(
+            float(slowest), "", "probe P8: longest pass without communication"
+        ),
+        "comm.straggler_ratio": Signal(
+            alone[slowest] / others, "x", f"probe P8: its pass over the others' median, {source}"
+        ),
+        "comm.straggler_spread": Signal(
+            half_width(gaps), "x", "probe P8: 2 standard errors of that"
+        ),
         "comm.late_s": Signal(late, "s", "probe P8: what it takes longer than the others"),
         "comm.late_in_backward_ratio": Signal(
             min(1.0, max(0.0, (backward - other_backward) / late)) if late > 0 else 0.0,

@@ -1,4 +1,5 @@
-"""Probes that need a GPU: the cost of synchronisations (P4), and of copying a batch (P10). The cost of launches (P9) is in `agent.probes`."""
+"""Probes that need a GPU: the cost of synchronisations (P4), and of copying a batch (P10). The cost
+of launches (P9) is in `agent.probes`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LINK_BYTES = 64 * 2**20
 
 
 def sync_gaps(loop: TrainingLoop) -> Signals:
-    """P4: ordinary steps under the profiler: idle time of the GPU, and the part of it that begins when a synchronisation returns."""
+    """P4: ordinary steps under the profiler: idle time of the GPU, and the part of it that begins
+    when a synchronisation returns."""
     needs_gpu(loop)
     _ = loop.batch  # raises ProbeError before the first step
     path = loop.scratch / "steps.json"
@@ -39,7 +41,11 @@ def sync_gaps(loop: TrainingLoop) -> Signals:
     finally:
         recorder.stop()
         path.unlink(missing_ok=True)
-    return as_probe(stall_signals(stalled, PROFILED_STEPS, f"probe P4, {PROFILED_STEPS} steps under torch.profiler"))
+    return as_probe(
+        stall_signals(
+            stalled, PROFILED_STEPS, f"probe P4, {PROFILED_STEPS} steps under torch.profiler"
+        )
+    )
 
 
 def _steps(loop: TrainingLoop) -> None:
@@ -48,7 +54,8 @@ def _steps(loop: TrainingLoop) -> None:
 
 
 def h2d_copies(loop: TrainingLoop) -> Signals:
-    """P10: copies of the present batch from pageable and from pinned memory, in turn, and the link's bandwidth from a large pinned copy."""
+    """P10: copies of the present batch from pageable and from pinned memory, in turn, and the
+    link's bandwidth from a large pinned copy."""
     needs_gpu(loop)
     pageable = [tensor.to("cpu") for tensor in loop.batch]
     sources = {"pageable": pageable, "pinned": [tensor.pin_memory() for tensor in pageable]}
@@ -59,7 +66,9 @@ def h2d_copies(loop: TrainingLoop) -> Signals:
         measured: dict[str, list[float]] = {}
         for name, tensors in sources.items():
             with stopwatch(loop) as measured[name]:
-                copies = [tensor.to(loop.device, non_blocking=name == "pinned") for tensor in tensors]
+                copies = [
+                    tensor.to(loop.device, non_blocking=name == "pinned") for tensor in tensors
+                ]
             del copies
         with stopwatch(loop) as measured["large"]:
             target.copy_(large, non_blocking=True)
@@ -70,16 +79,26 @@ def h2d_copies(loop: TrainingLoop) -> Signals:
     source = f"probe P10, median of {len(times['large'])}"
     signals = {
         f"probe.h2d_{name}_s": Signal(
-            statistics.median(times[name]), "s", f"{source}: the batch of {size / 1e6:.1f} MB, from {name} memory"
+            statistics.median(times[name]),
+            "s",
+            f"{source}: the batch of {size / 1e6:.1f} MB, from {name} memory",
         )
         for name in sources
     }
     rate = LINK_BYTES / statistics.median(times["large"])
-    return signals | {"probe.h2d_bytes_per_s": Signal(rate, "B/s", f"{source}: {LINK_BYTES >> 20} MiB from pinned memory")}
+    return signals | {
+        "probe.h2d_bytes_per_s": Signal(
+            rate, "B/s", f"{source}: {LINK_BYTES >> 20} MiB from pinned memory"
+        )
+    }
 
 
 def _pinned(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
-GPU_PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {"launch": launch, "sync_gaps": sync_gaps, "h2d_copies": h2d_copies}
+GPU_PROBES: dict[str, Callable[[TrainingLoop], Signals]] = {
+    "launch": launch,
+    "sync_gaps": sync_gaps,
+    "h2d_copies": h2d_copies,
+}

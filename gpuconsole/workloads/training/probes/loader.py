@@ -1,4 +1,5 @@
-"""Probes of what surrounds the passes: the data loader (P6), and the lines in which the training thread spends its time (P15)."""
+"""Probes of what surrounds the passes: the data loader (P6), and the lines in which the training
+thread spends its time (P15)."""
 
 from __future__ import annotations
 
@@ -20,19 +21,23 @@ from gpuconsole.workloads.training import loop as loop_module
 from gpuconsole.workloads.training.loader import LoaderStream, waits_for_messages
 from gpuconsole.workloads.training.loop import TrainingLoop
 
-# --- the probe of the data loader (P6) -----------------------------------------------------------------------
+# --- the probe of the data loader (P6) ------------------------------------------------------------
 
 SLEEPS = 0.5
-"""Loading processes that use a core for a smaller share of their time wait for storage (as in rule input.slow_storage)."""
+"""Loading processes that use a core for a smaller share of their time wait for storage (as in rule
+input.slow_storage)."""
 MAX_BUDGETS = 4
-"""A drain may take this many times its budget, and as much before, where batches come slowly and in bursts."""
+"""A drain may take this many times its budget, and as much before, where batches come slowly and in
+bursts."""
 
 
 def loader_alone(loop: TrainingLoop) -> Signals:
-    """P6: the rate of the loader alone at the present number of workers, and whether its processes compute or wait for storage.
+    """P6: the rate of the loader alone at the present number of workers, and whether its processes
+    compute or wait for storage.
 
-    Then the rate with one more worker; with four more where the processes wait for storage, so that the limit of the storage shows. Where the
-    training process receives individual samples, also the rate with batches made in the workers.
+    Then the rate with one more worker; with four more where the processes wait for storage, so that
+    the limit of the storage shows. Where the training process receives individual samples, also the
+    rate with batches made in the workers.
     """
     if "num_workers" not in loop.knobs:
         raise ProbeError("this run has no DataLoader")
@@ -46,7 +51,8 @@ def loader_alone(loop: TrainingLoop) -> Signals:
     for label, way in ways.items():
         try:
             drained[label] = _drain(loop, {**loop.knobs, **way})
-        except (OSError, RuntimeError) as error:  # shared memory or descriptors do not suffice: report what is known so far
+        except (OSError, RuntimeError) as error:
+            # shared memory or descriptors do not suffice: report what is known so far
             failed = f"; {describe_changes(way, loop.knobs)} failed: {error}"
             break
     signals: Signals = {}
@@ -57,13 +63,17 @@ def loader_alone(loop: TrainingLoop) -> Signals:
             rate.cpu_ratio, "ratio", source + ": CPU time of the loading processes over their time"
         )
     if present:
-        source = f"probe P6, {first.batches} batches: time that the receiving process does not wait for a message, but unpacks one"
+        source = (
+            f"probe P6, {first.batches} batches: time that the receiving process does not wait for"
+            " a message, but unpacks one"
+        )
         signals["probe.loader_receive_ratio"] = Signal(first.receive_ratio, "ratio", source)
     return signals
 
 
 class Drained(NamedTuple):
-    """A loader's rate when nothing else runs. `cpu_ratio`: CPU time of the loading processes over their time outside of run queues.
+    """A loader's rate when nothing else runs. `cpu_ratio`: CPU time of the loading processes over
+    their time outside of run queues.
 
     `receive_ratio`: share of the time in which the receiving process does not wait for a message.
     """
@@ -94,7 +104,11 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
             start, batches = now(), 0
             waits.clear()
             least = 3 * max(1, workers)  # several workers deliver their batches in bursts
-            while batches < 2 or now() - start < budget_s or (batches < least and now() - start < MAX_BUDGETS * budget_s):
+            while (
+                batches < 2
+                or now() - start < budget_s
+                or (batches < least and now() - start < MAX_BUDGETS * budget_s)
+            ):
                 stream.next()
                 batches += 1
                 usage.read()
@@ -103,13 +117,21 @@ def _drain(loop: TrainingLoop, knobs: Knobs, budget_s: float = 0.8) -> Drained:
             stream.close()
     busy, queued = usage.seconds()
     present = max(1e-9, wall * max(1, workers) - queued)
-    return Drained(workers, batches * len(batch[0]) / wall, min(1.0, busy / present), max(0.0, 1 - waited / wall), batches)
+    return Drained(
+        workers,
+        batches * len(batch[0]) / wall,
+        min(1.0, busy / present),
+        max(0.0, 1 - waited / wall),
+        batches,
+    )
 
 
 class LoaderUsage:
-    """CPU and run-queue seconds of a loader's processes from now on; of this thread where the loader has no processes.
+    """CPU and run-queue seconds of a loader's processes from now on; of this thread where the
+    loader has no processes.
 
-    The end of an epoch may replace the processes. So they are read after each batch, and the last reading of a process that has ended counts.
+    The end of an epoch may replace the processes. So they are read after each batch, and the last
+    reading of a process that has ended counts.
     """
 
     def __init__(self, stream: LoaderStream, workers: int, times: ThreadTimes) -> None:
@@ -128,14 +150,16 @@ class LoaderUsage:
 
     def seconds(self) -> tuple[float, float]:
         """CPU and run-queue seconds between the construction and the last reading."""
-        first = [self._first.get(pid, (0.0, 0.0)) for pid in self._last]  # a process that began later began at 0
+        # a process that began later began at 0
+        first = [self._first.get(pid, (0.0, 0.0)) for pid in self._last]
         return (
             sum(cpu for cpu, _ in self._last.values()) - sum(cpu for cpu, _ in first),
             sum(queued for _, queued in self._last.values()) - sum(queued for _, queued in first),
         )
 
 
-# --- probe P15: the lines in which the training thread spends its time outside of all named phases ---
+# --- probe P15: the lines in which the training thread spends its time outside of all named phases
+# ---
 
 LINES_BUDGET_S = 1.0
 STEP = TrainingLoop.step.__code__
@@ -147,17 +171,20 @@ SWITCH_OF_SEVERAL_S = 2e-4
 
 
 def short_switch_s(threads: int = 2) -> float:
-    """The switch interval of the interpreter, in seconds, while a sample is waited for. With the usual 5 ms a sample would come with the next function of
-    torch, which releases the interpreter lock, and never find the script's own lines before it.
+    """The switch interval of the interpreter, in seconds, while a sample is waited for. With the
+    usual 5 ms a sample would come with the next function of torch, which releases the interpreter
+    lock, and never find the script's own lines before it.
 
-    `threads`: those that are there where no further thread of the program computes. Several that compute share the interval, and it must not be as short.
+    `threads`: those that are there where no further thread of the program computes. Several that
+    compute share the interval, and it must not be as short.
     """
     return SWITCH_S if threading.active_count() <= threads else SWITCH_OF_SEVERAL_S
 
 
 class StackSamples:
-    """A hundred samples a second of the thread that makes this object, taken by another thread until `stop`. `places`: `file:line function` of the
-    script's own work in each sample; empty in a named phase."""
+    """A hundred samples a second of the thread that makes this object, taken by another thread
+    until `stop`. `places`: `file:line function` of the script's own work in each sample; empty in a
+    named phase."""
 
     EVERY_S = 0.01
 
@@ -178,7 +205,9 @@ class StackSamples:
             while not self._is_over(usual_s):
                 try:
                     self.places.append(_place(sys._current_frames().get(self.thread_id)))
-                except Exception:  # the training thread has just changed what the sample reads: the next sample will do
+                except Exception:
+                    # the training thread has just changed what the sample reads: the next sample
+                    # will do
                     continue
         finally:
             sys.setswitchinterval(usual_s)
@@ -191,7 +220,8 @@ class StackSamples:
         return over
 
     def signals(self) -> tuple[Signals, str]:
-        """The shares of the script's own lines, and the line with most samples. Raises ProbeError where no sample was possible."""
+        """The shares of the script's own lines, and the line with most samples. Raises ProbeError
+        where no sample was possible."""
         total = len(self.places)
         if not total:
             raise ProbeError("no stack sample was possible: a step never lets another thread run")
@@ -199,14 +229,17 @@ class StackSamples:
         place, most = counts.most_common(1)[0] if counts else ("nowhere", 0)
         source = f"{total} stack samples of ordinary steps"
         shares = {
-            "stack.script_ratio": Signal(counts.total() / total, "ratio", f"{source}: in the script, outside of named phases"),
+            "stack.script_ratio": Signal(
+                counts.total() / total, "ratio", f"{source}: in the script, outside of named phases"
+            ),
             "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {place}"),
         }
         return shares, place
 
 
 def script_lines(loop: TrainingLoop) -> Signals:
-    """Ordinary steps with a hundred stack samples a second: the share of time in the script's own work, and the line with most of it."""
+    """Ordinary steps with a hundred stack samples a second: the share of time in the script's own
+    work, and the line with most of it."""
     loop.breakdown.restart()
     samples = StackSamples()
     kind, loop.kind = loop.kind, PROBE
@@ -220,7 +253,8 @@ def script_lines(loop: TrainingLoop) -> Signals:
 
 
 def _place(frame: FrameType | None) -> str:
-    """`file:line function` of the script's own work in which `frame` runs; empty in a named phase and between steps."""
+    """`file:line function` of the script's own work in which `frame` runs; empty in a named phase
+    and between steps."""
     inner: list[FrameType] = []
     while frame is not None:
         if frame.f_code is BETWEEN_PHASES:

@@ -9,12 +9,21 @@ from contextlib import nullcontext
 import torch
 
 from gpuconsole.agent.loop import Signals, Timed
-from gpuconsole.agent.probes import ProbeError, half_width, refuse_compiled, rounds, stopwatch, timed_pass, untouched
+from gpuconsole.agent.probes import (
+    ProbeError,
+    half_width,
+    refuse_compiled,
+    rounds,
+    stopwatch,
+    timed_pass,
+    untouched,
+)
 from gpuconsole.agent.protocol import Knobs, Signal
 from gpuconsole.workloads.training.loop import TrainingLoop
 
-# --- a pass in another way (P5) -----------------------------------------------------------------------------
-# Both sides run in turn, so that other load on the machine affects both. Nothing of the job changes.
+# --- a pass in another way (P5) -------------------------------------------------------------------
+# Both sides run in turn, so that other load on the machine affects both. Nothing of the job
+# changes.
 
 SWAP_BUDGET_S = 1.0
 MIN_SWAPS = 2
@@ -28,7 +37,11 @@ def swap_precision(subject: TrainingLoop) -> Signals:
     """
     precision = subject.knobs.get("precision")
     if precision not in ("fp32", "tf32"):
-        raise ProbeError(f"precision is {precision} already" if precision else "the precision of the model is not known")
+        raise ProbeError(
+            f"precision is {precision} already"
+            if precision
+            else "the precision of the model is not known"
+        )
     native, how = native_bf16(subject.device)
     signals = {"probe.precision_bf16_native": Signal(float(native), "", how)}
     if native:
@@ -39,7 +52,8 @@ def swap_precision(subject: TrainingLoop) -> Signals:
 
 
 def swap_layout(subject: TrainingLoop) -> Signals:
-    """P5: a pass in NCHW compared with a pass in NHWC. The weights are converted each time, outside of the timed part."""
+    """P5: a pass in NCHW compared with a pass in NHWC. The weights are converted each time, outside
+    of the timed part."""
     if subject.knobs.get("channels_last", True):
         raise ProbeError("the layout is NHWC already, or there are no convolutions")
     if subject.world.size > 1:
@@ -47,7 +61,9 @@ def swap_layout(subject: TrainingLoop) -> Signals:
     return speedup(subject, {"channels_last": True}, "channels_last")
 
 
-def speedup(subject: TrainingLoop, changes: Knobs, label: str, contention_free: bool = True) -> Signals:
+def speedup(
+    subject: TrainingLoop, changes: Knobs, label: str, contention_free: bool = True
+) -> Signals:
     """Time of forward and backward under the present knobs over their time with `changes`."""
     refuse_compiled(subject.knobs, "another value")
     batch = subject.batch
@@ -61,22 +77,29 @@ def speedup(subject: TrainingLoop, changes: Knobs, label: str, contention_free: 
             with subject.under(changes):
                 ratios.append(present / timed_pass(subject, batch, contention_free))
     source = (
-        f"probe P5: passes in turn, {', '.join(f'{name}={value}' for name, value in changes.items())}, n={len(ratios)}{subject.pass_note}"
+        "probe P5: passes in turn, "
+        f"{', '.join(f'{name}={value}' for name, value in changes.items())},"
+        f" n={len(ratios)}{subject.pass_note}"
     )
     return {
         f"probe.{label}_speedup": Signal(statistics.median(ratios), "x", source),
-        f"probe.{label}_spread": Signal(half_width(ratios), "x", "probe P5: 2 standard errors of that median"),
+        f"probe.{label}_spread": Signal(
+            half_width(ratios), "x", "probe P5: 2 standard errors of that median"
+        ),
     }
 
 
 def native_bf16(device: torch.device) -> tuple[bool, str]:
-    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16 where it emulates it, at a quarter of
-    the speed."""
+    """Whether the device has bf16 instructions, and the source of that. oneDNN also accepts bf16
+    where it emulates it, at a quarter of the speed."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major >= 8, f"compute capability {major}.{minor}"
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return native, f"this CPU has {'' if native else 'no '}bf16 instructions (CPUID: AVX512-BF16, AMX)"
+    return (
+        native,
+        f"this CPU has {'' if native else 'no '}bf16 instructions (CPUID: AVX512-BF16, AMX)",
+    )
 
 
 def has_tf32(device: torch.device) -> bool:
@@ -84,15 +107,18 @@ def has_tf32(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-# --- another implementation of the optimizer (P5) -----------------------------------------------------------
+# --- another implementation of the optimizer (P5) -------------------------------------------------
 
 UPDATES_BUDGET_S = 1.0
 MIN_UPDATES = 2
 MAX_UPDATES = 30
 
 
-def swap_optim(subject: Timed, present: Callable[[], object], fused: Callable[[], object]) -> Signals:
-    """P5: optimizer steps on copies of the parameters, in turn: `present` in the implementation of the subject, and `fused`."""
+def swap_optim(
+    subject: Timed, present: Callable[[], object], fused: Callable[[], object]
+) -> Signals:
+    """P5: optimizer steps on copies of the parameters, in turn: `present` in the implementation of
+    the subject, and `fused`."""
     updates = (present, fused)
     times: tuple[list[float], list[float]] = ([], [])
     for update in updates:
@@ -109,5 +135,7 @@ def swap_optim(subject: Timed, present: Callable[[], object], fused: Callable[[]
         "probe.optim_present_step_s": Signal(statistics.median(present_s), "s", source),
         "probe.optim_fused_step_s": Signal(statistics.median(fused_s), "s", source),
         "probe.optim_fused_speedup": Signal(statistics.median(speedups), "x", source),
-        "probe.optim_fused_spread": Signal(half_width(speedups), "x", "probe P5: 2 standard errors of that median"),
+        "probe.optim_fused_spread": Signal(
+            half_width(speedups), "x", "probe P5: 2 standard errors of that median"
+        ),
     }
