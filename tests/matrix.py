@@ -12,11 +12,15 @@ import pytest
 
 
 def matrix(cases: Iterable[Any], in_ci: Collection[Any]) -> list[Any]:
-    """All `cases` as parameters of a test. Those that are not `in_ci` have the marker `matrix`. Raises ValueError where `in_ci` names no case."""
+    """All `cases` as parameters of a test. Those that are not `in_ci` have the marker `matrix`.
+    Raises ValueError where `in_ci` names no case."""
     cases = list(cases)
     if unknown := [case for case in in_ci if case not in cases]:
         raise ValueError(f"no such case: {unknown}")
-    return [case if case in in_ci else pytest.param(*as_arguments(case), marks=pytest.mark.matrix) for case in cases]
+    return [
+        case if case in in_ci else pytest.param(*as_arguments(case), marks=pytest.mark.matrix)
+        for case in cases
+    ]
 
 
 def as_arguments(case: Any) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""A Python that finds no torch: for what does not need it, and would wait seconds for its import."""
+"""A Python that finds no torch: for what does not need it, and would wait seconds for its
+import."""
 
 from __future__ import annotations
 
@@ -12,5 +13,7 @@ def without_torch(folder: Path) -> dict[str, str]:
     """The variable that hides it; makes a folder in `folder`."""
     empty = folder / NAME
     empty.mkdir()
-    (empty / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    (empty / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
     return {"PYTHONPATH": f"{empty}{os.pathsep}{os.environ['PYTHONPATH']}"}

@@ -1,4 +1,5 @@
-"""Which pairs of words the program can show: a picture with another pair is of an earlier program."""
+"""Which pairs of words the program can show: a picture with another pair is of an earlier
+program."""
 
 from __future__ import annotations
 
@@ -24,15 +25,21 @@ def texts(path: Path) -> Iterator[str]:
     joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in joined for part in node.values}
     for node in joined:
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values
+        )
     for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation | parts:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in documentation | parts
+        ):
             yield node.value
 
 
 class ProgramWords:
-    """`words`: all words in the texts of the program. `pairs`: words that are neighbours. `last`, `first`: words before and after a value, and at
-    the ends of short texts."""
+    """`words`: all words in the texts of the program. `pairs`: words that are neighbours. `last`,
+    `first`: words before and after a value, and at the ends of short texts."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
@@ -58,8 +65,8 @@ class ProgramWords:
             self.first |= set(words[:1])
 
     def unknown(self, screen: str) -> list[str]:
-        """Neighbouring words of a screen that are no neighbours in a text of the program, each with its surroundings. A word that no text has is a value, such
-        as the name of a processor."""
+        """Neighbouring words of a screen that are no neighbours in a text of the program, each with
+        its surroundings. A word that no text has is a value, such as the name of a processor."""
         return [
             f"{word} {after}: {part.strip()}"
             for line in screen.splitlines()
@@ -72,4 +79,8 @@ class ProgramWords:
 
     def _can_show(self, word: str, after: str) -> bool:
         word, after = word.lower(), after.lower()
-        return not {word, after} <= self.words or (word, after) in self.pairs or (word in self.last and after in self.first)
+        return (
+            not {word, after} <= self.words
+            or (word, after) in self.pairs
+            or (word in self.last and after in self.first)
+        )

@@ -33,12 +33,20 @@ PAGES = [
 
 
 def test_the_table_of_metrics_is_current() -> None:
-    done = subprocess.run([sys.executable, ROOT / "docs" / "make_metrics.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_metrics.py", "--check"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_page_about_agents_has_a_transcript() -> None:
-    done = subprocess.run([sys.executable, ROOT / "docs" / "make_transcript.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_transcript.py", "--check"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -54,15 +62,21 @@ def test_every_knob_is_measured_on_some_scenario_or_said_to_be_without_effect() 
 def test_the_page_of_commands_has_every_command_and_every_common_option() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"| `{name.replace('_', '-')}` |" not in page] == []
-    assert [option.name for option in WATCHING_ON_SCREEN.options if f"`{option.name}" not in page] == []
+    assert [
+        option.name for option in WATCHING_ON_SCREEN.options if f"`{option.name}" not in page
+    ] == []
 
 
 def test_the_links_between_the_pages_lead_somewhere() -> None:
     broken = []
     for page in PAGES:
-        for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
+        for target, anchor in re.findall(
+            r"\]\(([^)#\s]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")
+        ):
             path = page.parent / target if target else page
-            if "://" not in target and not (path.exists() and (not anchor or anchor in anchors(path))):
+            if "://" not in target and not (
+                path.exists() and (not anchor or anchor in anchors(path))
+            ):
                 broken.append(f"{page.relative_to(ROOT)}: {target}{anchor}")
     assert broken == []
 
@@ -70,15 +84,22 @@ def test_the_links_between_the_pages_lead_somewhere() -> None:
 def anchors(page: Path) -> set[str]:
     """The headings of a page as GitHub links to them."""
     headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    }
 
 
 def names_in(path: Path) -> set[str]:
-    """Functions, classes, methods and constants of a file: `Class`, `Class.method`, `function`, `CONSTANT`."""
+    """Functions, classes, methods and constants of a file: `Class`, `Class.method`, `function`,
+    `CONSTANT`."""
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+            found |= {
+                f"{node.name}.{one.name}"
+                for one in node.body
+                if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -94,31 +115,43 @@ def test_the_names_on_the_page_of_the_architecture_exist() -> None:
     wrong = [
         f"{file}::{name}"
         for file, name in named
-        if not (ROOT / "gpuconsole" / file).exists() or (name and name not in names_in(ROOT / "gpuconsole" / file))
+        if not (ROOT / "gpuconsole" / file).exists()
+        or (name and name not in names_in(ROOT / "gpuconsole" / file))
     ]
     assert wrong == []
 
 
 def test_the_table_of_keys_is_current() -> None:
-    done = subprocess.run([sys.executable, ROOT / "docs" / "make_keys.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_keys.py", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_page_about_troubles_has_the_words_of_the_program() -> None:
     """The first column of each table. What stands for "…" differs from case to case."""
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gpuconsole").rglob("*.py"))
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "gpuconsole").rglob("*.py")
+    )
+    source = re.sub(r'"\n\s+f?"', "", source)  # the parts of a string that has several lines
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)
     assert len(quoted) > 40
-    assert [words for words in quoted for part in words.split("…") if part.strip() not in source] == []
+    assert [
+        words for words in quoted for part in words.split("…") if part.strip() not in source
+    ] == []
 
 
 def test_every_rule_has_a_page_and_the_pages_are_current() -> None:
-    done = subprocess.run([sys.executable, ROOT / "docs" / "make_rules.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_rules.py", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     index = (ROOT / "docs" / "rules" / "index.md").read_text(encoding="utf-8")
     assert [
-        rule.id for rule in all_rules() if f"]({rule.id}.md)" not in index or not (ROOT / "docs/rules" / f"{rule.id}.md").exists()
+        rule.id
+        for rule in all_rules()
+        if f"]({rule.id}.md)" not in index or not (ROOT / "docs/rules" / f"{rule.id}.md").exists()
     ] == []
 
 
@@ -136,9 +169,14 @@ def of_blocks() -> list[str]:
 
 
 def of_sentences() -> list[str]:
-    """The code within the sentences and tables of every page; without parts in [ ], which may be left out."""
+    """The code within the sentences and tables of every page; without parts in [ ], which may be
+    left out."""
     texts = [FENCED.sub("", page.read_text(encoding="utf-8")) for page in PAGES]
-    found = [re.sub(r"\[--[^\]]*\]", "", line.replace("\\|", "|")) for text in texts for line in re.findall(r"`([^`\n]+)`", text)]
+    found = [
+        re.sub(r"\[--[^\]]*\]", "", line.replace("\\|", "|"))
+        for text in texts
+        for line in re.findall(r"`([^`\n]+)`", text)
+    ]
     return [without_remark(line) for line in found]
 
 
@@ -151,13 +189,19 @@ def commands(lines: list[str]) -> list[str]:
 
 
 def examples() -> list[str]:
-    """Every command line `gpuconsole ...` in a block of code, or in the examples of a command's help."""
-    helps = [getattr(importlib.import_module(module), "EXAMPLES", "") for module in COMMANDS.values()]
-    return commands([*of_blocks(), *(without_remark(line) for text in helps for line in text.splitlines())])
+    """Every command line `gpuconsole ...` in a block of code, or in the examples of a command's
+    help."""
+    helps = [
+        getattr(importlib.import_module(module), "EXAMPLES", "") for module in COMMANDS.values()
+    ]
+    return commands(
+        [*of_blocks(), *(without_remark(line) for text in helps for line in text.splitlines())]
+    )
 
 
 def mentions() -> list[str]:
-    """Every command line `gpuconsole ...` within a sentence. The name of a command alone is none."""
+    """Every command line `gpuconsole ...` within a sentence. The name of a command alone is
+    none."""
     names = {f"gpuconsole {name.replace('_', '-')}" for name in (*COMMANDS, "COMMAND --help")}
     return sorted({*commands(of_sentences())} - names - {*examples()})
 
@@ -171,7 +215,8 @@ def test_every_command_line_in_a_sentence_is_understood(line: str) -> None:
         return
     args = parse(words)
     name = getattr(args, "scenario", None)
-    if name is not None and not name.endswith(".toml") and not name.isupper():  # SCENARIO stands for any
+    # SCENARIO stands for any
+    if name is not None and not name.endswith(".toml") and not name.isupper():
         scenario(name)
 
 
@@ -184,9 +229,17 @@ def test_every_command_line_on_the_pages_and_in_the_help_is_understood(line: str
     if args.job:
         return assert_a_command_line_of_a_job(args)
     if not name.endswith(".toml"):
-        varied = [f"{word.partition('=')[0]}={value}" for word in getattr(args, "vary", []) for value in word.partition("=")[2].split(",")]
-        assignments([*getattr(args, "knobs", []), *getattr(args, "tries", []), *varied], scenario(name))
-    if args.command == "run" and (args.tries or args.apply_top or args.profile or args.fail_on_regression):
+        varied = [
+            f"{word.partition('=')[0]}={value}"
+            for word in getattr(args, "vary", [])
+            for value in word.partition("=")[2].split(",")
+        ]
+        assignments(
+            [*getattr(args, "knobs", []), *getattr(args, "tries", []), *varied], scenario(name)
+        )
+    if args.command == "run" and (
+        args.tries or args.apply_top or args.profile or args.fail_on_regression
+    ):
         assert args.headless or args.json
 
 
@@ -200,23 +253,38 @@ def test_there_are_examples() -> None:
     assert len(examples()) > 60 and len(mentions()) > 60
 
 
-def test_the_python_modules_scripts_and_extras_on_the_pages_exist_and_the_modules_have_their_options() -> None:
+def test_the_python_modules_scripts_extras_and_options_on_the_pages_exist() -> None:
     lines, wrong, seen = [*of_blocks(), *of_sentences()], [], 0
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for line in lines:
-        for module, options in re.findall(r"-m ((?:benchmarks|tests|gpuconsole)[\w.]*)((?: (?!-m\b|--(?= ))[^`;&|]*)?)", line):
+        for module, options in re.findall(
+            r"-m ((?:benchmarks|tests|gpuconsole)[\w.]*)((?: (?!-m\b|--(?= ))[^`;&|]*)?)", line
+        ):
             seen += 1
             path = ROOT / module.replace(".", "/")
-            files = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else sorted(path.glob("*.py"))
+            files = (
+                [path.with_suffix(".py")]
+                if path.with_suffix(".py").exists()
+                else sorted(path.glob("*.py"))
+            )
             source = "".join(file.read_text(encoding="utf-8") for file in files)
-            known = module == "gpuconsole" or module.startswith("gpuconsole.workloads")  # the options of the others are in `examples`
+            # the options of the others are in `examples`
+            known = module == "gpuconsole" or module.startswith("gpuconsole.workloads")
             unknown = (
                 []
                 if known
-                else [name for name in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", options.partition(" -- ")[0]) if f'"{name}"' not in source]
+                else [
+                    name
+                    for name in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", options.partition(" -- ")[0])
+                    if f'"{name}"' not in source
+                ]
             )
             wrong += [f"{line}: {name}" for name in (*([] if files else [module]), *unknown)]
-        for script in re.findall(r"(?:python3?|bash|sh) ((?:docs|benchmarks|screenshots|\.ci)/[\w./-]+)", line):
+        for script in re.findall(
+            r"(?:python3?|bash|sh) ((?:docs|benchmarks|screenshots|\.ci)/[\w./-]+)", line
+        ):
             seen += 1
             wrong += [] if (ROOT / script).exists() else [f"{line}: {script}"]
         for names in re.findall(r'"\.\[([\w,]+)\]"', line):
@@ -233,7 +301,9 @@ def test_every_page_of_a_rule_shows_a_recorded_finding_or_says_that_there_is_non
         example = text.partition("\n## Example\n")[2].partition("\n## Evidence\n")[0]
         if "There is no recorded example" in example:
             continue
-        source = re.search(r"The figures come from .* \(file `(benchmarks/results/[\w.-]+)`", example)
+        source = re.search(
+            r"The figures come from .* \(file `(benchmarks/results/[\w.-]+)`", example
+        )
         assert source and (ROOT / source[1]).exists() and f"rule {rule.id}\n" in example, rule.id
         recorded += 1
     assert recorded >= 39

@@ -1,4 +1,5 @@
-"""The names of classes and constants: one name stands for one thing, and a limit is called MAX_ or MIN_."""
+"""The names of classes and constants: one name stands for one thing, and a limit is called MAX_ or
+MIN_."""
 
 from __future__ import annotations
 
@@ -29,5 +30,10 @@ def assigned(path: Path) -> Iterator[str]:
 
 
 def test_a_limit_is_called_max_or_min() -> None:
-    wordy = [f"{path.relative_to(ROOT)}: {name}" for path in PACKAGE for name in assigned(path) if WORDY.match(name)]
+    wordy = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in PACKAGE
+        for name in assigned(path)
+        if WORDY.match(name)
+    ]
     assert wordy == []

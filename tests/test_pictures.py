@@ -1,4 +1,5 @@
-"""The pictures of the README and the docs: each exists, and shows this version of the program and its words."""
+"""The pictures of the README and the docs: each exists, and shows this version of the program and
+its words."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def text_chunks(path: Path) -> dict[str, str]:
 def titles(path: Path) -> list[str]:
     """The titles inside an SVG, or that of a PNG."""
     if path.suffix == ".svg":
-        return [title.replace("&#160;", " ") for title in re.findall(r'-title"[^>]*>([^<]*)<', path.read_text())]
+        return [
+            title.replace("&#160;", " ")
+            for title in re.findall(r'-title"[^>]*>([^<]*)<', path.read_text())
+        ]
     return [title for keyword, title in text_chunks(path).items() if keyword == "Title"]
 
 
@@ -50,14 +54,21 @@ def program_words() -> ProgramWords:
     return ProgramWords()
 
 
-@pytest.mark.parametrize("path", [path for path in PICTURES if path.suffix == ".png"], ids=lambda path: path.name)
-def test_a_picture_shows_only_words_that_the_program_has(path: Path, program_words: ProgramWords) -> None:
+@pytest.mark.parametrize(
+    "path", [path for path in PICTURES if path.suffix == ".png"], ids=lambda path: path.name
+)
+def test_a_picture_shows_only_words_that_the_program_has(
+    path: Path, program_words: ProgramWords
+) -> None:
     words = text_chunks(path).get("Description", "")
     assert len(words.split()) > 20, "no words: python screenshots/make.py"
     assert not program_words.unknown(words), "python screenshots/make.py"
 
 
-@pytest.mark.parametrize("former", ["precision bf16 failed: broken off", "agent not yet", "0.4 synchronisations per step"])
+@pytest.mark.parametrize(
+    "former",
+    ["precision bf16 failed: broken off", "agent not yet", "0.4 synchronisations per step"],
+)
 def test_former_words_are_found(former: str, program_words: ProgramWords) -> None:
     assert program_words.unknown(former)
 
@@ -71,7 +82,12 @@ def test_a_picture_has_the_version_of_the_program(path: Path) -> None:
 
 def test_each_moment_has_a_picture_at_every_size_in_both_themes() -> None:
     names = {path.stem for path in PICTURES}
-    assert {f"{moment}-{size}{theme}" for moment in MOMENTS for size in SIZES for theme in ("", "-light")} <= names
+    assert {
+        f"{moment}-{size}{theme}"
+        for moment in MOMENTS
+        for size in SIZES
+        for theme in ("", "-light")
+    } <= names
 
 
 def test_figures_of_a_fake_driver_say_so() -> None:
@@ -85,5 +101,7 @@ def test_the_pictures_are_small() -> None:
 
 def test_every_picture_of_a_page_exists() -> None:
     for page in PAGES:
-        for name in re.findall(r"\(((?:\.\./)?screenshots/[^)]+)\)", page.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"\(((?:\.\./)?screenshots/[^)]+)\)", page.read_text(encoding="utf-8")
+        ):
             assert (page.parent / name).is_file(), f"{page.name}: {name}"

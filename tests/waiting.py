@@ -38,7 +38,8 @@ def gone(pid: int) -> bool:
 
 
 def children_that_run(module: str, recursive: bool = False) -> list[psutil.Process]:
-    """The children of this process that run a Python module. `recursive`: their children count too. A child of an earlier test that has ended has no command line."""
+    """The children of this process that run a Python module. `recursive`: their children count too.
+    A child of an earlier test that has ended has no command line."""
     found = []
     for child in psutil.Process().children(recursive=recursive):
         with contextlib.suppress(psutil.NoSuchProcess):  # ZombieProcess too

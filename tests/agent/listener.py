@@ -1,4 +1,5 @@
-"""A stand-in for the console: it starts a command with the agent injected, and collects what the agents send."""
+"""A stand-in for the console: it starts a command with the agent injected, and collects what the
+agents send."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Watched:
 
     @property
     def off(self) -> AgentOff | None:
-        return next((event for event in self.events if isinstance(event, AgentOff) and event.where), None)
+        return next(
+            (event for event in self.events if isinstance(event, AgentOff) and event.where), None
+        )
 
     @property
     def started(self) -> Started:
@@ -59,23 +62,30 @@ class Watched:
     @property
     def samples(self) -> list[StackSample]:
         """All stack samples."""
-        return [sample for event in self.events if isinstance(event, Stacks) for sample in event.samples]
+        return [
+            sample for event in self.events if isinstance(event, Stacks) for sample in event.samples
+        ]
 
     def shares(self, skipped: int) -> dict[str, float]:
         """The share of each phase in the steps from `skipped` on."""
         counted = self.steps[skipped:]
         total = sum(step.wall_s for step in counted)
-        return {name: sum(step.phases[i] for step in counted) / total for i, name in enumerate(PHASES)}
+        return {
+            name: sum(step.phases[i] for step in counted) / total for i, name in enumerate(PHASES)
+        }
 
 
 class Listener:
     """The console's end of the socket of one job. `watched`: one entry for each connection.
 
-    `asks`: commands for the first process that trains, each with the step from which on it is sent. The next one waits for the answer.
-    `leaves`: close the connection after the last answer, as a console that is killed.
+    `asks`: commands for the first process that trains, each with the step from which on it is sent.
+    The next one waits for the answer. `leaves`: close the connection after the last answer, as a
+    console that is killed.
     """
 
-    def __init__(self, folder: Path, asks: Sequence[tuple[int, Command]] = (), leaves: bool = False) -> None:
+    def __init__(
+        self, folder: Path, asks: Sequence[tuple[int, Command]] = (), leaves: bool = False
+    ) -> None:
         waiting = list(asks)
         self.folder = JobFolder(folder)
         self.watched: list[Watched] = []
@@ -97,9 +107,16 @@ class Listener:
                         event = fold.add(event)
                         one.steps += event.steps
                     one.events.append(event)
-                    answer = isinstance(event, ProbeDone | KnobsSet | Profiled) and event.request > 0
+                    answer = (
+                        isinstance(event, ProbeDone | KnobsSet | Profiled) and event.request > 0
+                    )
                     answered = not one.asked or answer
-                    if waiting and one.steps and one.steps[-1].index >= waiting[0][0] and (answered or one.answered):
+                    if (
+                        waiting
+                        and one.steps
+                        and one.steps[-1].index >= waiting[0][0]
+                        and (answered or one.answered)
+                    ):
                         one.asked, one.answered = one.asked + 1, False
                         self.wfile.write(encode(waiting.pop(0)[1]) + b"\n")
                         listener.folder.ring()
@@ -107,13 +124,21 @@ class Listener:
                         one.answered = True
                         if leaves and not waiting:
                             return
-                again = SegmentFold()  # what samples show is known after some seconds: a short loop of a test is to have it, too
-                again.on_device, again.torch_ratio, again.after_step_ratio = fold.on_device, fold.torch_ratio, fold.after_step_ratio
+                # what samples show is known after some seconds: a short loop of a test is to have
+                # it, too
+                again = SegmentFold()
+                again.on_device, again.torch_ratio, again.after_step_ratio = (
+                    fold.on_device,
+                    fold.torch_ratio,
+                    fold.after_step_ratio,
+                )
                 one.steps = [step for event in raw for step in again.add(event).steps]
 
         self._server = socketserver.ThreadingUnixStreamServer(str(self.folder.socket), Handler)
         self._server.daemon_threads = False
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}
+        )
         self._thread.start()
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -123,12 +148,24 @@ class Listener:
         return {**env, **self.folder.environment(TOKEN), "PYTHONPATH": path}
 
     def run(
-        self, *command: str, environment: dict[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 270.0
+        self,
+        *command: str,
+        environment: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout_s: float = 270.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run `command` under the agent, and wait for the end of its connections."""
         env = self.environment(**(environment or {}))
         try:
-            return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False, timeout=timeout_s)
+            return subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=env,
+                cwd=cwd,
+                check=False,
+                timeout=timeout_s,
+            )
         finally:
             self.close()
 

@@ -1,4 +1,5 @@
-"""A change of the DataLoader's workers asks first. With the permission, no sample is lost, repeated or moved, and the label says what may differ."""
+"""A change of the DataLoader's workers asks first. With the permission, no sample is lost, repeated
+or moved, and the label says what may differ."""
 
 from __future__ import annotations
 
@@ -14,11 +15,27 @@ from tests.agent.listener import Listener
 from tests.matrix import matrix
 
 PROGRAM = Path(__file__).parent / "programs" / "ahead.py"
-NAMES = ("list", "settings", "teacher", "cache", "objects", "endless", "file", "replay", "random", "connection", "broken", "counter")
+NAMES = (
+    "list",
+    "settings",
+    "teacher",
+    "cache",
+    "objects",
+    "endless",
+    "file",
+    "replay",
+    "random",
+    "connection",
+    "broken",
+    "counter",
+)
 
 
-def changed(name: str, folder: Path, *, allowed: bool) -> tuple[list[str], KnobsSet, dict[str, str]]:
-    """What the program prints where its workers are to change, the answer, and what the agent says of the change before."""
+def changed(
+    name: str, folder: Path, *, allowed: bool
+) -> tuple[list[str], KnobsSet, dict[str, str]]:
+    """What the program prints where its workers are to change, the answer, and what the agent says
+    of the change before."""
     folder.mkdir()
     listener = Listener(folder, [(20, SetKnobs(1, {"num_workers": 2}, 1, loader=allowed))])
     done = listener.run(sys.executable, str(PROGRAM), name, str(folder))
@@ -37,10 +54,19 @@ def test_a_loop_that_changes_what_is_loaded_ahead(name: str, tmp_path: Path) -> 
         printed, answer, notes = changed(name, tmp_path / f"allowed {allowed}", allowed=allowed)
         assert answer.knobs["num_workers"] == (2 if allowed and name != "connection" else 0)
         if name == "connection":  # a process would get the answers to another one's questions
-            assert printed == alone and answer.error is not None and "socket" in answer.error and "socket" in notes[f"{FIXED}num_workers"]
+            assert (
+                printed == alone
+                and answer.error is not None
+                and "socket" in answer.error
+                and "socket" in notes[f"{FIXED}num_workers"]
+            )
             continue
         assert notes[f"{EFFECT}num_workers"] == MAY_DIFFER
         if allowed:
-            assert printed[0] == alone[0] and answer.error is None, "no sample is lost, repeated or moved"
+            assert printed[0] == alone[0] and answer.error is None, (
+                "no sample is lost, repeated or moved"
+            )
         else:
-            assert printed == alone and answer.error is not None and "--allow-loader" in answer.error
+            assert (
+                printed == alone and answer.error is not None and "--allow-loader" in answer.error
+            )

@@ -1,4 +1,5 @@
-"""The code that a finding about a job shows to copy fits the program: an IterableDataset, no DataLoader, a framework that runs the loop."""
+"""The code that a finding about a job shows to copy fits the program: an IterableDataset, no
+DataLoader, a framework that runs the loop."""
 
 from __future__ import annotations
 
@@ -31,12 +32,16 @@ def train(batches, seconds):
 
 def codes(ran: Ran) -> list[str]:
     assert ran.code == 0, ran.err
-    suggestions: list[dict[str, Any]] = [entry for finding in ran.run["findings"] for entry in finding.get("suggestions", ())]
+    suggestions: list[dict[str, Any]] = [
+        entry for finding in ran.run["findings"] for entry in finding.get("suggestions", ())
+    ]
     return [entry["code"] for entry in suggestions if "num_workers" in entry["changes"]]
 
 
 @pytest.mark.parametrize("kind", matrix(["whole", "divided"], in_ci=("whole",)))
-def test_workers_for_a_stream_are_shown_with_the_lines_that_divide_it(kind: str, tmp_path: Path) -> None:
+def test_workers_for_a_stream_are_shown_with_the_lines_that_divide_it(
+    kind: str, tmp_path: Path
+) -> None:
     shown = codes(watched(tmp_path, sys.executable, str(PROGRAM), kind, "7"))
     assert shown and all("num_workers=" in code for code in shown)
     assert all(("get_worker_info()" in code) == (kind == "whole") for code in shown), shown
@@ -50,9 +55,21 @@ def test_a_program_without_a_loader_is_told_no_line_of_one(tmp_path: Path) -> No
 def test_the_framework_that_runs_the_loop_is_known(tmp_path: Path) -> None:
     package = tmp_path / "lightning" / "pytorch"
     package.mkdir(parents=True)
-    for file, text in ((package.parent / "__init__.py", ""), (package / "__init__.py", ""), (package / "loops.py", LOOP)):
+    for file, text in (
+        (package.parent / "__init__.py", ""),
+        (package / "__init__.py", ""),
+        (package / "loops.py", LOOP),
+    ):
         file.write_text(text)
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    ran = watched(tmp_path, sys.executable, str(PROGRAM), "divided", "5", "framework", environment={"PYTHONPATH": path})
+    ran = watched(
+        tmp_path,
+        sys.executable,
+        str(PROGRAM),
+        "divided",
+        "5",
+        "framework",
+        environment={"PYTHONPATH": path},
+    )
     assert ran.code == 0, ran.err
     assert ran.run["job"]["loop"] == "lightning"

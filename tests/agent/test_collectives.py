@@ -1,4 +1,5 @@
-"""`gpuconsole run -- torchrun --nproc-per-node=2 ...`: two processes with FSDP2 over gloo. Torch's own record of collectives says which process is late."""
+"""`gpuconsole run -- torchrun --nproc-per-node=2 ...`: two processes with FSDP2 over gloo. Torch's
+own record of collectives says which process is late."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ JOB_S = 20
 
 
 def torchrun(kind: str, seconds: float) -> tuple[str, ...]:
-    return (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), kind, str(seconds))
+    return (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        str(PROGRAM),
+        kind,
+        str(seconds),
+    )
 
 
 def job(folder: Path, kind: str, environment: dict[str, str] | None = None) -> Ran:
@@ -29,14 +38,19 @@ def job(folder: Path, kind: str, environment: dict[str, str] | None = None) -> R
 @pytest.mark.rates
 def test_the_late_process_of_a_sharded_job_is_named_with_the_collective(tmp_path: Path) -> None:
     ran = job(tmp_path, "late")
-    signals, findings = ran.run["signals"], {finding["rule"]: finding for finding in ran.run["findings"]}
+    signals, findings = (
+        ran.run["signals"],
+        {finding["rule"]: finding for finding in ran.run["findings"]},
+    )
     straggler = findings["comm.straggler"]
     assert straggler["state"] == "fires"
     assert "rank 1" in straggler["summary"] and "all_gather" in straggler["summary"]
     assert signals["comm.slowest_rank"]["value"] == 1
     assert signals["comm.late_s"]["value"] == pytest.approx(0.04, rel=0.25)
     layers, shards = 4, 256 * 256 + 256
-    assert signals["comm.all_gather_bytes"]["value"] == pytest.approx(signals["comm.all_gather_calls"]["value"] * shards * 4, rel=0.01)
+    assert signals["comm.all_gather_bytes"]["value"] == pytest.approx(
+        signals["comm.all_gather_calls"]["value"] * shards * 4, rel=0.01
+    )
     assert signals["comm.all_gather_calls"]["value"] >= layers
     assert "comm.collectives" not in ran.run["unavailable"]
 

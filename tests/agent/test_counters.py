@@ -35,8 +35,11 @@ def test_collections_and_their_seconds_are_counted(counters: ProcessCounters) ->
     assert 0 < after["gc.pause_s"] - before["gc.pause_s"] < 10
 
 
-def test_an_exception_of_a_signal_handler_that_comes_during_a_collection_arrives(counters: ProcessCounters) -> None:
-    objects = [[number] for number in range(500_000)]  # a collection takes many times as long as the timer
+def test_an_exception_of_a_signal_handler_that_comes_during_a_collection_arrives(
+    counters: ProcessCounters,
+) -> None:
+    # a collection takes many times as long as the timer
+    objects = [[number] for number in range(500_000)]
     before = signal.signal(signal.SIGALRM, interrupt)
     arrived = 0
     try:

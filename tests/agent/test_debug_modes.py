@@ -1,4 +1,5 @@
-"""`gpuconsole run --headless` on a loop with a mode of torch that slows each step: the finding names the mode, and a loop without one has no such finding."""
+"""`gpuconsole run --headless` on a loop with a mode of torch that slows each step: the finding
+names the mode, and a loop without one has no such finding."""
 
 from __future__ import annotations
 
@@ -27,9 +28,13 @@ FIRES = {
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a job")
-@pytest.mark.parametrize("mode", matrix([*FIRES, "scheduled", "none"], in_ci=("passes", "profiler", "none")))
+@pytest.mark.parametrize(
+    "mode", matrix([*FIRES, "scheduled", "none"], in_ci=("passes", "profiler", "none"))
+)
 def test_the_mode_is_named_and_only_where_it_is_on(mode: str, tmp_path: Path) -> None:
-    ran = watched(tmp_path, sys.executable, "-W", "ignore", str(PROGRAMS / "debugged.py"), mode, "8")
+    ran = watched(
+        tmp_path, sys.executable, "-W", "ignore", str(PROGRAMS / "debugged.py"), mode, "8"
+    )
     assert ran.code == 0, ran.err
     assert ran.out.splitlines()[-1] == f"on {mode == 'anomaly'} {mode == 'deterministic'}"
     findings = {finding["rule"]: finding for finding in ran.run["findings"]}
@@ -38,7 +43,10 @@ def test_the_mode_is_named_and_only_where_it_is_on(mode: str, tmp_path: Path) ->
         assert findings[rule]["state"] == ("fires" if rule == named else "clear"), findings[rule]
         assert rule != named or findings[rule]["title"] == title
     if mode in ("anomaly", "passes"):
-        assert "stack trace of each operator in the forward pass" in findings["host.debug_mode"]["summary"]
+        assert (
+            "stack trace of each operator in the forward pass"
+            in findings["host.debug_mode"]["summary"]
+        )
         assert findings["gpu.elementwise_membw"]["title"] == "Covered by host.debug_mode"
 
 
@@ -52,7 +60,9 @@ def test_looks_are_counted_with_the_modes_that_they_find(monkeypatch: pytest.Mon
     looks.look()
     assert looks.read() == {"mode.looks": 2, "mode.anomaly": 1}
     with torch.autograd.profiler.profile():
-        assert looks.read() == {"mode.looks": 3, "mode.anomaly": 1, "mode.profiler": 1}, "without a look in a pass, one between two steps"
+        assert looks.read() == {"mode.looks": 3, "mode.anomaly": 1, "mode.profiler": 1}, (
+            "without a look in a pass, one between two steps"
+        )
 
 
 def test_a_profiler_of_a_probe_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

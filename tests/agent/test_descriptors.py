@@ -1,4 +1,5 @@
-"""A descriptor of the agent that the program has closed, and whose number a file of the program has."""
+"""A descriptor of the agent that the program has closed, and whose number a file of the program
+has."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from gpuconsole.agent.descriptors import ProcFile
 
 
 @pytest.mark.parametrize("content", ["", "5\n", "1 2\n", "a program's own words\n"])
-def test_a_file_of_the_program_is_neither_read_as_figures_nor_closed(tmp_path: Path, content: str) -> None:
+def test_a_file_of_the_program_is_neither_read_as_figures_nor_closed(
+    tmp_path: Path, content: str
+) -> None:
     times = ThreadTimes()
     before = times.runq_s()
     (tmp_path / "own").write_text(content)

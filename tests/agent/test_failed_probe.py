@@ -1,4 +1,5 @@
-"""Memory around a probe: the gradients of the last step make room for it, and a probe that fails leaves nothing behind."""
+"""Memory around a probe: the gradients of the last step make room for it, and a probe that fails
+leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Answers:
 
 
 def test_a_probe_begins_without_the_gradients_of_the_last_step(tmp_path: Path) -> None:
-    """A scenario whose memory is nearly full has no room for them beside the activations of the probe's pass."""
+    """A scenario whose memory is nearly full has no room for them beside the activations of the
+    probe's pass."""
     loop = small_gpt_loop(tmp_path)
     try:
         loop.step()
@@ -45,7 +47,8 @@ def test_a_probe_begins_without_the_gradients_of_the_last_step(tmp_path: Path) -
 
 
 def test_a_failed_probe_leaves_no_tensor_behind(tmp_path: Path) -> None:
-    """The exception of a pass that ran out of memory refers to its frames, the frames to the tensors, and one of them to the exception."""
+    """The exception of a pass that ran out of memory refers to its frames, the frames to the
+    tensors, and one of them to the exception."""
     held: list[weakref.ref[torch.Tensor]] = []
 
     def failing() -> dict[str, Any]:
@@ -71,7 +74,8 @@ def test_a_failed_probe_leaves_no_tensor_behind(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_breaks_off_while_its_memory_is_counted_is_freed() -> None:
-    """exp() saves its own result: a hook that keeps this tensor makes a cycle that Python cannot see."""
+    """exp() saves its own result: a hook that keeps this tensor makes a cycle that Python cannot
+    see."""
     held: list[weakref.ref[torch.Tensor]] = []
 
     def failing() -> torch.Tensor:

@@ -14,7 +14,9 @@ PROGRAM = Path(__file__).parent / "programs" / "folds.py"
 
 
 @pytest.mark.slow
-def test_the_agent_holds_little_of_a_program_that_makes_thousands_of_optimizers(tmp_path: Path) -> None:
+def test_the_agent_holds_little_of_a_program_that_makes_thousands_of_optimizers(
+    tmp_path: Path,
+) -> None:
     listener = Listener(tmp_path)
     done = listener.run(sys.executable, str(PROGRAM))
     assert done.returncode == 0, done.stderr
@@ -24,6 +26,7 @@ def test_the_agent_holds_little_of_a_program_that_makes_thousands_of_optimizers(
     assert facts["held"]["keys"] <= 64 and facts["held"]["stepped"] <= 2
     assert facts["off"] == {"noted": 0, "callbacks": -1, "files": facts["off"]["files"]}
     assert facts["off"]["files"] <= -3, (
-        "the socket, the doorbell and the memory of the process; most kernels have the times of threads, too"
+        "the socket, the doorbell and the memory of the process; most kernels have the times of"
+        " threads, too"
     )
     assert listener.watched[0].steps and listener.watched[0].off is None

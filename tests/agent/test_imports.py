@@ -1,4 +1,5 @@
-"""What the agent imports: modules of Python that torch itself has imported. A program may have a module of its own with the name of any other one."""
+"""What the agent imports: modules of Python that torch itself has imported. A program may have a
+module of its own with the name of any other one."""
 
 from __future__ import annotations
 
@@ -24,5 +25,7 @@ def imported() -> set[str]:
 
 
 def test_the_agent_imports_no_module_that_torch_has_not_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", BEFORE_TORCH], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE_TORCH], capture_output=True, text=True, check=True
+    )
     assert imported() - set(done.stdout.split()) - {"__future__"} == set()

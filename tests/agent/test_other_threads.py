@@ -1,4 +1,5 @@
-"""`gpuconsole run --headless` on a loop beside another thread of the program: a thread that computes in Python is named, others are not."""
+"""`gpuconsole run --headless` on a loop beside another thread of the program: a thread that
+computes in Python is named, others are not."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tests.waiting import wait_until
 @pytest.mark.slow
 @pytest.mark.rates
 @pytest.mark.parametrize("kind", matrix(["python", "numpy", "sleeps"], in_ci=("python",)))
-def test_a_thread_that_computes_in_python_is_named_with_its_function(kind: str, tmp_path: Path) -> None:
+def test_a_thread_that_computes_in_python_is_named_with_its_function(
+    kind: str, tmp_path: Path
+) -> None:
     ran = watched(tmp_path, sys.executable, str(PROGRAMS / "threaded.py"), kind, "12")
     assert ran.code == 0, ran.err
     finding = next(finding for finding in ran.run["findings"] if finding["rule"] == "host.gil")

@@ -44,7 +44,12 @@ class Ran(NamedTuple):
     run: dict[str, Any]
 
 
-def watched(folder: Path, *command: str, environment: dict[str, str] | None = None, options: tuple[str, ...] = ()) -> Ran:
+def watched(
+    folder: Path,
+    *command: str,
+    environment: dict[str, str] | None = None,
+    options: tuple[str, ...] = (),
+) -> Ran:
     """Run `command` under the console, without a screen."""
     snapshot = folder / "snapshot.json"
     words = [
@@ -62,7 +67,13 @@ def watched(folder: Path, *command: str, environment: dict[str, str] | None = No
         *command,
     ]
     done = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, **(environment or {})}, cwd=folder, check=False, timeout=120
+        words,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        cwd=folder,
+        check=False,
+        timeout=120,
     )
     runs = json.loads(snapshot.read_text())["runs"] if snapshot.exists() else [{}]
     return Ran(done.returncode, done.stdout, done.stderr, runs[-1])
@@ -71,7 +82,13 @@ def watched(folder: Path, *command: str, environment: dict[str, str] | None = No
 def plain(folder: Path, *command: str, environment: dict[str, str] | None = None) -> Ran:
     """Run `command` without the console."""
     done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **(environment or {})}, cwd=folder, check=False, timeout=120
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        cwd=folder,
+        check=False,
+        timeout=120,
     )
     return Ran(done.returncode, done.stdout, done.stderr, {})
 
@@ -84,7 +101,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
     (folder / "own" / "sitecustomize.py").write_text("WHOSE = 'the user'\n")
     command = (sys.executable, str(PROGRAMS / "plain.py"), "5")
     environment = {"PYTHONPATH": f"{folder / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    return plain(folder, *command, environment=environment), watched(folder, *command, environment=environment)
+    return plain(folder, *command, environment=environment), watched(
+        folder, *command, environment=environment
+    )
 
 
 def test_the_output_and_the_exit_code_are_the_programs(both: tuple[Ran, Ran]) -> None:
@@ -106,7 +125,9 @@ def test_the_steps_phases_and_samples_are_known(both: tuple[Ran, Ran]) -> None:
     assert run["summary"]["samples_per_s"]["mean"] > 100
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="on Python 3.11 no pass is seen, so the model is not known")
+@pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="on Python 3.11 no pass is seen, so the model is not known"
+)
 def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> None:
     run = both[1].run
     assert run["knobs"] == {
@@ -122,8 +143,13 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
     }
     assert run["facts"]["parameters"] == 32 * 256 + 256 + 2560 + 10
     first, second = 32 * 256, 256 * 10
-    assert run["facts"]["flops_per_sample"] == 2 * (first + second) + 2 * (first + second) + 2 * second  # no gradient of the inputs
-    assert run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(8 * run["facts"]["parameters"], rel=0.01)
+    # no gradient of the inputs
+    assert (
+        run["facts"]["flops_per_sample"] == 2 * (first + second) + 2 * (first + second) + 2 * second
+    )
+    assert run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(
+        8 * run["facts"]["parameters"], rel=0.01
+    )
     sites = {site["kind"]: site for site in run["job"]["sites"]}
     text = (PROGRAMS / "plain.py").read_text().splitlines()
     assert "DataLoader(Samples()" in text[sites["loader"]["line"] - 1]
@@ -134,7 +160,9 @@ def test_the_knobs_the_model_and_the_lines_are_known(both: tuple[Ran, Ran]) -> N
 def test_a_job_that_is_over_soon_has_what_the_agent_saw(tmp_path: Path) -> None:
     ran = watched(tmp_path, sys.executable, str(PROGRAMS / "plain.py"), "1")
     assert ran.run["summary"]["steps"] < 80
-    assert ran.run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(8 * ran.run["facts"]["parameters"], rel=0.01)
+    assert ran.run["signals"]["memory.optimizer_bytes"]["value"] == pytest.approx(
+        8 * ran.run["facts"]["parameters"], rel=0.01
+    )
 
 
 @pytest.mark.slow
@@ -164,9 +192,12 @@ for _ in range(6000):
 
 @pytest.mark.slow
 def test_no_step_of_a_fast_loop_is_lost(tmp_path: Path) -> None:
-    """A message about half a second of short steps with many segments is longer than the pipe: later steps were lost."""
+    """A message about half a second of short steps with many segments is longer than the pipe:
+    later steps were lost."""
     listener = Listener(tmp_path)
-    done = listener.run(sys.executable, "-c", FAST, environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    done = listener.run(
+        sys.executable, "-c", FAST, environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     (process,) = listener.by_script().values()
     assert len(process.steps) == 6000 and process.last.dropped == 0
@@ -188,7 +219,8 @@ RECOMPILES = """
 import time, torch
 model = torch.compile(torch.nn.Linear(4, 1), backend="eager", dynamic=False)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for rows, pause in ((4, 0.3), (5, 0.6), (6, 0.2)):  # the second step is reported at once, the third with the end of the program
+# the second step is reported at once, the third with the end of the program
+for rows, pause in ((4, 0.3), (5, 0.6), (6, 0.2)):
     time.sleep(pause)
     loss = model(torch.ones(rows, 4)).sum()
     optimizer.zero_grad()
@@ -200,12 +232,17 @@ time.sleep(1.6)
 
 @pytest.mark.slow
 def test_a_job_that_compiles_for_each_step_is_named_after_three_steps(tmp_path: Path) -> None:
-    """Such a job is not steady for a long time. What is compiled for the first step does not count. Before its last message the console refuses a
-    probe, because it has no permission."""
+    """Such a job is not steady for a long time. What is compiled for the first step does not count.
+    Before its last message the console refuses a probe, because it has no permission."""
     run = watched(tmp_path, sys.executable, "-c", RECOMPILES).run
     assert run.get("steady_from_s") is None
-    assert (run["signals"]["compile.recompiles"]["value"], run["signals"]["compile.steps"]["value"]) == (2, 2)
-    assert "host.recompile_graphbreak" in [one["rule"] for one in run["findings"] if one["state"] == "fires"]
+    assert (
+        run["signals"]["compile.recompiles"]["value"],
+        run["signals"]["compile.steps"]["value"],
+    ) == (2, 2)
+    assert "host.recompile_graphbreak" in [
+        one["rule"] for one in run["findings"] if one["state"] == "fires"
+    ]
 
 
 CLOSES = """
@@ -216,7 +253,8 @@ for n in range(200):
     if n in (0, 100):
         os.closerange(3, 256)
     if n == 100:
-        files = [open(f"{k}.txt", "w+") for k in range(40)]  # they have the numbers of the descriptors that were closed
+        # they have the numbers of the descriptors that were closed
+        files = [open(f"{k}.txt", "w+") for k in range(40)]
         pairs = [socket.socketpair() for _ in range(10)]
         for k, file in enumerate(files):
             file.write(f"{k} {k} {k} {k}\\n")
@@ -239,11 +277,19 @@ print("trained")
 
 
 @pytest.mark.slow
-def test_a_program_that_closes_all_descriptors_is_watched_or_the_console_says_that_it_is_not(tmp_path: Path) -> None:
-    """Before its first step the program is watched all the same. Later, the steps that were not sent are lost, and the agent is off. The files and
-    sockets that the program opens then have the numbers of the agent's descriptors, and stay as the program has made them."""
+def test_a_program_that_closes_all_descriptors_is_watched_or_the_console_says_that_it_is_not(
+    tmp_path: Path,
+) -> None:
+    """Before its first step the program is watched all the same. Later, the steps that were not
+    sent are lost, and the agent is off. The files and sockets that the program opens then have the
+    numbers of the agent's descriptors, and stay as the program has made them."""
     ran = watched(tmp_path, sys.executable, "-c", CLOSES)
     assert (ran.code, ran.out) == (0, "trained\n")
     assert 50 < ran.run["summary"]["steps"] <= 100
-    assert "switched itself off at the connection: the program has closed all its file descriptors" in ran.err
-    assert ran.run["unavailable"]["agent"].endswith("the program has closed all its file descriptors, as daemons do")
+    assert (
+        "switched itself off at the connection: the program has closed all its file descriptors"
+        in ran.err
+    )
+    assert ran.run["unavailable"]["agent"].endswith(
+        "the program has closed all its file descriptors, as daemons do"
+    )

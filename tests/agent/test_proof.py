@@ -1,4 +1,5 @@
-"""A starved script of the user's own: the top suggestion is tried on its own steps, proven, kept, and written as a patch."""
+"""A starved script of the user's own: the top suggestion is tried on its own steps, proven, kept,
+and written as a patch."""
 
 from __future__ import annotations
 
@@ -25,9 +26,36 @@ PROGRAMS = Path(__file__).parent / "programs"
 def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> None:
     script, ended = tmp_path / "starved.py", tmp_path / "end"
     shutil.copy(PROGRAMS / "starved.py", script)
-    options = ["--device", "cpu", "--apply-top", "--allow-loader", "--patch", "p.diff", "--snapshot", "s.json"]
-    command = [sys.executable, "-m", "gpuconsole", "run", "--headless", *options, "--", sys.executable, str(script), str(ended)]
-    job = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    options = [
+        "--device",
+        "cpu",
+        "--apply-top",
+        "--allow-loader",
+        "--patch",
+        "p.diff",
+        "--snapshot",
+        "s.json",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "gpuconsole",
+        "run",
+        "--headless",
+        *options,
+        "--",
+        sys.executable,
+        str(script),
+        str(ended),
+    ]
+    job = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ},
+    )
     watchdog = threading.Timer(90.0, ended.touch)
     watchdog.start()
     try:
@@ -48,7 +76,10 @@ def test_a_starved_script_is_found_tried_proven_and_patched(tmp_path: Path) -> N
     assert trial["blocks"] == 2 * MIN_PAIRS, "as few as a verdict needs"
     assert trial["changes"]["num_workers"] >= 2
     speedup, predicted = trial["speedup"], trial["predicted"]
-    assert speedup["low"] <= predicted["high"] and speedup["high"] >= predicted["low"], (speedup, predicted)
+    assert speedup["low"] <= predicted["high"] and speedup["high"] >= predicted["low"], (
+        speedup,
+        predicted,
+    )
     assert "patch written" in text
     subprocess.run(["git", "apply", "p.diff"], cwd=tmp_path, check=True)
     workers = trial["changes"]["num_workers"]

@@ -1,4 +1,5 @@
-"""Which names of torch, of libraries and of the program hold something of the agent while a job is watched."""
+"""Which names of torch, of libraries and of the program hold something of the agent while a job is
+watched."""
 
 from __future__ import annotations
 

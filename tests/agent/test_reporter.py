@@ -1,4 +1,5 @@
-"""How often the agent sends: a real loop in this process, and a channel that only notes the times."""
+"""How often the agent sends: a real loop in this process, and a channel that only notes the
+times."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SELDOM_S = 0.4
 
 
 class Noting:
-    """Puts a command into the inbox at the first late message at the low rate, and Stop at the sixth message after it."""
+    """Puts a command into the inbox at the first late message at the low rate, and Stop at the
+    sixth message after it."""
 
     dropped = 0
 
@@ -42,7 +44,9 @@ class Noting:
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
 
 
-def test_a_run_that_nobody_changes_sends_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_nobody_changes_sends_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_module, "SEND_EVERY_S", 0.02)
     monkeypatch.setattr(service_module, "LOW_RATE_EVERY_S", SELDOM_S)
     monkeypatch.setattr(service_module, "LOW_RATE_AFTER_S", 0.5)

@@ -1,4 +1,5 @@
-"""Loops of short steps: their phases are those of stamps in the loop, and of the shortest steps most are only counted."""
+"""Loops of short steps: their phases are those of stamps in the loop, and of the shortest steps
+most are only counted."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ KINDS = (
     "grads",
 )
 POINTS = 0.1
-"""The agent's own marks are a point or two of steps as short as these, and other tests may run at the same time."""
+"""The agent's own marks are a point or two of steps as short as these, and other tests may run at
+the same time."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_samples_and_phases_are_as_by_hand(ran: Ran, kind: str) -> None:
-    wrong = {phase: round(by, 3) for phase, by in differences(ran, kind).items() if abs(by) > POINTS}
+    wrong = {
+        phase: round(by, 3) for phase, by in differences(ran, kind).items() if abs(by) > POINTS
+    }
     assert wrong == {}
     by_hand = dict(line.split(": ") for line in ran.out.splitlines())
     samples = sum(step.samples for step in ran.watched[kind].steps[1:])
@@ -62,10 +66,14 @@ def test_steps_samples_and_phases_are_as_by_hand(ran: Ran, kind: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="before Python 3.12 all steps are marked")
-def test_of_short_steps_a_few_are_marked_and_the_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_short_steps_a_few_are_marked_and_the_others_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw: list[RawStep] = []
     plain = segments.unpack
-    monkeypatch.setattr(segments, "unpack", lambda packed: raw.extend(steps := plain(packed)) or steps)
+    monkeypatch.setattr(
+        segments, "unpack", lambda packed: raw.extend(steps := plain(packed)) or steps
+    )
     listener = Listener(tmp_path)
     done = listener.run(sys.executable, "-c", SHORT)
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,14 +84,29 @@ def test_of_short_steps_a_few_are_marked_and_the_others_are_counted(tmp_path: Pa
     assert sum(step.samples for step in job.steps[1:]) == 8 * (SHORT_STEPS - 1)
     marked = {step.index for step in raw} - {step.index for step in counted}
     share = {
-        kind: sum(step.phases[P_BACKWARD] for step in job.steps[100:] if (step.index in marked) is kind)
+        kind: sum(
+            step.phases[P_BACKWARD] for step in job.steps[100:] if (step.index in marked) is kind
+        )
         / sum(step.wall_s for step in job.steps[100:] if (step.index in marked) is kind)
         for kind in (True, False)
     }
-    assert share[False] == pytest.approx(share[True], abs=0.15), "the time of a counted step is divided as that of the marked steps"
+    assert share[False] == pytest.approx(share[True], abs=0.15), (
+        "the time of a counted step is divided as that of the marked steps"
+    )
 
 
-@pytest.mark.parametrize("kind", ["in_backward", "nested", "compiled_late", "loaded", "failed_saves", "accumulates", "without_code"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "in_backward",
+        "nested",
+        "compiled_late",
+        "loaded",
+        "failed_saves",
+        "accumulates",
+        "without_code",
+    ],
+)
 def test_each_short_step_is_seen_however_it_ends(kind: str, tmp_path: Path) -> None:
     listener = Listener(tmp_path)
     done = listener.run(sys.executable, str(PROGRAMS / "short_kinds.py"), kind, "1500")
@@ -100,7 +123,9 @@ def test_each_short_step_is_seen_however_it_ends(kind: str, tmp_path: Path) -> N
             for event in job.events
             if isinstance(event, (Segments, Steps)) and "loader.batches" in event.counters
         ]
-        assert batches[-1] == pytest.approx(1500, rel=0.05), "the batches of counted steps are counted"
+        assert batches[-1] == pytest.approx(1500, rel=0.05), (
+            "the batches of counted steps are counted"
+        )
 
 
 def test_a_child_that_is_forked_within_a_counted_step_is_seen(tmp_path: Path) -> None:
@@ -108,5 +133,7 @@ def test_a_child_that_is_forked_within_a_counted_step_is_seen(tmp_path: Path) ->
     done = listener.run(sys.executable, str(PROGRAMS / "short_kinds.py"), "forked", "1500")
     assert (done.returncode, done.stderr) == (0, "")
     parent, child = (job for job in listener.watched if job.steps)
-    assert [step.index for step in parent.steps] == list(range(1500)) and [step.index for step in child.steps] == list(range(1500))
+    assert [step.index for step in parent.steps] == list(range(1500)) and [
+        step.index for step in child.steps
+    ] == list(range(1500))
     assert any(step.phases[P_BACKWARD] for step in child.steps)

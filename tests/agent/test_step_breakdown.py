@@ -38,9 +38,13 @@ class TimedStream:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"storage_latency_ms": 3.0}])
-def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: dict[str, float]) -> None:
+def test_data_wait_agrees_with_an_independent_timing(
+    tmp_path: Path, changes: dict[str, float]
+) -> None:
     knobs = knobs_of("vision-healthy", batch_size=8, num_workers=0, **changes)
-    loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+    loop = TrainingLoop(
+        vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path
+    )
     timed = TimedStream(loop._stream)
     loop._stream = timed
     loop.breakdown.restart()
@@ -50,7 +54,9 @@ def test_data_wait_agrees_with_an_independent_timing(tmp_path: Path, changes: di
     wall = (time.monotonic_ns() - start) * 1e-9
     steps = added_up(loop.breakdown)
     loop.close()
-    ours = sum(step.phases[PHASES.index("data_wait")] for step in steps) / sum(step.wall_s for step in steps)
+    ours = sum(step.phases[PHASES.index("data_wait")] for step in steps) / sum(
+        step.wall_s for step in steps
+    )
     assert ours == pytest.approx(timed.seconds / wall, abs=0.03)
     assert sum(step.wall_s for step in steps) == pytest.approx(wall, rel=0.01)
 
@@ -62,7 +68,8 @@ def test_slow_steps_are_all_sampled_and_quick_ones_now_and_then() -> None:
         for index in range(steps):
             time.sleep(seconds)
             account.end(1, 0, None, 0, 0)
-            if index % 5 == 4:  # until the first steps are handed over nobody knows whether they are slow
+            # until the first steps are handed over nobody knows whether they are slow
+            if index % 5 == 4:
                 taken[account] += added_up(account)
     assert all(step.runq is not None for step in taken[slow])
     assert 2 <= sum(step.runq is not None for step in taken[quick][5:]) <= 30
@@ -82,7 +89,8 @@ def test_a_run_left_alone_is_sampled_half_as_often() -> None:
 
 
 class Timeline:
-    """Stands in for a GPU that takes 1 ms from one event to the next, and has got as far as `reached`."""
+    """Stands in for a GPU that takes 1 ms from one event to the next, and has got as far as
+    `reached`."""
 
     def __init__(self) -> None:
         self.recorded = self.reached = 0
@@ -111,7 +119,9 @@ class Timeline:
         return Event
 
 
-def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timeline = Timeline()
     monkeypatch.setattr(torch.cuda, "Event", timeline.event_type())
     account = CudaStepBreakdown(ThreadTimes())
@@ -133,12 +143,18 @@ def test_on_a_gpu_steps_are_told_once_it_has_got_there_and_none_is_waited_for(mo
     step()
     told = added_up(account)
     assert [step.index for step in told] == list(range(1, 11))
-    assert all(step.wall_s == pytest.approx(3e-3) and step.phases[PHASES.index("forward")] == pytest.approx(1e-3) for step in told)
+    assert all(
+        step.wall_s == pytest.approx(3e-3)
+        and step.phases[PHASES.index("forward")] == pytest.approx(1e-3)
+        for step in told
+    )
     account.finish()
     assert len(account.take()) == 1
 
 
-def test_on_a_gpu_the_streams_steps_tell_how_often_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_streams_steps_tell_how_often_to_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The host may be far ahead: it has ended a hundred steps in the time that one takes."""
     timeline = Timeline()
     monkeypatch.setattr(torch.cuda, "Event", timeline.event_type())
@@ -151,5 +167,8 @@ def test_on_a_gpu_the_streams_steps_tell_how_often_to_sample(monkeypatch: pytest
         timeline.reached = timeline.recorded
         if index % 20 == 19:
             told += account.take()
-    sampled = sum(bool(step.runq) for step in told[100:])  # at first nobody knows how long they take
-    assert sampled == pytest.approx(1900 * 2e-3 / SAMPLE_SPAN_S, rel=0.5), "2 ms a step on the stream"
+    # at first nobody knows how long they take
+    sampled = sum(bool(step.runq) for step in told[100:])
+    assert sampled == pytest.approx(1900 * 2e-3 / SAMPLE_SPAN_S, rel=0.5), (
+        "2 ms a step on the stream"
+    )

@@ -1,6 +1,8 @@
-"""The agent counts the steps of foreign loops exactly, names their phases, and changes neither losses nor weights.
+"""The agent counts the steps of foreign loops exactly, names their phases, and changes neither
+losses nor weights.
 
-`python -m benchmarks.own_job.truth` compares the phases within 2 points, on a machine without other work.
+`python -m benchmarks.own_job.truth` compares the phases within 2 points, on a machine without other
+work.
 """
 
 from __future__ import annotations
@@ -34,20 +36,35 @@ POINTS = 0.15
 
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return watched(tmp_path_factory.mktemp("loops"), str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *LOOPS, *UNUSUAL)
+    return watched(
+        tmp_path_factory.mktemp("loops"),
+        str(PROGRAMS / "unusual.py"),
+        "fork",
+        str(STEPS),
+        *LOOPS,
+        *UNUSUAL,
+    )
 
 
-@pytest.mark.parametrize("loop", [*(loop for loop in LOOPS if loop != "ddp"), "ddp0", "ddp1", *UNUSUAL])
+@pytest.mark.parametrize(
+    "loop", [*(loop for loop in LOOPS if loop != "ddp"), "ddp0", "ddp1", *UNUSUAL]
+)
 def test_steps_and_phases_agree_with_stamps_by_hand(loops: Ran, loop: str, tmp_path: Path) -> None:
     wrong = far(loops, loop)
-    if wrong:  # another test may have taken the core during this loop: the loop runs again, without the others
-        wrong = far(watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), loop.rstrip("01")), loop)
+    # another test may have taken the core during this loop: the loop runs again, without the others
+    if wrong:
+        wrong = far(
+            watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), loop.rstrip("01")),
+            loop,
+        )
     assert wrong == {}
 
 
 @pytest.fixture(scope="module")
 def more_loops(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return watched(tmp_path_factory.mktemp("loops"), str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *MORE)
+    return watched(
+        tmp_path_factory.mktemp("loops"), str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *MORE
+    )
 
 
 @pytest.mark.parametrize("loop", MORE)
@@ -55,10 +72,16 @@ def test_more_loops_agree_with_stamps_by_hand(more_loops: Ran, loop: str) -> Non
     assert far(more_loops, loop) == {}
 
 
-@pytest.mark.rates  # a sample comes up to 0.2 ms late, and later beside other work: much in steps of 2 ms
+# a sample comes up to 0.2 ms late, and later beside other work: much in steps of 2 ms
+@pytest.mark.rates
 @pytest.mark.parametrize("loop", BY_SAMPLES)
-def test_a_loop_whose_time_after_its_steps_is_divided_by_samples_agrees_too(tmp_path: Path, loop: str) -> None:
-    assert far(watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(SAMPLED_STEPS), loop), loop) == {}
+def test_a_loop_whose_time_after_its_steps_is_divided_by_samples_agrees_too(
+    tmp_path: Path, loop: str
+) -> None:
+    assert (
+        far(watched(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(SAMPLED_STEPS), loop), loop)
+        == {}
+    )
 
 
 def test_samples_and_tokens_of_a_dataclass_are_counted(loops: Ran) -> None:
@@ -71,24 +94,30 @@ def test_a_batch_that_lbfgs_passes_several_times_counts_once(loops: Ran) -> None
 
 
 @pytest.mark.parametrize("loop", ["images_in_list", "time_first"])
-def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(more_loops: Ran, loop: str) -> None:
+def test_the_samples_of_a_batch_whose_first_dimension_is_another_are_counted(
+    more_loops: Ran, loop: str
+) -> None:
     assert more_loops.watched[loop].steps[-1].samples == 16
 
 
 def test_what_a_generator_returns_is_no_batch(tmp_path: Path) -> None:
-    """In a process of its own: the loops above run after gc.freeze, which hides the functions that make batches."""
+    """In a process of its own: the loops above run after gc.freeze, which hides the functions that
+    make batches."""
     ran = watched(tmp_path, str(PROGRAMS / "unusual.py"), "own_generator", str(STEPS))
     assert far(ran, "own_generator") == {}
 
 
 def far(ran: Ran, loop: str) -> dict[str, float]:
-    """The phases that differ from the stamps by more than POINTS. The number of steps must be exact."""
+    """The phases that differ from the stamps by more than POINTS. The number of steps must be
+    exact."""
     return {phase: round(by, 3) for phase, by in differences(ran, loop).items() if abs(by) > POINTS}
 
 
 def test_losses_and_weights_are_bit_for_bit_the_same(loops: Ran, tmp_path: Path) -> None:
     out = alone(tmp_path, str(PROGRAMS / "unusual.py"), "fork", str(STEPS), *LOOPS, *UNUSUAL)
-    assert sorted(digests(loops.out)) == sorted(digests(out)) and len(digests(out)) == 2 * (len(LOOPS) + 1 + len(UNUSUAL))
+    assert sorted(digests(loops.out)) == sorted(digests(out)) and len(digests(out)) == 2 * (
+        len(LOOPS) + 1 + len(UNUSUAL)
+    )
 
 
 @pytest.mark.parametrize("loop", FRAMEWORKS)

@@ -1,4 +1,5 @@
-"""The benchmark of the diagnosis: its cases are well-formed, and its figures follow from its rows."""
+"""The benchmark of the diagnosis: its cases are well-formed, and its figures follow from its
+rows."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ from tests.matrix import matrix
 EVERY = (*TRAINING, *SERVING, *GPU, *GPU_SERVING)
 
 
-@pytest.mark.parametrize("case", matrix(EVERY, in_ci=(TRAINING[0], SERVING[0], GPU[0], GPU_SERVING[0])), ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case",
+    matrix(EVERY, in_ci=(TRAINING[0], SERVING[0], GPU[0], GPU_SERVING[0])),
+    ids=lambda case: case.id,
+)
 def test_a_case_names_scenarios_knobs_and_rules_that_exist(case: Case) -> None:
     for half in ("tuning", "reporting"):
         for seed in range(3):
@@ -46,15 +51,23 @@ def test_a_case_names_scenarios_knobs_and_rules_that_exist(case: Case) -> None:
 
 def test_a_third_is_healthy_and_ids_are_unique() -> None:
     assert len({case.id for case in EVERY}) == len(EVERY)
-    assert len(HEALTHY) + sum(not case.truth for case in SERVING) >= (len(TRAINING) + len(SERVING)) / 3
+    assert (
+        len(HEALTHY) + sum(not case.truth for case in SERVING) >= (len(TRAINING) + len(SERVING)) / 3
+    )
 
 
 def test_the_oracle_turns_no_exercise() -> None:
     knobs = find_scenario("data-starved").knobs_for("cpu")
     turned = {name for changes in changes_to_try(knobs) for name in changes}
-    assert {"num_workers", "optim", "batch_size"} <= turned and not turned & {"storage_latency_ms", "slow_sample_ratio", "leak_mb"}
+    assert {"num_workers", "optim", "batch_size"} <= turned and not turned & {
+        "storage_latency_ms",
+        "slow_sample_ratio",
+        "leak_mb",
+    }
     of_known_fix = {name for changes in changes_to_try(knobs, ("num_workers",)) for name in changes}
-    assert "batch_size" not in of_known_fix, "a larger batch makes up for whatever a step costs once"
+    assert "batch_size" not in of_known_fix, (
+        "a larger batch makes up for whatever a step costs once"
+    )
 
 
 def test_the_best_of_many_short_looks_is_tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,54 +87,130 @@ def test_the_best_of_many_short_looks_is_tried_anew(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run, "_try", looked_at_longer)
     asyncio.run(run.confirm(None, found))  # type: ignore[arg-type]
     assert [one.speedup and one.speedup.estimate for one in found.oracle] == [1.0, 1.36, 1.6]
-    assert best(found) is found.oracle[1], "the first suggestion's own change is known from its longer trial"
+    assert best(found) is found.oracle[1], (
+        "the first suggestion's own change is known from its longer trial"
+    )
     figures = report([found])
-    assert (figures["top_realises"], figures["top_realises_runs"], figures["rivals_excluded"]) == (0.0, 1, 0.0)
+    assert (figures["top_realises"], figures["top_realises_runs"], figures["rivals_excluded"]) == (
+        0.0,
+        1,
+        0.0,
+    )
     found.oracle = [found.oracle[0], found.oracle[2]]
     figures = report([found])
-    assert (figures["top_realises"], figures["rivals_excluded"]) == (1.0, 1.0), "other values of the same knob are no rivals"
+    assert (figures["top_realises"], figures["rivals_excluded"]) == (1.0, 1.0), (
+        "other values of the same knob are no rivals"
+    )
     found.top = None
-    assert report([found])["rivals_excluded"] == 0.0, "without a suggestion there is nothing that others could fall short of"
+    assert report([found])["rivals_excluded"] == 0.0, (
+        "without a suggestion there is nothing that others could fall short of"
+    )
 
 
 def row(case: str, truth: tuple[str, ...], fired: tuple[str, ...], **changes: object) -> Row:
     return Row(case, case, "reporting", 0, 0, "train-gpt", {}, truth, fired=fired, **changes)  # type: ignore[arg-type]
 
 
-TOP = Realised({"num_workers": 4}, "input.slow_storage", Interval(1.8, 2.2), Speedup(2.1, 1.9, 2.3), "win")
-UNDONE = Realised({"straggler_ms": 0.0}, "comm.straggler", Interval(1.8, 2.2), Speedup(1.2, 1.1, 1.3), "win")
+TOP = Realised(
+    {"num_workers": 4}, "input.slow_storage", Interval(1.8, 2.2), Speedup(2.1, 1.9, 2.3), "win"
+)
+UNDONE = Realised(
+    {"straggler_ms": 0.0}, "comm.straggler", Interval(1.8, 2.2), Speedup(1.2, 1.1, 1.3), "win"
+)
 
 
 def test_figures_follow_from_rows() -> None:
     rows = [
-        row("F1", ("input.slow_storage",), ("input.slow_storage",), top=TOP, fix=("num_workers",), steady_known_s=2.0, found_s=5.0),
+        row(
+            "F1",
+            ("input.slow_storage",),
+            ("input.slow_storage",),
+            top=TOP,
+            fix=("num_workers",),
+            steady_known_s=2.0,
+            found_s=5.0,
+        ),
         row("F2", ("input.slow_storage",), ("input.jitter",), top=UNDONE),
         row("F3", ("host.logging_io",), ()),
-        row("H1", (), (), steady_from_s=0.5, accused=("mem.leak_host",), offers=("gpu.fp32_no_tensor_core",)),
-        row("H2", (), ("gpu.small_batch",), steady_from_s=0.5, nulls=[Realised({"pin_memory": False}, verdict="no_gain")]),
+        row(
+            "H1",
+            (),
+            (),
+            steady_from_s=0.5,
+            accused=("mem.leak_host",),
+            offers=("gpu.fp32_no_tensor_core",),
+        ),
+        row(
+            "H2",
+            (),
+            ("gpu.small_batch",),
+            steady_from_s=0.5,
+            nulls=[Realised({"pin_memory": False}, verdict="no_gain")],
+        ),
     ]
     found = report(rows)
-    assert report([row("H3", (), ())])["false_positive"] == 1.0, "a run that never was steady proves nothing"
-    assert (found["top1"], found["family"], found["false_positive"], found["abstained"]) == (0.3333, 0.6667, 0.5, 0.3333)
-    assert (found["gain_median_error"], found["gain_covered"], found["undoing"], found["top_won"]) == (0.0553, 1.0, 1, 1)
-    assert (report(rows[:1])["time_to_finding_s"], found["time_to_finding_s"]) == (3.0, None), "a miss never ends"
-    assert (found["top1_cases"], found["extra"], found["ever_accused"], found["offered"]) == (0.3333, 0.3333, 0.5, 0.5)
+    assert report([row("H3", (), ())])["false_positive"] == 1.0, (
+        "a run that never was steady proves nothing"
+    )
+    assert (found["top1"], found["family"], found["false_positive"], found["abstained"]) == (
+        0.3333,
+        0.6667,
+        0.5,
+        0.3333,
+    )
+    assert (
+        found["gain_median_error"],
+        found["gain_covered"],
+        found["undoing"],
+        found["top_won"],
+    ) == (0.0553, 1.0, 1, 1)
+    assert (report(rows[:1])["time_to_finding_s"], found["time_to_finding_s"]) == (3.0, None), (
+        "a miss never ends"
+    )
+    assert (found["top1_cases"], found["extra"], found["ever_accused"], found["offered"]) == (
+        0.3333,
+        0.3333,
+        0.5,
+        0.5,
+    )
     assert found["offered_by_rule"] == {"gpu.fp32_no_tensor_core": 0.5}
     assert (found["null_trials"], found["null_false_wins"], found["null_no_gain"]) == (1, 0, 1.0)
     assert found["failing"] == ["F2", "F3", "H2"]
-    told = row("O1", ("gpu.fp32_no_tensor_core",), ("gpu.fp32_no_tensor_core",), offer=True, top=TOP)
+    told = row(
+        "O1", ("gpu.fp32_no_tensor_core",), ("gpu.fp32_no_tensor_core",), offer=True, top=TOP
+    )
     with_offer = report([*rows, told])
     assert (with_offer["offers_right"], with_offer["offer_runs"]) == (1.0, 1)
-    assert all(with_offer[name] == found[name] for name in ("top1", "faulty_runs", "healthy_runs", "gains")), "neither faulty nor healthy"
+    assert all(
+        with_offer[name] == found[name] for name in ("top1", "faulty_runs", "healthy_runs", "gains")
+    ), "neither faulty nor healthy"
     whole = "\n".join((page(rows, found), families(rows), gains([rows[0], rows[0]])))
     assert "F1" in whole and "input" in whole and svg(whole, "DiagBench").startswith("<svg")
 
 
 def test_a_trial_that_came_to_nothing_is_held_against_no_prediction() -> None:
-    nothing = Realised({"num_workers": 2}, "input.jitter", Interval(1.1, 1.6), Speedup(0.93, 0.6, 1.4), "undecided")
-    missed = Realised({"num_workers": 2}, "input.jitter", Interval(1.2, 1.6), Speedup(1.03, 0.99, 1.07), "undecided")
-    found = report([row(f"F{n}", ("input.jitter",), ("input.jitter",), top=top) for n, top in enumerate((nothing, missed, TOP))])
-    assert (found["gains"], found["untold"], found["gain_covered"], found["gain_covered_untold_too"]) == (2, 1, 0.5, 0.3333)
+    nothing = Realised(
+        {"num_workers": 2}, "input.jitter", Interval(1.1, 1.6), Speedup(0.93, 0.6, 1.4), "undecided"
+    )
+    missed = Realised(
+        {"num_workers": 2},
+        "input.jitter",
+        Interval(1.2, 1.6),
+        Speedup(1.03, 0.99, 1.07),
+        "undecided",
+    )
+    found = report(
+        [
+            row(f"F{n}", ("input.jitter",), ("input.jitter",), top=top)
+            for n, top in enumerate((nothing, missed, TOP))
+        ]
+    )
+    assert (
+        found["gains"],
+        found["untold"],
+        found["gain_covered"],
+        found["gain_covered_untold_too"],
+    ) == (2, 1, 0.5, 0.3333)
 
 
 def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None:
@@ -130,11 +219,21 @@ def test_a_label_that_the_oracle_denies_is_disputed_and_counts_nowhere() -> None
     found = report(
         [
             row("H1", (), (), oracle=[helps], steady_from_s=0.5),
-            row("F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[helps]),
-            row("F2", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[unsure]),
+            row(
+                "F1", ("host.logging_io",), ("host.logging_io",), fix=("log_every",), oracle=[helps]
+            ),
+            row(
+                "F2",
+                ("host.logging_io",),
+                ("host.logging_io",),
+                fix=("log_every",),
+                oracle=[unsure],
+            ),
         ]
     )
-    assert found["disputed"].keys() == {"H1", "F1"} and found["cases"] == 1, "what could not be told denies nothing"
+    assert found["disputed"].keys() == {"H1", "F1"} and found["cases"] == 1, (
+        "what could not be told denies nothing"
+    )
 
 
 def test_wilson() -> None:

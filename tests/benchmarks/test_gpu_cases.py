@@ -9,14 +9,36 @@ import pytest
 
 from benchmarks import machine
 from benchmarks.own_job import gpu_cases
-from benchmarks.own_job.gpu_cases import CASES, COLUMNS, COMMON, Case, Row, common_faults, judged, keep_rows, kept_today, summed_up
+from benchmarks.own_job.gpu_cases import (
+    CASES,
+    COLUMNS,
+    COMMON,
+    Case,
+    Row,
+    common_faults,
+    judged,
+    keep_rows,
+    kept_today,
+    summed_up,
+)
 
-FAULTY, HEALTHY, FULL = Case("a fault", ("host.launch_bound",)), Case("none", ()), Case("full", ("mem.near_capacity",))
+FAULTY, HEALTHY, FULL = (
+    Case("a fault", ("host.launch_bound",)),
+    Case("none", ()),
+    Case("full", ("mem.near_capacity",)),
+)
 
 
 def run(*fired: str, notes: tuple[str, ...] = (), mfu: float = 0.3) -> dict[str, Any]:
     findings = [
-        {"rule": rule, "state": "fires", "note": rule in notes, "confidence": "high", "recoverable_ratio": 0.4} for rule in (*fired, *notes)
+        {
+            "rule": rule,
+            "state": "fires",
+            "note": rule in notes,
+            "confidence": "high",
+            "recoverable_ratio": 0.4,
+        }
+        for rule in (*fired, *notes)
     ]
     return {"findings": findings, "summary": {"step_time_s": {"p50": 0.01}, "mfu_ratio": mfu}}
 
@@ -35,7 +57,9 @@ def run(*fired: str, notes: tuple[str, ...] = (), mfu: float = 0.3) -> dict[str,
         (FULL, run("host.launch_bound", notes=("mem.near_capacity",)), False, False),
     ],
 )
-def test_a_run_is_compared_with_its_label(case: Case, said: dict[str, Any], right: bool, harmful: bool) -> None:
+def test_a_run_is_compared_with_its_label(
+    case: Case, said: dict[str, Any], right: bool, harmful: bool
+) -> None:
     row = judged(case, said)
     assert (row.right, row.harmful) == (right, harmful)
 
@@ -48,23 +72,41 @@ def test_each_common_fault_has_one_case_on_each_card() -> None:
 
 
 def test_the_table_has_what_is_on_top_of_each_cell_and_what_was_not_run() -> None:
-    right = Row("x", "l4", COMMON[1], ("a",), "a", right=True, harmful=False, recoverable=0.41, confidence="low")
+    right = Row(
+        "x",
+        "l4",
+        COMMON[1],
+        ("a",),
+        "a",
+        right=True,
+        harmful=False,
+        recoverable=0.41,
+        confidence="low",
+    )
     wrong = Row("y", "h100", COMMON[1], ("a",), "-", right=False, harmful=True)
     line = common_faults([right, wrong]).splitlines()[3]
     assert line == f"| {COMMON[1]} | - **(wrong)** | not run | a, 41%, low | not run |"
 
 
-def test_a_case_that_runs_again_replaces_its_result_of_the_day(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_case_that_runs_again_replaces_its_result_of_the_day(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for module in (machine, gpu_cases):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(machine, "commit", lambda: "0123456789")
-    first, second = (Row(case.name, case.card, case.common, case.truth, "-", right=False, harmful=False) for case in CASES[:2])
+    first, second = (
+        Row(case.name, case.card, case.common, case.truth, "-", right=False, harmful=False)
+        for case in CASES[:2]
+    )
     keep_rows([first, second])
     keep_rows([first._replace(right=True)])
     assert [row.right for row in kept_today().values()] == [True, False]
 
 
-@pytest.mark.parametrize(("right", "mfu", "harmful", "code"), [(19, 0.4, 0, 0), (18, 0.4, 0, 1), (20, 1.01, 0, 1), (20, 0.4, 1, 1)])
+@pytest.mark.parametrize(
+    ("right", "mfu", "harmful", "code"),
+    [(19, 0.4, 0, 0), (18, 0.4, 0, 1), (20, 1.01, 0, 1), (20, 0.4, 1, 1)],
+)
 def test_the_exit_code(right: int, mfu: float, harmful: int, code: int) -> None:
     rows = [Row(str(n), "l4", "", (), "-", n < right, n < harmful, mfu=mfu) for n in range(20)]
     assert summed_up(rows) == code

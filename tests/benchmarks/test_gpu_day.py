@@ -23,10 +23,14 @@ PACKAGE = "tests.benchmarks.gpu_day_checks"
 ORDER = ["good", "bad", "crash", "hang", "absent", "long", "wrong", "gate", "last", "person"]
 
 
-def run(folder: Path, seconds: float = 60.0, *, only: tuple[str, ...] = (), simulated: bool = True) -> State:
+def run(
+    folder: Path, seconds: float = 60.0, *, only: tuple[str, ...] = (), simulated: bool = True
+) -> State:
     state = State(folder / "results.json", {"gpus": ["none"]}, simulated)
     checks = [one for one in checks_of(PACKAGE) if not only or one.name in only]
-    Runner(PACKAGE, state, os.environ, lambda text: None, "abc").run(checks, time.monotonic() + seconds)
+    Runner(PACKAGE, state, os.environ, lambda text: None, "abc").run(
+        checks, time.monotonic() + seconds
+    )
     return state
 
 
@@ -38,7 +42,9 @@ def test_a_day_with_a_check_of_each_kind(tmp_path: Path) -> None:
     assert [one.name for one in checks_of(PACKAGE)] == ORDER, "the most valuable first"
     (tmp_path / "open").touch()
     found = run(tmp_path).results
-    assert (tmp_path / "starts").read_text().split() == [name for name in ORDER if name not in ("long", "person")]
+    assert (tmp_path / "starts").read_text().split() == [
+        name for name in ORDER if name not in ("long", "person")
+    ]
     assert {name: result.state for name, result in found.items() if result.state != PASSED} == {
         "bad": FAILED,
         "crash": FAILED,
@@ -55,16 +61,29 @@ def test_a_day_with_a_check_of_each_kind(tmp_path: Path) -> None:
     assert found["absent"].reason == "nvidia-smi is not installed"
     assert found["person"].reason == "by hand: needs root"
     assert found["long"].reason == "no time: it needs about 3600 s"
-    assert [figure.holds for figure in found["bad"].figures] == [False, False] and found["bad"].figures[1].value == "n/a"
+    assert [figure.holds for figure in found["bad"].figures] == [False, False] and found[
+        "bad"
+    ].figures[1].value == "n/a"
 
     shown = page(checks_of(PACKAGE), found, {"gpus": ["none"]}, simulated=True)
-    assert "# GPU checks on a simulated device" in shown and "no figure on this page was measured on a GPU" in shown
+    assert (
+        "# GPU checks on a simulated device" in shown
+        and "no figure on this page was measured on a GPU" in shown
+    )
     assert "4 failed, 3 passed, 3 not run" in shown
-    assert "| bad | Is outside of its bounds. | **ratio: 0.5 of the peak (at least 0.9)**<br>**missing: n/a (at least 0)** |" in shown
-    assert "| good | Holds its bounds. | ratio: 0.97 (at least 0.9, at most 1)<br>simulated: True |" in shown
+    assert (
+        "| bad | Is outside of its bounds. | **ratio: 0.5 of the peak (at least"
+        " 0.9)**<br>**missing: n/a (at least 0)** |"
+    ) in shown
+    assert (
+        "| good | Holds its bounds. | ratio: 0.97 (at least 0.9, at most 1)<br>simulated: True |"
+        in shown
+    )
 
     again = run(tmp_path).results
-    assert (tmp_path / "starts").read_text().split()[len(ORDER) - 2 :] == ["absent"], "only what has no answer is asked again"
+    assert (tmp_path / "starts").read_text().split()[len(ORDER) - 2 :] == ["absent"], (
+        "only what has no answer is asked again"
+    )
     assert again["good"] == found["good"]
 
 
@@ -72,7 +91,9 @@ def test_the_minutes_are_kept(tmp_path: Path) -> None:
     begun = time.monotonic()
     found = run(tmp_path, 1.0, only=("gate", "last")).results
     assert time.monotonic() - begun < 5
-    assert found["gate"].state == NOT_RUN and found["gate"].reason.startswith("no time: it was not ready within the")
+    assert found["gate"].state == NOT_RUN and found["gate"].reason.startswith(
+        "no time: it was not ready within the"
+    )
     assert found["last"].reason.startswith("no time: it needs about")
 
 
@@ -80,7 +101,10 @@ def test_a_check_that_takes_the_runner_down_twice_is_not_started_again(tmp_path:
     state = State(tmp_path / "results.json", {"gpus": ["none"]}, simulated=True)
     state.keep("good", Result(NOT_RUN, "interrupted", attempts=2))
     found = run(tmp_path, only=("good", "last")).results
-    assert found["good"].state == FAILED and "the run ended 2 times during this check" in found["good"].reason
+    assert (
+        found["good"].state == FAILED
+        and "the run ended 2 times during this check" in found["good"].reason
+    )
     assert found["last"].state == PASSED and (tmp_path / "starts").read_text().split() == ["last"]
 
 
@@ -118,12 +142,20 @@ def test_the_command_continues_after_sigkill_and_after_ctrl_c(tmp_path: Path) ->
 
     for number, how in enumerate((signal.SIGKILL, signal.SIGINT), 1):
         process = command()
-        wait_until(lambda count=number: starts.exists() and starts.read_text().split().count("gate") == count)  # type: ignore[misc]
+        wait_until(
+            lambda count=number: (
+                starts.exists() and starts.read_text().split().count("gate") == count
+            )
+        )  # type: ignore[misc]
         process.send_signal(how)
         _, errors = process.communicate(timeout=20)
         wait_until(lambda: gone(int((tmp_path / "pid").read_text())))
         found = json.loads((tmp_path / "results.json").read_text())["checks"]
-        assert found["good"]["state"] == PASSED and found["gate"]["reason"] == "interrupted" and "last" not in found
+        assert (
+            found["good"]["state"] == PASSED
+            and found["gate"]["reason"] == "interrupted"
+            and "last" not in found
+        )
     assert process.returncode == 130 and "interrupted; the same command continues" in errors
     (tmp_path / "open").touch()
     assert "1 passed" in (tmp_path / "page.md").read_text()
@@ -136,11 +168,33 @@ def test_a_trace_gives_each_phase_the_time_of_the_kernels_that_it_launched() -> 
     events = []
     for step in range(3):
         t, gpu = 1000.0 * step, 1000.0 * step + 500  # the GPU is 500 µs behind
-        for number, (phase, begin, length) in enumerate((("forward", 0, 200), ("backward", 200, 500), ("optimizer", 700, 300))):
-            events.append({"cat": "user_annotation", "name": phase, "ts": t + 30 * number, "dur": 20})
+        for number, (phase, begin, length) in enumerate(
+            (("forward", 0, 200), ("backward", 200, 500), ("optimizer", 700, 300))
+        ):
+            events.append(
+                {"cat": "user_annotation", "name": phase, "ts": t + 30 * number, "dur": 20}
+            )
             launch = {"correlation": 10 * step + number}
-            events.append({"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": t + 30 * number + 5, "dur": 3, "args": launch})
-            events.append({"cat": "kernel", "name": "k", "ts": gpu + begin + 10, "dur": length - 10, "args": launch})
+            events.append(
+                {
+                    "cat": "cuda_runtime",
+                    "name": "cudaLaunchKernel",
+                    "ts": t + 30 * number + 5,
+                    "dur": 3,
+                    "args": launch,
+                }
+            )
+            events.append(
+                {
+                    "cat": "kernel",
+                    "name": "k",
+                    "ts": gpu + begin + 10,
+                    "dur": length - 10,
+                    "args": launch,
+                }
+            )
     found = of_trace(events)
-    assert found == pytest.approx({"forward": 400e-6, "backward": 1500e-6, "optimizer": 900e-6}), "the first range has no kernel before it"
+    assert found == pytest.approx({"forward": 400e-6, "backward": 1500e-6, "optimizer": 900e-6}), (
+        "the first range has no kernel before it"
+    )
     assert of_trace([]) == {}

@@ -1,4 +1,5 @@
-"""The comparison of `benchmarks.own_job.innocence`: what counts as a difference, and that all programs are Python."""
+"""The comparison of `benchmarks.own_job.innocence`: what counts as a difference, and that all
+programs are Python."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from benchmarks.own_job.innocence.__main__ import (
 from benchmarks.own_job.innocence.habits import PROGRAMS, Program
 
 WRITES = Program(
-    "import sys\nopen('made', 'w').write('x')\nprint('out')\nprint('gpuconsole: ours', file=sys.stderr)\nprint('err', file=sys.stderr)\nsys.exit(3)\n"
+    "import sys\nopen('made', 'w').write('x')\nprint('out')\n"
+    "print('gpuconsole: ours', file=sys.stderr)\nprint('err', file=sys.stderr)\nsys.exit(3)\n"
 )
 
 
@@ -37,22 +39,46 @@ def test_there_are_many_programs_and_all_are_python() -> None:
 
 def test_an_outcome_has_output_exit_code_and_files_without_our_own_lines(tmp_path: Path) -> None:
     found = outcome(tmp_path, WRITES, [sys.executable, "program.py"], {})
-    assert (found.values["stdout"], found.values["stderr"], found.values["exit code"]) == ("out\n", "err\n", "3")
-    assert found.values["files left"].splitlines()[0].startswith("made ") and without_ours("gpuconsole: x\na\n") == "a\n"
+    assert (found.values["stdout"], found.values["stderr"], found.values["exit code"]) == (
+        "out\n",
+        "err\n",
+        "3",
+    )
+    assert (
+        found.values["files left"].splitlines()[0].startswith("made ")
+        and without_ours("gpuconsole: x\na\n") == "a\n"
+    )
     other = found._replace(values={**found.values, "stdout": "other\n", "new": "1"})
     assert found.differences(other) == {"stdout": ("out\n", "other\n"), "new": ("", "1")}
 
 
 def test_the_first_lines_of_a_file_say_how_it_is_run(tmp_path: Path) -> None:
     file = tmp_path / "train it.py"
-    head = "# needs: torch, nowhere\n# command: coverage run {program}\n# exit: -11\n# python: 3.12\n# design: stderr: a line of ours\n"
+    head = (
+        "# needs: torch, nowhere\n# command: coverage run {program}\n# exit: -11\n# python: 3.12\n"
+        "# design: stderr: a line of ours\n"
+    )
     file.write_text(head + "print(1)\n")
     ((name, made),) = read(f"'{file}' --epochs 2", "ignored").items()
-    assert (name, made.file, made.command) == ("train it --epochs 2", "train it.py", "coverage run {program} --epochs 2")
-    assert (made.needs, made.exit, made.python, made.design) == (("torch", "nowhere"), -11, "3.12", (("stderr", "a line of ours"),))
+    assert (name, made.file, made.command) == (
+        "train it --epochs 2",
+        "train it.py",
+        "coverage run {program} --epochs 2",
+    )
+    assert (made.needs, made.exit, made.python, made.design) == (
+        ("torch", "nowhere"),
+        -11,
+        "3.12",
+        (("stderr", "a line of ours"),),
+    )
     file.write_text("print(1)\n")
     (plain,) = read(str(tmp_path), "{python} -X dev {program}").values()
-    assert (plain.command, plain.exit, plain.needs, plain.design) == ("{python} -X dev {program}", 0, (), ())
+    assert (plain.command, plain.exit, plain.needs, plain.design) == (
+        "{python} -X dev {program}",
+        0,
+        (),
+        (),
+    )
 
 
 def test_times_addresses_and_process_numbers_are_not_compared() -> None:
@@ -68,22 +94,33 @@ def test_times_addresses_and_process_numbers_are_not_compared() -> None:
 
 
 def rows(program: Program, **how: object) -> list[Row]:
-    return rows_of("x", program, sys.executable, argparse.Namespace(**{"changes": False, "bare": True, "options": "", **how}))
+    return rows_of(
+        "x",
+        program,
+        sys.executable,
+        argparse.Namespace(**{"changes": False, "bare": True, "options": "", **how}),
+    )
 
 
 def test_a_program_that_cannot_be_compared_has_its_reason() -> None:
     assert [row.reason for row in rows(Program("", python="4.0"))] == ["Python 4.0 or newer"]
-    assert [row.reason for row in rows(Program("", needs=("nowhere",)))] == ["nowhere is not installed"]
+    assert [row.reason for row in rows(Program("", needs=("nowhere",)))] == [
+        "nowhere is not installed"
+    ]
     assert [row.reason for row in rows(Program("raise SystemExit('no data')", exit=0))] == [
         "it fails without gpuconsole: exit code 1: no data"
     ]
     assert [row.state() for row in rows(Program("raise SystemExit(3)", exit=3))] == ["same"]
-    assert [row.state() for row in rows(Program("import os; print(os.urandom(8))", exit=0))] == ["DIFFERS: stdout"]
+    assert [row.state() for row in rows(Program("import os; print(os.urandom(8))", exit=0))] == [
+        "DIFFERS: stdout"
+    ]
     (run,) = rows(Program("print(1)", exit=0, command='bash -c "{python} {program}; exit 0"'))
     assert run.state() == "same" and run.bare_s > 0 and run.watched_s > 0
 
 
-def test_what_differs_by_chance_or_by_design_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_by_chance_or_by_design_is_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare = {"stdout": "1", "stderr": "", "exit code": "0", "files left": "", "value": "a"}
     watched = {**bare, "stdout": "2", "stderr": "ours", "value": "b"}
     cases = {
@@ -95,10 +132,14 @@ def test_what_differs_by_chance_or_by_design_is_no_difference(tmp_path: Path, mo
         for design in ((), (("stderr", "one line"),)):
             made = iter([bare, watched, {**bare, **dict.fromkeys(chance, "by chance")}])
             monkeypatch.setattr(Runs, "_run", lambda self, before, made=made: Outcome(next(made)))
-            row = Runs("x", Program("", exit=0, design=design), sys.executable, tmp_path, {}).watched()
+            row = Runs(
+                "x", Program("", exit=0, design=design), sys.executable, tmp_path, {}
+            ).watched()
             by_design = ["by design: stderr: one line"] if design else []
             assert row.reason == "; ".join(filter(None, [reason, *by_design]))
-            assert ", ".join(row.differences) == ", ".join(name for name in differing.split(", ") if not (design and name == "stderr"))
+            assert ", ".join(row.differences) == ", ".join(
+                name for name in differing.split(", ") if not (design and name == "stderr")
+            )
 
 
 @pytest.mark.parametrize(
@@ -119,15 +160,25 @@ def test_what_differs_by_chance_or_by_design_is_no_difference(tmp_path: Path, mo
         ("threads", "['MainThread']", "['MainThread', 'Thread-1']", False),
     ],
 )
-def test_only_named_additions_are_accepted(fact: str, bare: str, watched: str, is_accepted: bool) -> None:
+def test_only_named_additions_are_accepted(
+    fact: str, bare: str, watched: str, is_accepted: bool
+) -> None:
     assert accepted(fact, bare, watched) is is_accepted
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_a_real_program_is_the_same_with_its_changes_and_one_that_fails_alone_is_not_run(tmp_path: Path) -> None:
+def test_a_real_program_is_the_same_with_its_changes_and_one_that_fails_alone_is_not_run(
+    tmp_path: Path,
+) -> None:
     runs = Runs("plain", PROGRAMS["plain"], sys.executable, tmp_path, LONG)
-    tried, kept = runs.changed(PROGRAMS["plain"].changes, keep=False), runs.changed(PROGRAMS["plain"].changes, keep=True)
+    tried, kept = (
+        runs.changed(PROGRAMS["plain"].changes, keep=False),
+        runs.changed(PROGRAMS["plain"].changes, keep=True),
+    )
     assert not (runs.watched().differences or tried.differences or kept.differences)
     assert (tried.told, kept.told) == ("optim: made and taken back", "optim: made")
-    assert "ModuleNotFoundError" in Runs("x", Program("import nowhere"), sys.executable, tmp_path, {}).fails
+    assert (
+        "ModuleNotFoundError"
+        in Runs("x", Program("import nowhere"), sys.executable, tmp_path, {}).fails
+    )

@@ -1,4 +1,5 @@
-"""Counted FLOPs of known models against published counts, as the table in docs/models.md has them."""
+"""Counted FLOPs of known models against published counts, as the table in docs/models.md has
+them."""
 
 from __future__ import annotations
 
@@ -18,10 +19,17 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "has_compiled", lambda: False)
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: f"{published.model}, {published.source.partition(']')[0][1:]}")
+@pytest.mark.parametrize(
+    "published",
+    PUBLISHED,
+    ids=lambda published: f"{published.model}, {published.source.partition(']')[0][1:]}",
+)
 def test_the_table_has_what_the_agent_counts(published: Published) -> None:
     cells = row(published)
-    assert table((), (cells,)).splitlines()[-1] in (DOCS / "models.md").read_text(encoding="utf-8").splitlines()
+    assert (
+        table((), (cells,)).splitlines()[-1]
+        in (DOCS / "models.md").read_text(encoding="utf-8").splitlines()
+    )
     if not any(publisher in published.source for publisher in (TORCHTITAN, ONNX_TOOL)):
         assert abs(float(cells[4].rstrip("%"))) <= 0.1
 

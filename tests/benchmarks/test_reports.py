@@ -16,7 +16,11 @@ MARK = "# slow"
 
 def test_each_report_has_its_program_and_each_program_marks_its_cause() -> None:
     assert {path.stem for path in PROGRAMS.glob("*.py")} == {*CASES, "pace"}
-    unmarked = {name for name, case in CASES.items() if case.line and MARK not in (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")}
+    unmarked = {
+        name
+        for name, case in CASES.items()
+        if case.line and MARK not in (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+    }
     assert not unmarked
 
 
@@ -43,12 +47,16 @@ def test_a_line_counts_if_it_is_marked() -> None:
         (Row("a", cause=1, line=True, accused=("input.jitter",)), False),
     ],
 )
-def test_a_row_is_right_with_the_cause_on_top_its_line_and_nothing_else_accused(row: Row, right: bool) -> None:
+def test_a_row_is_right_with_the_cause_on_top_its_line_and_nothing_else_accused(
+    row: Row, right: bool
+) -> None:
     assert row.right is right
 
 
 def test_a_program_tells_its_rate_at_its_end() -> None:
     code = "import pace\nwhile pace.goes_on():\n    with pace.part():\n        sum(range(1000))"
     environment = {"SECONDS": "0.2", "WARM_S": "0.1", "PYTHONPATH": str(PROGRAMS)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert '"rate": ' in done.stderr and not done.stdout

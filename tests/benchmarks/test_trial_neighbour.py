@@ -3,23 +3,56 @@
 from benchmarks.trial_neighbour import figures, line
 from gpuconsole.model.experiments import Rhythm, Speedup, Trial
 
-UNDECIDED = Trial("1", "1", {}, "done", Speedup(1.01, 0.9, 1.1), verdict="undecided", blocks=20, elapsed_s=20.0, rhythm=Rhythm(4.2, 0.2))
-FALSE_WIN = Trial("2", "1", {}, "done", Speedup(1.2, 1.1, 1.3), verdict="win", blocks=8, elapsed_s=10.0, rhythm=Rhythm(2.0, 0.1))
+UNDECIDED = Trial(
+    "1",
+    "1",
+    {},
+    "done",
+    Speedup(1.01, 0.9, 1.1),
+    verdict="undecided",
+    blocks=20,
+    elapsed_s=20.0,
+    rhythm=Rhythm(4.2, 0.2),
+)
+FALSE_WIN = Trial(
+    "2",
+    "1",
+    {},
+    "done",
+    Speedup(1.2, 1.1, 1.3),
+    verdict="win",
+    blocks=8,
+    elapsed_s=10.0,
+    rhythm=Rhythm(2.0, 0.1),
+)
 FAILED = Trial("3", "1", {}, "failed", verdict="undecided", error="the job ended")
 
 
 def test_verdicts_coverage_and_the_right_periods_are_counted() -> None:
     counts = figures([UNDECIDED, FALSE_WIN, FAILED], period_s=4.0)
-    assert (counts["trials"], counts["failed"], counts["win"], counts["undecided"], counts["covered"]) == (3, 1, 1, 1, 1)
+    assert (
+        counts["trials"],
+        counts["failed"],
+        counts["win"],
+        counts["undecided"],
+        counts["covered"],
+    ) == (3, 1, 1, 1, 1)
     assert (counts["rhythm_named"], counts["rhythm_near"]) == (2, 1)
     assert counts["elapsed_mean_s"] == 15.0
 
 
 def test_a_series_without_a_finished_trial_has_no_means() -> None:
     counts = figures([FAILED], period_s=4.0)
-    assert counts["estimate_mean"] is None and counts["amplitude_median_ratio"] is None and counts["win"] == 0
+    assert (
+        counts["estimate_mean"] is None
+        and counts["amplitude_median_ratio"] is None
+        and counts["win"] == 0
+    )
 
 
 def test_a_line_says_what_was_measured() -> None:
-    assert line(UNDECIDED) == "undecided 1.010x [0.900, 1.100], 20 blocks, 20.0 s   rhythm 4.20 s, ±20.0%, wall"
+    assert (
+        line(UNDECIDED)
+        == "undecided 1.010x [0.900, 1.100], 20 blocks, 20.0 s   rhythm 4.20 s, ±20.0%, wall"
+    )
     assert line(FAILED).startswith("undecided the job ended")

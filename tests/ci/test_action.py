@@ -1,6 +1,8 @@
-"""The steps of action.yml, ci/comment/action.yml and ci/gitlab.yml, run by bash as CI would run them.
+"""The steps of action.yml, ci/comment/action.yml and ci/gitlab.yml, run by bash as CI would run
+them.
 
-A stand-in for Python copies sessions of known rates where the gate would measure; the command still runs. One test measures for real.
+A stand-in for Python copies sessions of known rates where the gate would measure; the command still
+runs. One test measures for real.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ esac
 
 
 def test_no_step_pastes_an_input_into_its_shell() -> None:
-    """An input or a branch name with `$(...)` would run: values come in as environment variables."""
+    """An input or a branch name with `$(...)` would run: values come in as environment
+    variables."""
     for step in STEPS + COMMENT["runs"]["steps"]:
         assert ("uses" in step) != (step.get("shell") == "bash"), step["name"]
         assert "${{" not in step.get("run", ""), step["name"]
@@ -61,25 +64,39 @@ def test_no_step_pastes_an_input_into_its_shell() -> None:
 
 def test_actions_of_others_are_named_by_their_commit() -> None:
     used = [step["uses"] for step in STEPS + COMMENT["runs"]["steps"] if "uses" in step]
-    used += re.findall(r"uses: (actions/\S+)", (ROOT / "docs" / "ci.md").read_text(encoding="utf-8"))
+    used += re.findall(
+        r"uses: (actions/\S+)", (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    )
     assert len(used) >= 6 and all(re.search(r"@[0-9a-f]{40}$", name) for name in used), used
 
 
 def test_the_job_that_measures_is_given_no_token() -> None:
-    assert "github.token" not in json.dumps(ACTION) and "secrets." not in json.dumps(ACTION) and "token" not in ACTION["inputs"]
+    assert (
+        "github.token" not in json.dumps(ACTION)
+        and "secrets." not in json.dumps(ACTION)
+        and "token" not in ACTION["inputs"]
+    )
     assert "GATE_TOKEN" not in GITLAB["variables"] and "GATE_TOKEN" in GITLAB_COMMENT["variables"]
-    assert GITLAB_COMMENT["variables"]["GIT_STRATEGY"] == "none" and "$GATE_PYTHON" not in json.dumps(GITLAB_COMMENT)
+    assert GITLAB_COMMENT["variables"][
+        "GIT_STRATEGY"
+    ] == "none" and "$GATE_PYTHON" not in json.dumps(GITLAB_COMMENT)
 
 
 @pytest.mark.parametrize("action", [ACTION, COMMENT], ids=["gate", "comment"])
 def test_every_expression_names_something_that_exists(action: Any) -> None:
     steps = action["runs"]["steps"]
-    expressions = re.findall(r"\$\{\{ (.*?) \}\}", json.dumps(action)) + [step["if"] for step in steps if "if" in step]
+    expressions = re.findall(r"\$\{\{ (.*?) \}\}", json.dumps(action)) + [
+        step["if"] for step in steps if "if" in step
+    ]
     words = {word for text in expressions for word in re.findall(r"[a-z_]+(?:\.[a-z_-]+)+", text)}
     inputs, ids = action["inputs"], {step.get("id"): step for step in steps}
     for word in words:
         kind, name, *rest = word.split(".")
-        assert kind == "github" or (kind == "inputs" and name in inputs) or (kind == "steps" and f"{rest[-1]}=" in ids[name]["run"]), word
+        assert (
+            kind == "github"
+            or (kind == "inputs" and name in inputs)
+            or (kind == "steps" and f"{rest[-1]}=" in ids[name]["run"])
+        ), word
     read = {word.removeprefix("inputs.") for word in words if word.startswith("inputs.")}
     assert read == inputs.keys()
     for step in steps:
@@ -88,19 +105,30 @@ def test_every_expression_names_something_that_exists(action: Any) -> None:
 
 
 def test_the_template_for_gitlab_measures_as_the_action_does() -> None:
-    measures = [re.search(r"measure\(\) \{.*?\n\}", text, re.DOTALL) for text in (GITLAB["script"][1], MEASURE)]
+    measures = [
+        re.search(r"measure\(\) \{.*?\n\}", text, re.DOTALL)
+        for text in (GITLAB["script"][1], MEASURE)
+    ]
     assert measures[0] is not None and measures[1] is not None and measures[0][0] == measures[1][0]
     variables = {name for text in GITLAB["script"] for name in re.findall(r"\$\{?(GATE_\w+)", text)}
-    assert variables <= GITLAB["variables"].keys() | {"GATE_TOKEN"} and "GATE_KEEP" in GITLAB["variables"]
+    assert (
+        variables <= GITLAB["variables"].keys() | {"GATE_TOKEN"}
+        and "GATE_KEEP" in GITLAB["variables"]
+    )
 
 
 class Runner:
-    """A workspace with what GitHub gives to the steps, a cache, artifacts, and a `gh` that only writes down what it is asked. Each job begins with a
-    new workspace, and with files of its own for GITHUB_PATH and GITHUB_ENV; its steps share them."""
+    """A workspace with what GitHub gives to the steps, a cache, artifacts, and a `gh` that only
+    writes down what it is asked. Each job begins with a new workspace, and with files of its own
+    for GITHUB_PATH and GITHUB_ENV; its steps share them."""
 
     def __init__(self, folder: Path, sessions: Sequence[MeasuredRun] = (), **inputs: str) -> None:
         self.token = secrets.token_hex(8)  # one for each test: another may run beside this one
-        self.folder, self.cache, self.artifacts = folder / "workspace", folder / "cache", folder / "artifacts"
+        self.folder, self.cache, self.artifacts = (
+            folder / "workspace",
+            folder / "cache",
+            folder / "artifacts",
+        )
         self.summary, self.gh_log, self.old, self.sessions = (
             folder / "summary.md",
             folder / "gh.log",
@@ -110,7 +138,10 @@ class Runner:
         for made in (self.folder, self.cache, self.artifacts, self.sessions, folder / "bin"):
             made.mkdir()
         self.comments()
-        for name, text in (("gh", FAKE_GH), ("python", STAND_IN if sessions else f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
+        for name, text in (
+            ("gh", FAKE_GH),
+            ("python", STAND_IN if sessions else f'#!/bin/sh\nexec {sys.executable} "$@"\n'),
+        ):
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
         for number, side in enumerate(sessions):
@@ -122,7 +153,14 @@ class Runner:
 
     def comments(self, *comments: tuple[int, str, str]) -> None:
         """What the pull request has: number, author and text of each comment."""
-        self.old.write_text(json.dumps([{"id": number, "user": {"login": login}, "body": body} for number, login, body in comments]))
+        self.old.write_text(
+            json.dumps(
+                [
+                    {"id": number, "user": {"login": login}, "body": body}
+                    for number, login, body in comments
+                ]
+            )
+        )
 
     def gate(
         self, ref: str, pull_request: str = "", event: str = "pull_request", **environment: str
@@ -136,17 +174,26 @@ class Runner:
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         defaults = {name: value.get("default", "") for name, value in COMMENT["inputs"].items()}
-        return self._job(COMMENT["runs"]["steps"], defaults, "7/merge", pull_request, "pull_request", {})
+        return self._job(
+            COMMENT["runs"]["steps"], defaults, "7/merge", pull_request, "pull_request", {}
+        )
 
     def _job(
-        self, steps: list[Any], inputs: dict[str, str], ref: str, pull_request: str, event: str, environment: dict[str, str]
+        self,
+        steps: list[Any],
+        inputs: dict[str, str],
+        ref: str,
+        pull_request: str,
+        event: str,
+        environment: dict[str, str],
     ) -> tuple[int, dict[str, dict[str, str]]]:
         """All steps until one fails."""
         outputs: dict[str, dict[str, str]] = {}
         known = {
-            "github.action_path": str(ROOT), "github.run_id": str(self.run_id), "github.run_attempt": "1", "github.token": self.token,
-            "github.ref_name": ref, "github.event.repository.default_branch": "main", "github.event.pull_request.number": pull_request,
-            "github.event_name": event,
+            "github.action_path": str(ROOT), "github.run_id": str(self.run_id),
+            "github.run_attempt": "1", "github.token": self.token, "github.ref_name": ref,
+            "github.event.repository.default_branch": "main",
+            "github.event.pull_request.number": pull_request, "github.event_name": event,
         }  # fmt: skip
 
         def value(name: str) -> str:
@@ -164,10 +211,15 @@ class Runner:
             sides = [part.split(" == ") for part in condition.split(" && ")]
             return all(
                 left == right
-                for left, right in ([side.strip("'") if side.startswith("'") else value(side) for side in pair] for pair in sides)
+                for left, right in (
+                    [side.strip("'") if side.startswith("'") else value(side) for side in pair]
+                    for pair in sides
+                )
             )
 
-        script, output, added, variables = (self.folder.parent / name for name in ("step.sh", "output", "added-path", "added-env"))
+        script, output, added, variables = (
+            self.folder.parent / name for name in ("step.sh", "output", "added-path", "added-env")
+        )
         for file in (added, variables):
             file.write_text("")
         for step in steps:
@@ -179,23 +231,37 @@ class Runner:
             script.write_text(step["run"])
             output.write_text("")
             own = {
-                **os.environ, "PATH": self.path, "PYTHONPATH": str(ROOT), "GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.summary),
-                "GITHUB_PATH": str(added), "GITHUB_ENV": str(variables), "GITHUB_REPOSITORY": "team/project",
-                "GH_LOG": str(self.gh_log), "GH_OLD": str(self.old), "SESSIONS": str(self.sessions), "REAL_PYTHON": sys.executable,
-                **environment, **dict(line.split("=", 1) for line in variables.read_text().splitlines()),
+                **os.environ, "PATH": self.path, "PYTHONPATH": str(ROOT),
+                "GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.summary),
+                "GITHUB_PATH": str(added), "GITHUB_ENV": str(variables),
+                "GITHUB_REPOSITORY": "team/project", "GH_LOG": str(self.gh_log),
+                "GH_OLD": str(self.old), "SESSIONS": str(self.sessions),
+                "REAL_PYTHON": sys.executable, **environment,
+                **dict(line.split("=", 1) for line in variables.read_text().splitlines()),
                 **{name: filled(text) for name, text in step.get("env", {}).items()},
             }  # fmt: skip
             own["PATH"] = ":".join([*added.read_text().splitlines(), own["PATH"]])
             command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]
-            done = subprocess.run(command, cwd=self.folder, env=own, capture_output=True, text=True, timeout=400, check=False)
-            outputs[step.get("id", step["name"])] = dict(line.split("=", 1) for line in output.read_text().splitlines())
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=own,
+                capture_output=True,
+                text=True,
+                timeout=400,
+                check=False,
+            )
+            outputs[step.get("id", step["name"])] = dict(
+                line.split("=", 1) for line in output.read_text().splitlines()
+            )
             if done.returncode:
                 outputs["failed"] = {"step": step["name"], "said": done.stdout + done.stderr}
                 return done.returncode, outputs
         return 0, outputs
 
     def _use(self, action: str, given: dict[str, str]) -> None:
-        """What the actions of GitHub do: save under the key; restore the newest that begins with one of the restore-keys; hand on an artifact."""
+        """What the actions of GitHub do: save under the key; restore the newest that begins with
+        one of the restore-keys; hand on an artifact."""
         here = self.folder / given["path"]
         if action.startswith("actions/upload-artifact@"):
             shutil.copy(here, self.artifacts)
@@ -203,24 +269,39 @@ class Runner:
             shutil.copytree(self.artifacts, here)
         elif action.startswith("actions/cache/save@"):
             shutil.copytree(here, self.cache / given["key"])
-        elif kept := [path for path in self.cache.iterdir() if path.name.startswith(given["restore-keys"])]:
-            shutil.copytree(max(kept, key=lambda path: path.stat().st_mtime), here, dirs_exist_ok=True)
+        elif kept := [
+            path for path in self.cache.iterdir() if path.name.startswith(given["restore-keys"])
+        ]:
+            shutil.copytree(
+                max(kept, key=lambda path: path.stat().st_mtime), here, dirs_exist_ok=True
+            )
 
 
-def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared_with_it(tmp_path: Path) -> None:
+def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared_with_it(
+    tmp_path: Path,
+) -> None:
     base, new = sides(1000, 1000, runs=2)
-    runner = Runner(tmp_path, [*base, *new], command="true", runs="2", **{"fail-below": "0.5", "keep": "3"})
+    runner = Runner(
+        tmp_path, [*base, *new], command="true", runs="2", **{"fail-below": "0.5", "keep": "3"}
+    )
     code, outputs = runner.gate("main", event="push")
     assert code == 0 and outputs["decide"]["verdict"] == "no baseline", outputs
     assert "No baseline" in runner.summary.read_text()
     (saved,) = runner.cache.iterdir()
-    assert saved.name == f"gpuconsole-{outputs['hardware']['key']}-1-1" and len(list(saved.glob("*.json"))) == 2
+    assert (
+        saved.name == f"gpuconsole-{outputs['hardware']['key']}-1-1"
+        and len(list(saved.glob("*.json"))) == 2
+    )
 
     code, outputs = runner.gate("7/merge", pull_request="7")
     assert code == 0 and outputs["decide"]["verdict"] == "no regression", outputs
     assert [path.name for path in runner.cache.iterdir()] == [saved.name]
     comment = (runner.folder / ".gpuconsole-gate/comment.md").read_text()
-    assert comment.startswith("**No regression: ") and len(comment.splitlines()) < 60 and comment in runner.summary.read_text()
+    assert (
+        comment.startswith("**No regression: ")
+        and len(comment.splitlines()) < 60
+        and comment in runner.summary.read_text()
+    )
     assert not runner.gh_log.exists(), "the job that measures asks GitHub for nothing"
 
 
@@ -228,19 +309,35 @@ def test_a_baseline_is_kept_on_the_default_branch_and_a_pull_request_is_compared
 def test_one_comment_is_updated_and_that_of_a_stranger_is_not(tmp_path: Path) -> None:
     runner, quoted = Runner(tmp_path), "**No regression: 1.0**\n<sub>gpuconsole gate</sub>"
     (runner.artifacts / "comment.md").write_text("**Regression: 0.9**\n")
-    runner.comments((12, "stranger", quoted), (13, "another[bot]", quoted), (14, "github-actions[bot]", "**of another action**"))
+    runner.comments(
+        (12, "stranger", quoted),
+        (13, "another[bot]", quoted),
+        (14, "github-actions[bot]", "**of another action**"),
+    )
     code, outputs = runner.comment("7")
     assert code == 0, outputs
-    assert runner.gh_log.read_text().splitlines()[-1] == "api repos/team/project/issues/7/comments -F body=@comment.md"
-    assert (runner.folder / "comment.md").read_text() == "**Regression: 0.9**\n\n<sub>gpuconsole gate</sub>\n"
+    assert (
+        runner.gh_log.read_text().splitlines()[-1]
+        == "api repos/team/project/issues/7/comments -F body=@comment.md"
+    )
+    assert (
+        runner.folder / "comment.md"
+    ).read_text() == "**Regression: 0.9**\n\n<sub>gpuconsole gate</sub>\n"
 
-    runner.comments((12, "stranger", quoted), (34, "github-actions[bot]", quoted), (56, "stranger", quoted))
+    runner.comments(
+        (12, "stranger", quoted), (34, "github-actions[bot]", quoted), (56, "stranger", quoted)
+    )
     assert runner.comment("7")[0] == 0
-    assert runner.gh_log.read_text().splitlines()[-1].startswith("api --method PATCH repos/team/project/issues/comments/34 ")
+    assert (
+        runner.gh_log.read_text()
+        .splitlines()[-1]
+        .startswith("api --method PATCH repos/team/project/issues/comments/34 ")
+    )
 
 
 THIEF = r"""
-{ env; cat .git/config "$GITHUB_ENV" "$GITHUB_PATH"; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; ps axeww; } > LOOT 2> /dev/null
+{ env; cat .git/config "$GITHUB_ENV" "$GITHUB_PATH"; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline
+ps axeww; } > LOOT 2> /dev/null
 mkdir -p BIN
 printf '#!/bin/sh\nenv >> LOOT; exit 1\n' | tee BIN/gh > BIN/curl
 chmod +x BIN/gh BIN/curl
@@ -248,20 +345,29 @@ chmod +x BIN/gh BIN/curl
 [ -z "$GITHUB_ENV" ] || echo "BASH_ENV=BIN/env" >> "$GITHUB_ENV"
 echo 'env >> LOOT' > BIN/env
 """
-"""A measured program that looks for tokens where they have been found, and waits for those of later steps."""
+"""A measured program that looks for tokens where they have been found, and waits for those of later
+steps."""
 
 
 def thief(folder: Path) -> tuple[str, Path]:
     """The command, and what it has found."""
     loot = folder / "loot"
-    (folder / "thief.sh").write_text(THIEF.replace("LOOT", str(loot)).replace("BIN", str(folder / "stolen-path")))
+    (folder / "thief.sh").write_text(
+        THIEF.replace("LOOT", str(loot)).replace("BIN", str(folder / "stolen-path"))
+    )
     return f"bash {folder / 'thief.sh'}", loot
 
 
 def test_the_measured_program_finds_no_token_on_github(tmp_path: Path) -> None:
     base, new = sides(1000, 1000, runs=1)
     command, loot = thief(tmp_path)
-    runner = Runner(tmp_path, [*base, *new], command=command, runs="1", **{"base-path": "base", "fail-below": "0.5"})
+    runner = Runner(
+        tmp_path,
+        [*base, *new],
+        command=command,
+        runs="1",
+        **{"base-path": "base", "fail-below": "0.5"},
+    )
     (runner.folder / "base").mkdir()
     code, outputs = runner.gate("7/merge", pull_request="7")
     assert code == 0 and outputs["decide"]["verdict"] in ("no regression", "undecided"), outputs
@@ -277,12 +383,27 @@ def test_the_action_measures_nothing_beside_a_token(tmp_path: Path, way: str) ->
     if way == "checkout":
         subprocess.run(["git", "init", "-q"], cwd=runner.folder, check=True)
         subprocess.run(
-            ["git", "config", "http.https://github.com/.extraheader", f"AUTHORIZATION: basic {runner.token}"], cwd=runner.folder, check=True
+            [
+                "git",
+                "config",
+                "http.https://github.com/.extraheader",
+                f"AUTHORIZATION: basic {runner.token}",
+            ],
+            cwd=runner.folder,
+            check=True,
         )
     event = way if way == "pull_request_target" else "pull_request"
-    code, outputs = runner.gate("7/merge", "7", event, **({"GH_TOKEN": runner.token} if way == "environment" else {}))
-    assert code == 2 and outputs["failed"]["step"] == STEPS[0]["name"] and "::error::" in outputs["failed"]["said"]
-    assert not (runner.folder / "measured").exists() and runner.token not in outputs["failed"]["said"]
+    code, outputs = runner.gate(
+        "7/merge", "7", event, **({"GH_TOKEN": runner.token} if way == "environment" else {})
+    )
+    assert (
+        code == 2
+        and outputs["failed"]["step"] == STEPS[0]["name"]
+        and "::error::" in outputs["failed"]["said"]
+    )
+    assert (
+        not (runner.folder / "measured").exists() and runner.token not in outputs["failed"]["said"]
+    )
 
 
 def test_both_checkouts_are_measured_in_turn_and_a_slower_one_fails(tmp_path: Path) -> None:
@@ -293,46 +414,102 @@ def test_both_checkouts_are_measured_in_turn_and_a_slower_one_fails(tmp_path: Pa
     runner = Runner(tmp_path, [base[0], *new, base[1]], command=f"sh {where}", runs="2", **options)
     (runner.folder / "base").mkdir()
     code, outputs = runner.gate("7/merge", pull_request="7")
-    assert (code, outputs["failed"]["step"], outputs["decide"]["verdict"]) == (1, "Verdict", "regression"), outputs
+    assert (code, outputs["failed"]["step"], outputs["decide"]["verdict"]) == (
+        1,
+        "Verdict",
+        "regression",
+    ), outputs
     old, here = str(runner.folder / "base"), str(runner.folder)
     assert (tmp_path / "measured").read_text().split() == [old, here, here, old]
     comment = (runner.folder / ".gpuconsole-gate/comment.md").read_text()
-    assert comment.startswith("**Regression: 0.") and "measured in turn" in comment and list(runner.cache.iterdir()) == []
+    assert (
+        comment.startswith("**Regression: 0.")
+        and "measured in turn" in comment
+        and list(runner.cache.iterdir()) == []
+    )
 
 
 @pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn(tmp_path: Path) -> None:
-    runner = Runner(tmp_path, command="python train.py 5", runs="3", **{"base-path": "base", "fail-below": "0.9"})
+def test_a_slower_checkout_fails_against_a_checkout_of_the_base_measured_in_turn(
+    tmp_path: Path,
+) -> None:
+    runner = Runner(
+        tmp_path,
+        command="python train.py 5",
+        runs="3",
+        **{"base-path": "base", "fail-below": "0.9"},
+    )
     for folder, wait_ms in ((runner.folder, 40), (runner.folder / "base", 20)):
         folder.mkdir(exist_ok=True)
-        source = (ROOT / "benchmarks/gate/job.py").read_text().replace("float(sys.argv[2])", str(wait_ms)).replace("argv[3:]", "argv[2:]")
+        source = (
+            (ROOT / "benchmarks/gate/job.py")
+            .read_text()
+            .replace("float(sys.argv[2])", str(wait_ms))
+            .replace("argv[3:]", "argv[2:]")
+        )
         (folder / "train.py").write_text(source)
     code, outputs = runner.gate("7/merge")
-    assert (code, outputs["failed"]["step"], outputs["decide"]["verdict"]) == (1, "Verdict", "regression"), outputs
+    assert (code, outputs["failed"]["step"], outputs["decide"]["verdict"]) == (
+        1,
+        "Verdict",
+        "regression",
+    ), outputs
     comment = (runner.folder / ".gpuconsole-gate/comment.md").read_text()
-    assert comment.startswith("**Regression: 0.") and "measured in turn" in comment and list(runner.cache.iterdir()) == []
+    assert (
+        comment.startswith("**Regression: 0.")
+        and "measured in turn" in comment
+        and list(runner.cache.iterdir()) == []
+    )
 
 
 def gitlab(template: Any, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The script of a template of GitLab."""
-    environment = {**os.environ, **template["variables"], "PYTHONPATH": str(ROOT), "CI_DEFAULT_BRANCH": "main", **variables}
+    environment = {
+        **os.environ,
+        **template["variables"],
+        "PYTHONPATH": str(ROOT),
+        "CI_DEFAULT_BRANCH": "main",
+        **variables,
+    }
     command = ["bash", "-eo", "pipefail", "-c", "\n".join(template["script"])]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.rates
 @pytest.mark.timeout(600)
 def test_the_script_of_the_gitlab_template(tmp_path: Path) -> None:
-    variables = {"GATE_PYTHON": sys.executable, "GATE_SCENARIO": "tiny-batch", "GATE_DURATION": "8", "GATE_RUNS": "1"}
+    variables = {
+        "GATE_PYTHON": sys.executable,
+        "GATE_SCENARIO": "tiny-batch",
+        "GATE_DURATION": "8",
+        "GATE_RUNS": "1",
+    }
     first = gitlab(GITLAB, tmp_path, **variables, CI_COMMIT_BRANCH="main")
     assert first.returncode == 0 and "No baseline" in first.stdout, first.stderr
     (kept,) = (tmp_path / ".gpuconsole-gate/base").glob("*/*.json")
     # one run and one run cannot tell a loss of 3 %
-    second = gitlab(GITLAB, tmp_path, **variables, CI_COMMIT_BRANCH="feature", GATE_FAIL_BELOW="0.97", GATE_UNDECIDED="fail")
-    assert second.returncode in (1, 3) and re.search(r"^\*\*(Undecided|Regression): ", second.stdout, re.MULTILINE), second.stderr
+    second = gitlab(
+        GITLAB,
+        tmp_path,
+        **variables,
+        CI_COMMIT_BRANCH="feature",
+        GATE_FAIL_BELOW="0.97",
+        GATE_UNDECIDED="fail",
+    )
+    assert second.returncode in (1, 3) and re.search(
+        r"^\*\*(Undecided|Regression): ", second.stdout, re.MULTILINE
+    ), second.stderr
     assert list((tmp_path / ".gpuconsole-gate/base").glob("*/*.json")) == [kept]
 
 
@@ -341,16 +518,36 @@ def test_the_measured_program_finds_no_token_on_gitlab(tmp_path: Path) -> None:
     command, loot = thief(tmp_path)
     subprocess.run(["git", "init", "-q"], cwd=runner.folder, check=True)
     subprocess.run(
-        ["git", "remote", "add", "origin", f"https://gitlab-ci-token:{runner.token}@gitlab.example/team/project.git"],
+        [
+            "git",
+            "remote",
+            "add",
+            "origin",
+            f"https://gitlab-ci-token:{runner.token}@gitlab.example/team/project.git",
+        ],
         cwd=runner.folder,
         check=True,
     )
-    # a runner sets the variables by lines of its script, so that they are not in the environment with which its shell began
-    exports = "\n".join(f"export {name}='{value}'" for name, value in (
-        ("CI_JOB_TOKEN", runner.token), ("CI_REGISTRY_PASSWORD", runner.token), ("CI_REPOSITORY_URL", f"https://gitlab-ci-token:{runner.token}@gitlab.example/team/project.git")
-    ))  # fmt: skip
+    # a runner sets the variables by lines of its script, so that they are not in the environment
+    # with which its shell began
+    exports = "\n".join(
+        f"export {name}='{value}'"
+        for name, value in (
+            ("CI_JOB_TOKEN", runner.token),
+            ("CI_REGISTRY_PASSWORD", runner.token),
+            (
+                "CI_REPOSITORY_URL",
+                f"https://gitlab-ci-token:{runner.token}@gitlab.example/team/project.git",
+            ),
+        )
+    )
     job = {**GITLAB, "script": [exports, *GITLAB["script"]]}
-    given = {"GATE_PYTHON": runner.inputs["python"], "SESSIONS": str(runner.sessions), "REAL_PYTHON": sys.executable, "GATE_RUNS": "1"}
+    given = {
+        "GATE_PYTHON": runner.inputs["python"],
+        "SESSIONS": str(runner.sessions),
+        "REAL_PYTHON": sys.executable,
+        "GATE_RUNS": "1",
+    }
     (tmp_path / "script.sh").write_text("\n".join(job["script"]))
     environment = {
         **os.environ,
@@ -374,8 +571,14 @@ def test_the_measured_program_finds_no_token_on_gitlab(tmp_path: Path) -> None:
     assert b"GATE_COMMAND" in found, "the program did look"
     assert runner.token.encode() not in found
 
-    refused = gitlab(GITLAB, tmp_path, **given, GATE_COMMAND="touch measured", GATE_TOKEN=runner.token)
-    assert refused.returncode == 2 and "environment scope" in refused.stdout and not (tmp_path / "measured").exists()
+    refused = gitlab(
+        GITLAB, tmp_path, **given, GATE_COMMAND="touch measured", GATE_TOKEN=runner.token
+    )
+    assert (
+        refused.returncode == 2
+        and "environment scope" in refused.stdout
+        and not (tmp_path / "measured").exists()
+    )
 
 
 def test_the_token_of_gitlab_is_in_no_command_line(tmp_path: Path) -> None:
@@ -385,11 +588,22 @@ def test_the_token_of_gitlab_is_in_no_command_line(tmp_path: Path) -> None:
     (tmp_path / "bin" / "curl").write_text(FAKE_CURL)
     (tmp_path / "bin" / "curl").chmod(0o755)
     token = secrets.token_hex(8)
-    given = {"GATE_TOKEN": token, "CI_MERGE_REQUEST_IID": "7", "CI_API_V4_URL": "https://gitlab.example/api/v4", "CI_PROJECT_ID": "1"}
+    given = {
+        "GATE_TOKEN": token,
+        "CI_MERGE_REQUEST_IID": "7",
+        "CI_API_V4_URL": "https://gitlab.example/api/v4",
+        "CI_PROJECT_ID": "1",
+    }
     (tmp_path / "script.sh").write_text("\n".join(GITLAB_COMMENT["script"]))
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, **given, "PATH": path, "CURL_LOG": str(tmp_path / "curl.log")}
-    subprocess.run(["bash", "-eo", "pipefail", "script.sh"], cwd=tmp_path, env=environment, timeout=60, check=True)
+    subprocess.run(
+        ["bash", "-eo", "pipefail", "script.sh"],
+        cwd=tmp_path,
+        env=environment,
+        timeout=60,
+        check=True,
+    )
     words, header, caller = (tmp_path / "curl.log").read_text().splitlines()
     assert words.endswith("merge_requests/7/notes") and token not in words and token not in caller
     assert header == f'header = "PRIVATE-TOKEN: {token}"'

@@ -20,7 +20,12 @@ class Exporter:
     """One exporter on a free port. `lines`: its output on stderr."""
 
     def __init__(
-        self, environment: dict[str, str], *options: str, listen: str = "127.0.0.1:0", interval: str = "0.2", command: tuple[str, ...] = ()
+        self,
+        environment: dict[str, str],
+        *options: str,
+        listen: str = "127.0.0.1:0",
+        interval: str = "0.2",
+        command: tuple[str, ...] = (),
     ) -> None:
         """`command` replaces `exporter --listen ADDRESS`."""
         words = command or ("exporter", "--listen", listen)
@@ -34,7 +39,12 @@ class Exporter:
     def __enter__(self) -> Exporter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for child in self.children():
             child.kill()
         self.process.kill()
@@ -45,7 +55,14 @@ class Exporter:
         self.lines += self.process.stderr
 
     def _address(self) -> str:
-        return next((found[1] for line in list(self.lines) if (found := re.search(r"serving http://(\S+)/metrics", line))), "")
+        return next(
+            (
+                found[1]
+                for line in list(self.lines)
+                if (found := re.search(r"serving http://(\S+)/metrics", line))
+            ),
+            "",
+        )
 
     def children(self) -> list[psutil.Process]:
         try:
@@ -65,7 +82,8 @@ class Exporter:
     def values(self, name: str, **labels: str) -> dict[str, float]:
         """The series of `name` that have these labels, by device."""
         status, page = self.get()
-        families = text_string_to_metric_families(page) if status == 200 else ()  # 503 while the session begins
+        # 503 while the session begins
+        families = text_string_to_metric_families(page) if status == 200 else ()
         return {
             sample.labels.get("device", ""): sample.value
             for family in families
@@ -78,5 +96,8 @@ class Exporter:
 
     def ready(self) -> Exporter:
         """Wait until /healthz answers 200."""
-        wait_until(lambda: self.get("/healthz")[0] == 200 and self.values("gpuconsole_gpu_power_watts"), what=f"samples; {self.lines}")
+        wait_until(
+            lambda: self.get("/healthz")[0] == 200 and self.values("gpuconsole_gpu_power_watts"),
+            what=f"samples; {self.lines}",
+        )
         return self

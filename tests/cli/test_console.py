@@ -1,4 +1,5 @@
-"""The end of the console: the session is saved however the console ends, and the user reads where."""
+"""The end of the console: the session is saved however the console ends, and the user reads
+where."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class FakeEngine:
     def export(self, path: Path | None = None) -> Path:
         self.exports.append(path)
         if self._full:
-            raise SessionError(f"{path or 'gpuconsole-1.json'}: cannot be written: No space left on device")
+            raise SessionError(
+                f"{path or 'gpuconsole-1.json'}: cannot be written: No space left on device"
+            )
         return path or Path("gpuconsole-1.json")
 
 
@@ -53,32 +56,45 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr(console, "show_first_picture", lambda: None)
         monkeypatch.setattr(app, "ConsoleApp", lambda *words, **options: SimpleNamespace(**options))
         monkeypatch.setattr(app, "show", shown)
-        return console.open_console(cast("argparse.Namespace", SimpleNamespace(interval=1.0, serve=None, eco=False, snapshot=snapshot)))
+        return console.open_console(
+            cast(
+                "argparse.Namespace",
+                SimpleNamespace(interval=1.0, serve=None, eco=False, snapshot=snapshot),
+            )
+        )
 
     return run
 
 
-def test_quitting_saves_the_session_and_prints_where(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quitting_saves_the_session_and_prints_where(
+    opened: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = FakeEngine()
     assert opened(engine, lambda screen: 0) == 0
     assert engine.exports == [None]
     assert capsys.readouterr().err == "gpuconsole: session saved to gpuconsole-1.json\n"
 
 
-def test_the_file_that_the_user_chose_is_written_also_without_runs(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_that_the_user_chose_is_written_also_without_runs(
+    opened: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = FakeEngine(runs=0)
     assert opened(engine, lambda screen: 0, Path("mine.json")) == 0
     assert engine.exports == [Path("mine.json")]
 
 
-def test_a_session_without_runs_leaves_no_file(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_session_without_runs_leaves_no_file(
+    opened: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = FakeEngine(runs=0)
     assert opened(engine, lambda screen: 0) == 0
     assert engine.exports == []
     assert capsys.readouterr().err == ""
 
 
-def test_a_crash_of_the_screen_saves_the_session(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crash_of_the_screen_saves_the_session(
+    opened: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     def crash(screen: Any) -> int:
         raise RuntimeError("a bug")
 
@@ -100,7 +116,9 @@ def test_a_hang_up_saves_once(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [None, Path("mine.json")])
-def test_a_full_disk_is_one_line_and_exit_code_1(opened: Open, capsys: pytest.CaptureFixture[str], snapshot: Path | None) -> None:
+def test_a_full_disk_is_one_line_and_exit_code_1(
+    opened: Open, capsys: pytest.CaptureFixture[str], snapshot: Path | None
+) -> None:
     assert opened(FakeEngine(full=True), lambda screen: 0, snapshot) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpuconsole: the session could not be saved: ")

@@ -25,9 +25,17 @@ def test_the_commands_are_found_in_a_zipped_package_too(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w") as packed:
         for path in CLI.parent.rglob("*.py"):
             packed.write(path, path.relative_to(CLI.parent.parent))
-    code = "import json; from gpuconsole.cli import parser; print(json.dumps([parser.__file__, parser.COMMANDS]))"
+    code = (
+        "import json; from gpuconsole.cli import parser; print(json.dumps([parser.__file__,"
+        " parser.COMMANDS]))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(archive)}, cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(archive)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     place, found = json.loads(done.stdout)

@@ -1,4 +1,5 @@
-"""Ctrl-C: a command without a result exits with 130. Commands with results: test_headless, test_tune, test_calibration."""
+"""Ctrl-C: a command without a result exits with 130. Commands with results: test_headless,
+test_tune, test_calibration."""
 
 from __future__ import annotations
 
@@ -23,9 +24,13 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_interrupted_before_the_first_result_a_command_exits_with_130(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_interrupted_before_the_first_result_a_command_exits_with_130(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     command = [sys.executable, "-m", "gpuconsole", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_until(lambda: "workloads" in str(running(process)), 30, "the worker")
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -47,7 +52,9 @@ def running(process: subprocess.Popen[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_each_signal_ends_a_command_in_good_order(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_signal_ends_a_command_in_good_order(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A whole run that is interrupted: test_headless."""
     monkeypatch.setattr(exits, "_received", [])
     ended: list[bool] = []
@@ -60,7 +67,8 @@ def test_each_signal_ends_a_command_in_good_order(number: signal.Signals, monkey
                 return
             await asyncio.sleep(0.01)
 
-    before = signal.signal(number, lambda *_: None)  # where a command does not take the signal over, this process lives on
+    # where a command does not take the signal over, this process lives on
+    before = signal.signal(number, lambda *_: None)
     try:
         asyncio.run(command())
     finally:
@@ -68,8 +76,13 @@ def test_each_signal_ends_a_command_in_good_order(number: signal.Signals, monkey
     assert ended and exits.exit_code() == exits.exit_code("failed") == 128 + number
 
 
-@pytest.mark.parametrize("imported", ["gpuconsole.tui.skeleton", "gpuconsole.model.snapshot", "gpuconsole.diagnosis.engine"])
-def test_interrupted_while_it_loads_a_command_ends_at_once_without_a_traceback(cli: Cli, tmp_path: Path, imported: str) -> None:
+@pytest.mark.parametrize(
+    "imported",
+    ["gpuconsole.tui.skeleton", "gpuconsole.model.snapshot", "gpuconsole.diagnosis.engine"],
+)
+def test_interrupted_while_it_loads_a_command_ends_at_once_without_a_traceback(
+    cli: Cli, tmp_path: Path, imported: str
+) -> None:
     """An import sends SIGINT to its own process."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"

@@ -41,32 +41,56 @@ def test_a_recording_and_a_ring_give_the_same_answer(cli: Cli, files: tuple[Path
     assert answers[0].returncode == 0, answers[0].stderr
     assert answers[0].stdout == answers[1].stdout
     lines = answers[0].stdout.splitlines()
-    assert " -> " in lines[0] and "(means of ten seconds; before: the median of 30 minutes)" in lines[0]
+    assert (
+        " -> " in lines[0]
+        and "(means of ten seconds; before: the median of 30 minutes)" in lines[0]
+    )
     (changed,) = [line for line in lines if line.startswith("changed")]
     assert "longer prompts: " in changed and "tokens -> 1 2" in changed
-    assert any(line.startswith("unchanged") and "preemptions" in line and "GPU clocks" in line for line in lines)
+    assert any(
+        line.startswith("unchanged") and "preemptions" in line and "GPU clocks" in line
+        for line in lines
+    )
 
 
 def test_as_json_and_without_a_time(cli: Cli, files: tuple[Path, Path]) -> None:
     found = json.loads(cli("explain", str(files[1]), "--json").stdout)
-    assert found["changes"][0]["name"] == "prompts" and found["peak"]["value"] > 2 * found["peak"]["before"]
+    assert (
+        found["changes"][0]["name"] == "prompts"
+        and found["peak"]["value"] > 2 * found["peak"]["before"]
+    )
 
 
 def test_a_time_without_a_peak(cli: Cli, files: tuple[Path, Path]) -> None:
     done = cli("explain", str(files[0]), "--at", clock(1200))
-    assert done.returncode == 0 and done.stdout.startswith("no latency peak within five minutes of ")
+    assert done.returncode == 0 and done.stdout.startswith(
+        "no latency peak within five minutes of "
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "mistake"),
-    [("25:00", "must be HH:MM"), ("tomorrow", "must be HH:MM"), ("2020-01-01T03:14", "not in the recorded time")],
+    [
+        ("25:00", "must be HH:MM"),
+        ("tomorrow", "must be HH:MM"),
+        ("2020-01-01T03:14", "not in the recorded time"),
+    ],
 )
-def test_a_wrong_time_is_one_line(cli: Cli, files: tuple[Path, Path], words: str, mistake: str) -> None:
+def test_a_wrong_time_is_one_line(
+    cli: Cli, files: tuple[Path, Path], words: str, mistake: str
+) -> None:
     done = cli("explain", str(files[0]), "--at", words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and mistake in done.stderr
 
 
-@pytest.mark.parametrize("content", ["", "hello", '{"event":"hello","t":0,"role":"recording","pid":1,"version":"1","wall_time":0}\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "hello",
+        '{"event":"hello","t":0,"role":"recording","pid":1,"version":"1","wall_time":0}\n',
+    ],
+)
 def test_what_is_no_recording_is_one_line(cli: Cli, tmp_path: Path, content: str) -> None:
     (tmp_path / "f").write_text(content)
     for path in (tmp_path / "f", tmp_path / "nowhere", tmp_path):
@@ -76,7 +100,8 @@ def test_what_is_no_recording_is_one_line(cli: Cli, tmp_path: Path, content: str
 
 @pytest.mark.slow
 def test_a_session_records_into_a_folder(cli: Cli, tmp_path: Path) -> None:
-    """The same option as for a file; a folder that cannot be written is refused before anything starts."""
+    """The same option as for a file; a folder that cannot be written is refused before anything
+    starts."""
     ring = tmp_path / "ring"
     ring.mkdir()
     done = cli("run", "tiny-batch", "--headless", "--duration", "3", "--record", str(ring))

@@ -1,4 +1,5 @@
-"""`gpuconsole exporter` as Prometheus sees it: the real program over the fake driver, scraped over a real socket."""
+"""`gpuconsole exporter` as Prometheus sees it: the real program over the fake driver, scraped over
+a real socket."""
 
 from __future__ import annotations
 
@@ -29,12 +30,21 @@ from tests.waiting import gone, wait_until
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 UUID = "GPU-00000000-0000-0000-0000-00000000000{}"
-GPM = ("gpu * gpm 2 78.5", "gpu * gpm 3 25", "gpu * gpm 5 31", "gpu * gpm 10 42", "gpu * gpm 20 290", "gpu * gpm 21 11500")
+GPM = (
+    "gpu * gpm 2 78.5",
+    "gpu * gpm 3 25",
+    "gpu * gpm 5 31",
+    "gpu * gpm 10 42",
+    "gpu * gpm 20 290",
+    "gpu * gpm 21 11500",
+)
 MIB = 1 << 20
 
 
 def test_scripted_values_under_both_names_to_the_unit(machine: Machine) -> None:
-    script, environment = machine("gpus 2", *GPM, "gpu 1 power_mw 123456", "gpu 1 energy_mj 7654321")
+    script, environment = machine(
+        "gpus 2", *GPM, "gpu 1 power_mw 123456", "gpu 1 energy_mj 7654321"
+    )
     with Exporter(environment).ready() as exporter:
         expected = {
             "gpuconsole_gpu_sm_active_ratio": 0.785,
@@ -60,10 +70,17 @@ def test_scripted_values_under_both_names_to_the_unit(machine: Machine) -> None:
             "DCGM_FI_DEV_MEM_CLOCK": 3201,
         }
         ours = {"device": "gpu:1", "uuid": UUID.format(1), "model": "NVIDIA H200"}
-        theirs = {"gpu": "1", "UUID": UUID.format(1), "device": "nvidia1", "Hostname": socket.gethostname()}
+        theirs = {
+            "gpu": "1",
+            "UUID": UUID.format(1),
+            "device": "nvidia1",
+            "Hostname": socket.gethostname(),
+        }
         for name, value in expected.items():
             labels = theirs if name.startswith("DCGM") else ours
-            assert list(exporter.values(name, **labels).values()) == [pytest.approx(value, rel=1e-9)], name
+            assert list(exporter.values(name, **labels).values()) == [
+                pytest.approx(value, rel=1e-9)
+            ], name
         assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
         assert exporter.value("gpuconsole_sampler_up") == 1
         script.write("gpus 2", "gpu 1 power_mw 234567")
@@ -76,7 +93,9 @@ def test_both_formats_parse_and_hold_only_listed_names(machine: Machine) -> None
         _, text = exporter.get()
         _, openmetrics = exporter.get(headers=OPENMETRICS)
         names = {sample.name for family in parse_text(text) for sample in family.samples}
-        assert {sample.name for family in parse_openmetrics(openmetrics) for sample in family.samples} == names
+        assert {
+            sample.name for family in parse_openmetrics(openmetrics) for sample in family.samples
+        } == names
         own_process = {name for name in names if name.startswith("gpuconsole_exporter_process_")}
         assert "gpuconsole_exporter_process_cpu_seconds_total" in own_process
         assert names - own_process <= exported_names()
@@ -84,7 +103,10 @@ def test_both_formats_parse_and_hold_only_listed_names(machine: Machine) -> None
         assert "# HELP gpuconsole_gpu_power_watts Board power draw" in text
         assert "Source: nvml." in text
         with urllib.request.urlopen(
-            urllib.request.Request(f"http://{exporter.address}/metrics", headers={"Accept-Encoding": "gzip"}), timeout=10
+            urllib.request.Request(
+                f"http://{exporter.address}/metrics", headers={"Accept-Encoding": "gzip"}
+            ),
+            timeout=10,
         ) as response:
             assert gzip.decompress(response.read()).startswith(b"# HELP")
         status, about = exporter.get("/")
@@ -93,11 +115,18 @@ def test_both_formats_parse_and_hold_only_listed_names(machine: Machine) -> None
 
 
 def test_names_from_outside_cannot_break_a_line(machine: Machine) -> None:
-    _, environment = machine("gpus 1", 'gpu 0 name Evil" \\x0a\\x1b[31m\\\\ H200} 1', 'gpu 0 uuid GPU-"\\x0d\\x07x')
+    _, environment = machine(
+        "gpus 1", 'gpu 0 name Evil" \\x0a\\x1b[31m\\\\ H200} 1', 'gpu 0 uuid GPU-"\\x0d\\x07x'
+    )
     with Exporter(environment).ready() as exporter:
         _, text = exporter.get()
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
-        (sample,) = (sample for family in parse_text(text) if family.name == "gpuconsole_gpu_power_watts" for sample in family.samples)
+        (sample,) = (
+            sample
+            for family in parse_text(text)
+            if family.name == "gpuconsole_gpu_power_watts"
+            for sample in family.samples
+        )
         assert sample.labels["model"] == 'Evil"  \\x1b[31m\\\\ H200} 1'
         assert sample.labels["uuid"] == 'GPU-"\\x0d\\x07x'
 
@@ -108,7 +137,12 @@ def test_the_token(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "token").chmod(0o600)
     with Exporter(environment, "--token-file", str(tmp_path / "token")) as exporter:
         right = {"Authorization": "Bearer s3cret-ü".encode().decode("latin-1")}
-        for headers in (None, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}, {"Authorization": "Bearer"}):
+        for headers in (
+            None,
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic s3cret"},
+            {"Authorization": "Bearer"},
+        ):
             for path in ("/metrics", "/healthz", "/"):
                 assert exporter.get(path, headers) == (401, "a bearer token is needed\n")
         wait_until(lambda: "gpuconsole_gpu_power_watts" in exporter.get("/metrics", right)[1])
@@ -137,7 +171,9 @@ def test_an_open_address_without_a_token_warns_in_one_line(machine: Machine) -> 
         (["--interval", "0"], ["--interval"]),
     ],
 )
-def test_bad_options_are_one_line_and_exit_2(options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_one_line_and_exit_2(
+    options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code = main(["exporter", *options])
     except SystemExit as exit_:  # argparse's own
@@ -174,7 +210,10 @@ def test_a_killed_sampler_is_started_again(machine: Machine) -> None:
         script.write("gpus 1", "gpu 0 power_mw 111000")
         sampler.kill()
         wait_until(lambda: exporter.value("gpuconsole_sampler_restarts_total") == 1)
-        wait_until(lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:0") == 111, what="a value of the new sampler")
+        wait_until(
+            lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:0") == 111,
+            what="a value of the new sampler",
+        )
         assert exporter.value("gpuconsole_sampler_up") == 1
         assert "the sampler ended (exit -9); starting it again in 0.5 s" in exporter.lines[-1]
 
@@ -195,16 +234,22 @@ def test_values_of_a_hanging_driver_disappear_and_return(machine: Machine) -> No
     with Exporter(environment).ready() as exporter:
         (sampler,) = exporter.children()
         script.write("gpus 1", "gpu 0 power_mw 222000", "gpu 0 delay nvmlDeviceGetPowerUsage 6500")
-        wait_until(lambda: not exporter.values("gpuconsole_gpu_power_watts"), what="the old values gone")
+        wait_until(
+            lambda: not exporter.values("gpuconsole_gpu_power_watts"), what="the old values gone"
+        )
         assert not exporter.values("gpuconsole_gpu_hbm_used_bytes")
         assert not exporter.values("DCGM_FI_DEV_POWER_USAGE")
         assert (exporter.value("gpuconsole_sample_age_seconds", "gpu:0") or 0) > 5
         assert max(exporter.values("gpuconsole_source_stuck_seconds", source="nvml").values()) > 4
-        assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")  # the other source goes on
+        # the other source goes on
+        assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
         status, reason = exporter.get("/healthz")
         assert (status, "nvml has not answered" in reason) == (503, True)
         script.write("gpus 1", "gpu 0 power_mw 222000")
-        wait_until(lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:0") == 222, what="the value back")
+        wait_until(
+            lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:0") == 222,
+            what="the value back",
+        )
         wait_until(lambda: exporter.get("/healthz")[0] == 200)
         assert [child.pid for child in exporter.children()] == [sampler.pid]
 
@@ -214,20 +259,38 @@ def test_a_lost_gpu_has_a_reason_and_no_values_and_the_others_go_on(machine: Mac
     with Exporter(environment).ready() as exporter:
         assert exporter.values("gpuconsole_device_lost") == {}
         script.write("gpus 3", *GPM, "gpu * power_mw 99000", "gpu 1 lost 1")
-        wait_until(lambda: exporter.value("gpuconsole_device_lost", "gpu:1", reason="GPU is lost") == 1, what="the loss")
+        wait_until(
+            lambda: exporter.value("gpuconsole_device_lost", "gpu:1", reason="GPU is lost") == 1,
+            what="the loss",
+        )
         wait_until(lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:2") == 99)
         assert exporter.values("gpuconsole_gpu_power_watts").keys() == {"gpu:0", "gpu:2"}
         assert exporter.values("DCGM_FI_PROF_SM_ACTIVE").keys() == {"nvidia0", "nvidia2"}
-        assert not any("gpu:1/link" in device for device in exporter.values("gpuconsole_gpu_link_up"))
+        assert not any(
+            "gpu:1/link" in device for device in exporter.values("gpuconsole_gpu_link_up")
+        )
         assert exporter.value("gpuconsole_unavailable", "gpu:1", metric="gpu.power_w") == 1
         assert exporter.get("/healthz")[0] == 200
 
 
 def test_what_is_not_available_is_absent_with_its_reason(machine: Machine) -> None:
-    _, environment = machine("gpus 2", *GPM, "gpu 1 gpm_support 0", "gpu 1 architecture 7", "gpu 0 error nvmlDeviceGetTemperatureV 3")
+    _, environment = machine(
+        "gpus 2",
+        *GPM,
+        "gpu 1 gpm_support 0",
+        "gpu 1 architecture 7",
+        "gpu 0 error nvmlDeviceGetTemperatureV 3",
+    )
     with Exporter(environment).ready() as exporter:
         reason = "GPM needs Hopper or newer"
-        wait_until(lambda: exporter.value("gpuconsole_unavailable", "gpu:1", metric="gpu.sm_active_ratio", reason=reason) == 1)
+        wait_until(
+            lambda: (
+                exporter.value(
+                    "gpuconsole_unavailable", "gpu:1", metric="gpu.sm_active_ratio", reason=reason
+                )
+                == 1
+            )
+        )
         assert exporter.values("gpuconsole_gpu_sm_active_ratio").keys() == {"gpu:0"}
         # Without GPM our PCIe rates are not what DCGM means.
         assert exporter.values("DCGM_FI_PROF_PCIE_RX_BYTES").keys() == {"nvidia0"}
@@ -243,10 +306,15 @@ def test_without_a_gpu_the_host_is_served_and_the_reason_is_given(machine: Machi
 
 
 def test_dcgm_supplies_what_nvml_cannot_report(machine: Machine) -> None:
-    page = dcgm_page({UUID.format(0): {"DCGM_FI_PROF_SM_ACTIVE": "0.4375", "DCGM_FI_DEV_POWER_USAGE": "1.0"}})
+    page = dcgm_page(
+        {UUID.format(0): {"DCGM_FI_PROF_SM_ACTIVE": "0.4375", "DCGM_FI_DEV_POWER_USAGE": "1.0"}}
+    )
     _, environment = machine("gpus 1", "gpu 0 gpm_support 0", "gpu 0 power_mw 250000")
     with FakeDcgm(page) as dcgm, Exporter(environment, "--dcgm", dcgm.url).ready() as exporter:
-        wait_until(lambda: exporter.value("gpuconsole_gpu_sm_active_ratio", "gpu:0") == 0.4375, what=f"DCGM's value; {exporter.lines}")
+        wait_until(
+            lambda: exporter.value("gpuconsole_gpu_sm_active_ratio", "gpu:0") == 0.4375,
+            what=f"DCGM's value; {exporter.lines}",
+        )
         assert exporter.value("gpuconsole_gpu_power_watts", "gpu:0") == 250
 
 
@@ -260,10 +328,15 @@ def test_slow_and_closed_clients_are_not_reported(machine: Machine) -> None:
     _, environment = machine("gpus 1")
     with Exporter(environment).ready() as exporter:
         host, port = exporter.address.rsplit(":", 1)
-        with socket.create_connection((host, int(port))) as slow, socket.create_connection((host, int(port))) as rude:
+        with (
+            socket.create_connection((host, int(port))) as slow,
+            socket.create_connection((host, int(port))) as rude,
+        ):
             slow.sendall(b"GET /metr")
             rude.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            rude.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
+            )
             rude.close()
             assert exporter.get()[0] == 200
         assert exporter.get("/healthz")[0] == 200
@@ -274,12 +347,28 @@ def test_slow_and_closed_clients_are_not_reported(machine: Machine) -> None:
 def test_a_run_serves_its_workload_too(machine: Machine) -> None:
     _, environment = machine("init_error 9")
     small = ("--set", "d_model=64", "--set", "n_layer=1")
-    words = ("run", "train-gpt", "--headless", "--duration", "60", "--serve", "127.0.0.1:0", "--price", "3.6", *small)
+    words = (
+        "run",
+        "train-gpt",
+        "--headless",
+        "--duration",
+        "60",
+        "--serve",
+        "127.0.0.1:0",
+        "--price",
+        "3.6",
+        *small,
+    )
     with Exporter(environment, command=words) as exporter:
-        wait_until(lambda: exporter.value("gpuconsole_workload_tokens_per_second", "cpu"), 60, "tokens per second")
+        wait_until(
+            lambda: exporter.value("gpuconsole_workload_tokens_per_second", "cpu"),
+            60,
+            "tokens per second",
+        )
         rate = exporter.value("gpuconsole_workload_tokens_per_second", "cpu")
         cost = exporter.value("gpuconsole_workload_cost_per_million_tokens", "cpu")
-        assert rate and cost and cost * rate == pytest.approx(1000, rel=0.9)  # 3.6 an hour are 1000 per million seconds
+        # 3.6 an hour are 1000 per million seconds
+        assert rate and cost and cost * rate == pytest.approx(1000, rel=0.9)
         assert exporter.value("gpuconsole_host_memory_total_bytes", "cpu")
 
 
@@ -313,7 +402,9 @@ def test_more_clients_than_are_served_write_no_line(caplog: pytest.LogCaptureFix
         server = metrics_server.MetricsServer("127.0.0.1", 0, SessionState(1.0, history=False))
         serving = asyncio.create_task(server.serve())
         host, _, port = server.address.rpartition(":")
-        clients = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(60)))
+        clients = await asyncio.gather(
+            *(asyncio.open_connection(host, int(port)) for _ in range(60))
+        )
         for _, writer in clients:
             writer.close()
         await asyncio.sleep(0.1)
@@ -332,7 +423,10 @@ def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> No
         slow.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no end
 
         def answers() -> bool:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/", timeout=2) as answer:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://{address}/", timeout=2) as answer,
+            ):
                 return bool(answer.status == 200)
             return False
 
@@ -343,7 +437,8 @@ def test_slow_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def everything(client: socket.socket) -> bytes:
-    """All that the server sends until it closes the connection, by force where it has unread data."""
+    """All that the server sends until it closes the connection, by force where it has unread
+    data."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := client.recv(1 << 16):
@@ -363,9 +458,20 @@ def everything(client: socket.socket) -> bytes:
         (b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\nPRI", b"200"),
         (b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n" * 1000, b"404"),
     ],
-    ids=["nonsense", "a long header", "a bad header", "TLS", "a large body", "HEAD", "an upgrade", "many requests"],
+    ids=[
+        "nonsense",
+        "a long header",
+        "a bad header",
+        "TLS",
+        "a large body",
+        "HEAD",
+        "an upgrade",
+        "many requests",
+    ],
 )
-def test_unusual_requests_get_one_answer_and_write_no_line(request_: bytes, status: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unusual_requests_get_one_answer_and_write_no_line(
+    request_: bytes, status: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
     with answering() as address, connected(address) as client:
         client.sendall(request_)
         received = everything(client)

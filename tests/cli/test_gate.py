@@ -31,18 +31,32 @@ def written(folder: Path, base: list[MeasuredRun], new: list[MeasuredRun]) -> tu
 def test_the_exit_code_is_the_verdict(cli: Cli, tmp_path: Path) -> None:
     for new, code, words in ((1000, 0, "No regression: "), (900, 1, "Regression: 0.90")):
         done = cli("compare", *written(tmp_path, *sides(1000, new)), "--fail-below", "0.97")
-        assert (done.returncode, done.stdout.startswith(words)) == (code, True), done.stdout + done.stderr
+        assert (done.returncode, done.stdout.startswith(words)) == (code, True), (
+            done.stdout + done.stderr
+        )
     done = cli("compare", "base/0.json", "new/0.json", "--fail-below", "0.92")
     assert (
-        done.returncode == 3 and done.stdout.startswith("Undecided: ") and "runs of each side, measured in turn, are needed" in done.stdout
+        done.returncode == 3
+        and done.stdout.startswith("Undecided: ")
+        and "runs of each side, measured in turn, are needed" in done.stdout
     )
-    assert cli("compare", "base/0.json", "new/0.json", "--fail-below", "0.92", "--undecided-fails").returncode == 1
+    assert (
+        cli(
+            "compare", "base/0.json", "new/0.json", "--fail-below", "0.92", "--undecided-fails"
+        ).returncode
+        == 1
+    )
 
 
 def test_as_json(cli: Cli, tmp_path: Path) -> None:
     done = cli("compare", *written(tmp_path, *sides(1000, 900)), "--fail-below", "0.97", "--json")
     gate = json.loads(done.stdout)
-    assert done.returncode == 1 and gate["verdict"] == "regression" and gate["base_runs"] == 4 and gate["ratio"]["in_turn"] is True
+    assert (
+        done.returncode == 1
+        and gate["verdict"] == "regression"
+        and gate["base_runs"] == 4
+        and gate["ratio"]["in_turn"] is True
+    )
     assert gate["labels"] == ["CPU: no number is GPU data"]
 
 
@@ -50,27 +64,43 @@ def test_the_comment_is_short_and_texts_of_the_job_stay_texts(cli: Cli, tmp_path
     base, new = sides(1000, 900)
     for side in (*base, *new):
         side.run.scenario = HOSTILE
-        side.run.summary.phases_ratio = dict.fromkeys(("data_wait", "forward", "backward", "optimizer", "other"), 0.2)
+        side.run.summary.phases_ratio = dict.fromkeys(
+            ("data_wait", "forward", "backward", "optimizer", "other"), 0.2
+        )
     for side in new:
-        side.run.findings = [Finding(f"rule.{number}", "fires", f"{number} {HOSTILE}") for number in range(100)]
+        side.run.findings = [
+            Finding(f"rule.{number}", "fires", f"{number} {HOSTILE}") for number in range(100)
+        ]
         side.run.knobs = {f"knob_{number}": number for number in range(100)}
     done = cli("compare", *written(tmp_path, base, new), "--fail-below", "0.97", "--markdown")
     assert done.returncode == 1 and done.stdout.startswith("**Regression: 0.90"), done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) < 60 and max(map(len, lines)) < 600
-    assert "</details>" not in done.stdout.replace("\\</details>", "") and "@team" not in done.stdout and "\x1b" not in done.stdout
+    assert (
+        "</details>" not in done.stdout.replace("\\</details>", "")
+        and "@team" not in done.stdout
+        and "\x1b" not in done.stdout
+    )
     assert "[x](" not in done.stdout.replace("\\[x\\](", "") and "- new finding: " in done.stdout
-    assert cli("compare", "base", "new", "--fail-below", "0.97", "--markdown", "comment.md").stdout == "wrote comment.md\n"
+    assert (
+        cli("compare", "base", "new", "--fail-below", "0.97", "--markdown", "comment.md").stdout
+        == "wrote comment.md\n"
+    )
     assert (tmp_path / "comment.md").read_text() == done.stdout
 
 
 def test_other_hardware_is_one_line_and_exit_code_2(cli: Cli, tmp_path: Path) -> None:
     base, new = sides(1000, 900)
     other = msgspec.structs.replace(HERE, cores=64)
-    new = [side._replace(session=msgspec.structs.replace(side.session, environment=other)) for side in new]
+    new = [
+        side._replace(session=msgspec.structs.replace(side.session, environment=other))
+        for side in new
+    ]
     done = cli("compare", *written(tmp_path, base, new), "--fail-below", "0.97")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "gpuconsole: base/0.json and new/0.json are not comparable: cores 2 -> 64\n"
+    assert (
+        done.stderr == "gpuconsole: base/0.json and new/0.json are not comparable: cores 2 -> 64\n"
+    )
 
 
 def test_a_simulated_gpu_is_named(cli: Cli, tmp_path: Path) -> None:
@@ -79,19 +109,30 @@ def test_a_simulated_gpu_is_named(cli: Cli, tmp_path: Path) -> None:
     for side in (*base, *new):
         side.run.device, side.session.environment = "gpu:0", there
     done = cli("compare", *written(tmp_path, base, new), "--fail-below", "0.97", "--markdown")
-    assert done.returncode == 0 and "- device: simulated GPU: no number is GPU data" in done.stdout, done.stderr
+    assert (
+        done.returncode == 0 and "- device: simulated GPU: no number is GPU data" in done.stdout
+    ), done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("base", "new", "--fail-below", "0.99"), "0.99: must be 0.5 to 0.98: a difference below 2 % counts as none"),
+        (
+            ("base", "new", "--fail-below", "0.99"),
+            "0.99: must be 0.5 to 0.98: a difference below 2 % counts as none",
+        ),
         (("base", "new", "--fail-below", "x"), "x: must be 0.5 to 0.98"),
-        (("base", "empty", "--fail-below", "0.9"), "empty: this folder has no snapshot (FILE.json)"),
+        (
+            ("base", "empty", "--fail-below", "0.9"),
+            "empty: this folder has no snapshot (FILE.json)",
+        ),
         (("base", "nowhere", "--fail-below", "0.9"), "nowhere: cannot be read"),
         (("base", "x" * 300, "--fail-below", "0.9"), "cannot be read: File name too long"),
         (("x" * 300, "y" * 300), "cannot be read: File name too long"),
-        (("base", "base", "--fail-below", "0.9"), "base/0.json and base/0.json are the same run: a run counts once"),
+        (
+            ("base", "base", "--fail-below", "0.9"),
+            "base/0.json and base/0.json are the same run: a run counts once",
+        ),
         (("base", "new"), "base: a folder goes with --fail-below; without it, name a snapshot"),
     ],
 )
@@ -99,17 +140,30 @@ def test_bad_usage(cli_here: Cli, tmp_path: Path, arguments: tuple[str, ...], li
     written(tmp_path, *sides(1000, 1000))
     (tmp_path / "empty").mkdir()
     done = cli_here("compare", *arguments)
-    assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert (
+        done.returncode == 2
+        and line in done.stderr
+        and done.stderr.count("\n") == 1
+        and done.stdout == ""
+    )
 
 
 def test_the_key_of_a_cache(cli: Cli, tmp_path: Path) -> None:
     written(tmp_path, *sides(1000, 900))
     keys = [cli("baselines", "--key", f"{name}/1.json") for name in ("base", "new")]
-    assert keys[0].returncode == 0 and keys[0].stdout == keys[1].stdout and keys[0].stdout.startswith("train-gpt-a-CPU-")
+    assert (
+        keys[0].returncode == 0
+        and keys[0].stdout == keys[1].stdout
+        and keys[0].stdout.startswith("train-gpt-a-CPU-")
+    )
     assert cli("baselines", "--key", "nowhere.json").returncode == 2
 
 
 def test_the_page_of_two_runs_as_markdown_on_stdout(cli: Cli, tmp_path: Path) -> None:
     written(tmp_path, *sides(1000, 800))
     done = cli("compare", "base/0.json", "new/0.json", "--markdown")
-    assert done.returncode == 0 and done.stdout.startswith("# Throughput worse") and not list(tmp_path.glob("*.md"))
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith("# Throughput worse")
+        and not list(tmp_path.glob("*.md"))
+    )

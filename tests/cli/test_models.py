@@ -14,14 +14,25 @@ H200 = ["--device-name", "NVIDIA H200"]
 def test_every_prediction_has_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "train-gpt", *H200, "--json"]) == 0
     found = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
-    assert all(figure["predicted"] > 0 and figure["formula"] and "measured" not in figure for figure in found.values())
-    assert {"memory.allocated_peak_bytes", "flops.per_sample", "flops.step_s", "bandwidth.step_s", "mfu.published"} <= set(found)
+    assert all(
+        figure["predicted"] > 0 and figure["formula"] and "measured" not in figure
+        for figure in found.values()
+    )
+    assert {
+        "memory.allocated_peak_bytes",
+        "flops.per_sample",
+        "flops.step_s",
+        "bandwidth.step_s",
+        "mfu.published",
+    } <= set(found)
 
 
 def test_checkpointing_shows_in_memory_and_work(capsys: pytest.CaptureFixture[str]) -> None:
     def ask(*more: str) -> dict[str, float]:
         assert main(["models", "train-gpt", *H200, "--json", *more]) == 0
-        return {figure["name"]: figure["predicted"] for figure in json.loads(capsys.readouterr().out)}
+        return {
+            figure["name"]: figure["predicted"] for figure in json.loads(capsys.readouterr().out)
+        }
 
     keep, again = ask(), ask("--set", "gradient_checkpointing=true")
     assert again["memory.allocated_peak_bytes"] < keep["memory.allocated_peak_bytes"]
@@ -43,6 +54,8 @@ def test_as_text_it_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> 
         (["train-gpt", "--set", "batch=3"], "batch_size"),
     ],
 )
-def test_what_cannot_be_predicted_is_bad_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_predicted_is_bad_usage(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["models", *words]) == 2
     assert said in capsys.readouterr().err

@@ -44,7 +44,11 @@ class Terminal(io.StringIO):
     ],
 )
 def test_when_a_result_has_colours(
-    color: str, stream: io.StringIO, variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+    color: str,
+    stream: io.StringIO,
+    variables: dict[str, str],
+    coloured: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
@@ -60,7 +64,9 @@ def test_colours_change_no_column() -> None:
     without = shown
     for code in ("\x1b[m", "\x1b[2m", "\x1b[1;32m", "\x1b[1;31m"):
         without = without.replace(code, "")
-    assert without == printed(report) and "\x1b" not in without, "control characters of others are not printed"
+    assert without == printed(report) and "\x1b" not in without, (
+        "control characters of others are not printed"
+    )
     assert "\x1b[1;32ma\x1b[m" in shown
 
 
@@ -84,7 +90,9 @@ def test_the_screen_takes_the_choice_and_a_job_keeps_the_environment(
     assert "NO_COLOR" not in os.environ
 
 
-def test_quiet_leaves_out_notes_and_progress_and_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_leaves_out_notes_and_progress_and_no_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     output.configure(argparse.Namespace(quiet=True))
     stream = io.StringIO()
     progress = ProgressLines(stream)
@@ -103,6 +111,11 @@ def test_an_option_comes_before_a_variable(monkeypatch: pytest.MonkeyPatch) -> N
     settings.settings.cache_clear()
     try:
         args = parse(["--price", "4", "run", "train-gpt"])
-        assert (interval(args), price_per_hour(args), device(args), eco(args)) == (2.0, 4.0, None, False)
+        assert (interval(args), price_per_hour(args), device(args), eco(args)) == (
+            2.0,
+            4.0,
+            None,
+            False,
+        )
     finally:
         settings.settings.cache_clear()

@@ -46,17 +46,25 @@ def test_without_a_terminal_lines_are_plain_and_rare() -> None:
         progress.show(gpu_view(), second, 60.0)
     progress.line("a note")
     progress.done()
-    assert stream.getvalue() == "    0/60 s  train-gpt on gpu:0  18 240 tokens/s  input.too_few_workers\na note\n"
+    assert (
+        stream.getvalue()
+        == "    0/60 s  train-gpt on gpu:0  18 240 tokens/s  input.too_few_workers\na note\n"
+    )
 
 
 def test_a_new_stage_of_the_start_is_written_at_once() -> None:
     stream = io.StringIO()
     progress = ProgressLines(stream)
     view = gpu_view()
-    view = msgspec.structs.replace(view, runs=(msgspec.structs.replace(view.runs[-1], state="starting"),))
+    view = msgspec.structs.replace(
+        view, runs=(msgspec.structs.replace(view.runs[-1], state="starting"),)
+    )
     for stage in ("asking", "asking", "waiting: connection refused", "waiting: connection refused"):
         progress.show(msgspec.structs.replace(view, stage=stage), 0.0, 60.0)
-    assert [line.rpartition("gpu:0: ")[2] for line in stream.getvalue().splitlines()] == ["asking", "waiting: connection refused"]
+    assert [line.rpartition("gpu:0: ")[2] for line in stream.getvalue().splitlines()] == [
+        "asking",
+        "waiting: connection refused",
+    ]
 
 
 def test_text_from_outside_cannot_steer_the_terminal() -> None:
@@ -70,8 +78,13 @@ def test_text_from_outside_cannot_steer_the_terminal() -> None:
 def test_the_rate_is_the_present_rate_and_an_outage_is_named() -> None:
     view = gpu_view()
     key = "workload.tokens_per_s{device=gpu:0}"
-    stalled = msgspec.structs.replace(view, latest={**view.latest, key: 0.0}, down="connection refused", down_s=12.4)
+    stalled = msgspec.structs.replace(
+        view, latest={**view.latest, key: 0.0}, down="connection refused", down_s=12.4
+    )
     stream = io.StringIO()
     ProgressLines(stream).show(stalled, 0.0, 60.0)
-    expected = "    0/60 s  train-gpt on gpu:0  0 tokens/s  the server has not answered for 12 s: connection refused\n"
+    expected = (
+        "    0/60 s  train-gpt on gpu:0  0 tokens/s  the server has not answered for 12 s:"
+        " connection refused\n"
+    )
     assert stream.getvalue() == expected

@@ -18,7 +18,9 @@ from gpuconsole.cli.main import main
         (["replay", "session.jsonl"], False),
     ],
 )
-def test_a_replay_has_the_eco_option(monkeypatch: pytest.MonkeyPatch, words: list[str], eco: bool) -> None:
+def test_a_replay_has_the_eco_option(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], eco: bool
+) -> None:
     shown: list[dict[str, Any]] = []
 
     def run_app(api: object, **options: Any) -> int:

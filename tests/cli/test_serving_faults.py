@@ -1,4 +1,5 @@
-"""Faults of a model server through the real command line: the message, the exit code, the verdict, and the end in time.
+"""Faults of a model server through the real command line: the message, the exit code, the verdict,
+and the end in time.
 
 `python -m benchmarks.serving_faults` has more faults and prints what was said.
 """
@@ -34,11 +35,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serving faults")]
 def results() -> dict[str, Result]:
     """All faults, several at a time: a console under a fault mostly waits."""
     with ThreadPoolExecutor(3) as pool:
-        found = pool.map(lambda case: measure(case, "headless", DURATION_S), (case for case in CASES if case.name in FAULTS))
+        found = pool.map(
+            lambda case: measure(case, "headless", DURATION_S),
+            (case for case in CASES if case.name in FAULTS),
+        )
         return {result.case.name: result for result in found}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_soon_and_the_run_ends_with_the_right_verdict(results: dict[str, Result], name: str) -> None:
+def test_a_fault_is_named_soon_and_the_run_ends_with_the_right_verdict(
+    results: dict[str, Result], name: str
+) -> None:
     result = results[name]
     assert not result.wrong(SLACK), f"{result.wrong(SLACK)}\n{result.outputs}"

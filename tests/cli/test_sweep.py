@@ -35,12 +35,20 @@ def test_hot_and_cold_settings_in_turn(cli: Cli, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (sweep,) = json.loads(target.read_text())["sweeps"]
-    assert [(point["knobs"]["batch_size"], point["knobs"]["d_model"]) for point in sweep["points"]] == [(4, 64), (1, 64), (8, 64), (4, 128)]
+    assert [
+        (point["knobs"]["batch_size"], point["knobs"]["d_model"]) for point in sweep["points"]
+    ] == [(4, 64), (1, 64), (8, 64), (4, 128)]
     assert all(len(point["rates"]) == 2 and min(point["rates"]) > 0 for point in sweep["points"])
     assert all(point["low"] < sum(point["rates"]) / 2 < point["high"] for point in sweep["points"])
-    assert "interleaved repeats" in done.stdout and " best" in done.stdout and "d_model=128" in done.stdout
+    assert (
+        "interleaved repeats" in done.stdout
+        and " best" in done.stdout
+        and "d_model=128" in done.stdout
+    )
     recorded = (tmp_path / "sweep.jsonl").read_text()
-    assert '"sample"' in recorded and "batch_size=8 d_model=64" in recorded, "the recording holds the devices and the result"
+    assert '"sample"' in recorded and "batch_size=8 d_model=64" in recorded, (
+        "the recording holds the devices and the result"
+    )
 
 
 def test_bad_usage_is_reported_in_one_line(cli_here: Cli) -> None:

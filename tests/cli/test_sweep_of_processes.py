@@ -19,14 +19,30 @@ SMALL = ["batch_size=1", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1
 
 
 def gpuconsole(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gpuconsole", *words], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "gpuconsole", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.slow
 def test_one_and_two_processes_are_measured(tmp_path: Path) -> None:
     sets = [word for knob in SMALL for word in ("--set", knob)]
     recording = tmp_path / "scaling.jsonl"
-    options = ("--vary", "nproc=1,2", "--duration", "2", "--device", "cpu", "--json", "--record", str(recording))
+    options = (
+        "--vary",
+        "nproc=1,2",
+        "--duration",
+        "2",
+        "--device",
+        "cpu",
+        "--json",
+        "--record",
+        str(recording),
+    )
     done = gpuconsole("sweep", "ddp-small-batch", *options, *sets)
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["runs"]
@@ -53,4 +69,12 @@ def test_a_scenario_that_cannot_be_scaled_is_refused(cli_here: Cli) -> None:
 
 def run(nproc: int, tokens_per_s: float) -> Run:
     rate = Distribution(tokens_per_s, 1.0, 5, tokens_per_s)
-    return Run(str(nproc), "s", "w", {"nproc": nproc}, "cpu", state="finished", summary=Summary(tokens_per_s=rate))
+    return Run(
+        str(nproc),
+        "s",
+        "w",
+        {"nproc": nproc},
+        "cpu",
+        state="finished",
+        summary=Summary(tokens_per_s=rate),
+    )

@@ -22,7 +22,17 @@ from tests.waiting import wait_until
 def test_a_win_is_kept_and_the_snapshot_holds(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
     for budget in (24, 120):  # on a busy machine the small budget may have no room for a trial
-        done = cli("tune", "chatty-logging", "--device", "cpu", "--budget", str(budget), "--snapshot", str(target), "--json")
+        done = cli(
+            "tune",
+            "chatty-logging",
+            "--device",
+            "cpu",
+            "--budget",
+            str(budget),
+            "--snapshot",
+            str(target),
+            "--json",
+        )
         assert done.returncode == 0, done.stderr
         session = json.loads(target.read_text())
         made = session["tuning"]
@@ -31,11 +41,17 @@ def test_a_win_is_kept_and_the_snapshot_holds(cli: Cli, tmp_path: Path) -> None:
     assert session == json.loads(done.stdout)
     kept = [one for one in made["attempts"] if one["trial"].get("kept")]
     assert kept and "log_every" in kept[0]["trial"]["changes"], made
-    assert made["end"]["log_every"] == kept[0]["trial"]["changes"]["log_every"] != made["start"]["log_every"]
+    assert (
+        made["end"]["log_every"]
+        == kept[0]["trial"]["changes"]["log_every"]
+        != made["start"]["log_every"]
+    )
     assert made["stopped"] and session["environment"]["cores"] > 0
 
     held = cli("tune", "--verify", str(target))
-    assert held.returncode == 0 and "all intervals and verdicts follow from the pairs" in held.stdout
+    assert (
+        held.returncode == 0 and "all intervals and verdicts follow from the pairs" in held.stdout
+    )
     made["attempts"][0]["trial"]["speedup"]["estimate"] *= 2
     target.write_text(json.dumps(session))
     broken = cli("tune", "--verify", str(target))
@@ -46,8 +62,22 @@ def test_a_win_is_kept_and_the_snapshot_holds(cli: Cli, tmp_path: Path) -> None:
 def test_an_interrupted_session_keeps_its_snapshot(tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"
     recording = tmp_path / "tuned.jsonl"
-    words = ("tune", "gemm-peak", "--device", "cpu", "--snapshot", str(target), "--record", str(recording))
-    process = subprocess.Popen([sys.executable, "-m", "gpuconsole", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = (
+        "tune",
+        "gemm-peak",
+        "--device",
+        "cpu",
+        "--snapshot",
+        str(target),
+        "--record",
+        str(recording),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuconsole", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     assert "diagnosing the run" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -70,9 +100,12 @@ def test_a_session_is_continued_with_its_settings_at_the_end_and_refused_with_ot
     monkeypatch.setattr(tune, "_main", session)
     start = {"batch_size": 8, "log_every": 1}
     made = Certificate(
-        scenario="chatty-logging", device="cpu", start=start, end={**start, "log_every": 20}, only=["log_every"],
+        scenario="chatty-logging", device="cpu", start=start, end={**start, "log_every": 20},
+        only=["log_every"],
     )  # fmt: skip
-    session_of_tune = Snapshot(created="", gpuconsole="", environment=Environment(), runs=[], trials=[], tuning=made)
+    session_of_tune = Snapshot(
+        created="", gpuconsole="", environment=Environment(), runs=[], trials=[], tuning=made
+    )
     (tmp_path / "c.json").write_bytes(encode(session_of_tune))
     for words, reason in (
         (("train-gpt",), "the session tuned chatty-logging"),
@@ -87,17 +120,28 @@ def test_a_session_is_continued_with_its_settings_at_the_end_and_refused_with_ot
 
 def test_bad_usage_is_reported_in_one_line(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
-    (tmp_path / "run.json").write_bytes(encode(Snapshot(created="", gpuconsole="", environment=Environment(), runs=[], trials=[])))
+    (tmp_path / "run.json").write_bytes(
+        encode(Snapshot(created="", gpuconsole="", environment=Environment(), runs=[], trials=[]))
+    )
     allowed = "allowed is what gpuconsole tune --snapshot FILE has written"
     for words, reason in (
         (("tune", "no-such"), "no-such"),
-        (("tune", "train-gpt", "--resume", str(tmp_path / "run.json")), f"not a snapshot of tune; {allowed}"),
-        (("tune", "train-gpt", "--only", "optim,no_such"), "--only no_such: no setting of train-gpt"),
+        (
+            ("tune", "train-gpt", "--resume", str(tmp_path / "run.json")),
+            f"not a snapshot of tune; {allowed}",
+        ),
+        (
+            ("tune", "train-gpt", "--only", "optim,no_such"),
+            "--only no_such: no setting of train-gpt",
+        ),
         (("tune", "train-gpt", "--only", ","), "argument --only: names no setting"),
         (("tune", "--verify", str(tmp_path / "gone.json")), "cannot be read"),
         (("tune", "--verify", str(tmp_path / "no.json")), allowed),
         (("tune", "--verify", str(tmp_path / "run.json")), allowed),
-        (("tune", "--verify", str(tmp_path / "no.json"), "--record", str(tmp_path / "f.jsonl")), "--record goes with --measure"),
+        (
+            ("tune", "--verify", str(tmp_path / "no.json"), "--record", str(tmp_path / "f.jsonl")),
+            "--record goes with --measure",
+        ),
         (("tune", "train-gpt", "--record", str(tmp_path / "no" / "f.jsonl")), "--record"),
     ):
         done = cli_here(*words)

@@ -1,4 +1,5 @@
-"""`gpuconsole watch --try` through the real command line, under the traffic of a client that knows nothing of it."""
+"""`gpuconsole watch --try` through the real command line, under the traffic of a client that knows
+nothing of it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ LIVE = "--live-limits"
 
 def running(url: str) -> float:
     with urllib.request.urlopen(f"{url}/metrics") as page:
-        return float(next(line.split()[-1] for line in page.read().decode().splitlines() if line.startswith("vllm:num_requests_running{")))
+        return float(
+            next(
+                line.split()[-1]
+                for line in page.read().decode().splitlines()
+                if line.startswith("vllm:num_requests_running{")
+            )
+        )
 
 
 @pytest.mark.slow
@@ -44,16 +51,26 @@ def test_a_limit_is_tried_under_the_traffic_and_no_request_is_ours(tmp_path: Pat
         str(tmp_path / "s.json"),
     ]
     with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 10, 48, seconds=80) as load:
-        console = subprocess.Popen([*words, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert console.stderr is not None and any("trial: max_num_seqs 32 -> 1" in line for line in console.stderr)
+        console = subprocess.Popen(
+            [*words, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert console.stderr is not None and any(
+            "trial: max_num_seqs 32 -> 1" in line for line in console.stderr
+        )
         wait_until(lambda: running(url) == 1, 60)
         console.send_signal(signal.SIGINT)
         printed, _ = console.communicate(timeout=30)
         wait_until(lambda: running(url) > 4)
         seen = json.loads(load.communicate()[0])
-        assert answered(url) == len(seen["requests"]), "the server has answered the requests of the client, and no others"
+        assert answered(url) == len(seen["requests"]), (
+            "the server has answered the requests of the client, and no others"
+        )
     (trial,) = json.loads((tmp_path / "s.json").read_text())["trials"]
-    assert (trial["state"], trial["method"], trial.get("kept", False)) == ("cancelled", "live traffic", False), trial
+    assert (trial["state"], trial["method"], trial.get("kept", False)) == (
+        "cancelled",
+        "live traffic",
+        False,
+    ), trial
     assert "the server has its limits of the start again" in printed
 
 
@@ -63,21 +80,42 @@ def test_a_load_below_the_limit_ends_undecided_with_the_reason(cli: Cli) -> None
     with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 3, 48, seconds=120):
         words = ("--headless", "--duration", "6", "--try", "max_num_seqs=16", "--slo", "e2e_p50=60")
         done = cli("watch", url, *words, timeout=400)
-    assert "objective e2e_p50 at most 60.0 s: " in done.stdout and "with the change (" in done.stdout
-    assert "undecided: the load is too small for the limit to matter: at most 3 requests were in the server" in done.stdout
+    assert (
+        "objective e2e_p50 at most 60.0 s: " in done.stdout and "with the change (" in done.stdout
+    )
+    assert (
+        "undecided: the load is too small for the limit to matter: at most 3 requests were in"
+        " the server"
+    ) in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_the_limit_goes_back_when_the_console_dies_or_hangs(ends: int) -> None:
     """Every request runs again soon after, and the server has never stopped."""
-    words = [sys.executable, "-m", "gpuconsole", "watch", "--headless", "--duration", "6", "--try", "max_num_seqs=1"]
+    words = [
+        sys.executable,
+        "-m",
+        "gpuconsole",
+        "watch",
+        "--headless",
+        "--duration",
+        "6",
+        "--try",
+        "max_num_seqs=1",
+    ]
     with embedded_server(LIVE, max_num_seqs=32) as url, client(url, 10, 48, seconds=90):
-        console = subprocess.Popen([*words, url], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        console = subprocess.Popen(
+            [*words, url], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         try:
-            assert console.stderr is not None and any("trial: max_num_seqs 32 -> 1" in line for line in console.stderr)
+            assert console.stderr is not None and any(
+                "trial: max_num_seqs 32 -> 1" in line for line in console.stderr
+            )
             wait_until(lambda: running(url) == 1, 60)
-            stopped = [console.pid, *children(console.pid)] if ends == signal.SIGSTOP else [console.pid]
+            stopped = (
+                [console.pid, *children(console.pid)] if ends == signal.SIGSTOP else [console.pid]
+            )
             for pid in stopped:  # SIGSTOP: all of it, as when a machine is out of memory
                 os.kill(pid, ends)
             begun = time.monotonic()
@@ -100,14 +138,20 @@ def children(pid: int) -> list[int]:
 def test_a_server_without_live_limits_says_what_turns_them_on(cli: Cli) -> None:
     with embedded_server() as url, client(url, 3, 48, seconds=30):
         done = cli("watch", url, "--headless", "--duration", "4", "--try", "max_num_seqs=2")
-    assert "trial: max_num_seqs: gpuconsole did not start this server" in done.stderr and "--scheduler-cls" in done.stderr
+    assert (
+        "trial: max_num_seqs: gpuconsole did not start this server" in done.stderr
+        and "--scheduler-cls" in done.stderr
+    )
 
 
 @pytest.mark.slow
 def test_a_limit_above_that_of_the_start_needs_a_restart(cli: Cli) -> None:
     with embedded_server(LIVE, max_num_seqs=8) as url, client(url, 3, 48, seconds=30):
         done = cli("watch", url, "--headless", "--duration", "4", "--try", "max_num_seqs=64")
-    assert "a running server takes at most the value of its start, 8; restart the server with the new value" in done.stderr
+    assert (
+        "a running server takes at most the value of its start, 8; restart the server with the"
+        " new value"
+    ) in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -122,17 +166,29 @@ def test_a_limit_above_that_of_the_start_needs_a_restart(cli: Cli) -> None:
 )
 def test_a_mistake_is_one_line(cli: Cli, words: list[str], mistake: str) -> None:
     done = cli("watch", "http://127.0.0.1:1", *words)
-    assert done.returncode == 2 and mistake.removeprefix("--try: ") in done.stderr and done.stdout == ""
+    assert (
+        done.returncode == 2
+        and mistake.removeprefix("--try: ") in done.stderr
+        and done.stdout == ""
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
-        (["watch", "http://127.0.0.1:1", "--advise"], "--advise is gone: the findings of gpuconsole watch name the flag"),
+        (
+            ["watch", "http://127.0.0.1:1", "--advise"],
+            "--advise is gone: the findings of gpuconsole watch name the flag",
+        ),
         (["scenarios", "--check"], "--check is gone: gpuconsole scenarios NAME"),
         (["explain", "day/", "--restart"], "--restart is gone: gpuconsole compare BEFORE AFTER"),
     ],
 )
 def test_an_option_that_is_gone_says_what_to_use(cli: Cli, words: list[str], instead: str) -> None:
     done = cli(*words)
-    assert done.returncode == 2 and instead in done.stderr and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 2
+        and instead in done.stderr
+        and done.stdout == ""
+        and len(done.stderr.splitlines()) == 1
+    )

@@ -1,4 +1,5 @@
-"""Loops of libraries on simulated cards: the same output and weights as without the agent, and phases as the device's own events show them."""
+"""Loops of libraries on simulated cards: the same output and weights as without the agent, and
+phases as the device's own events show them."""
 
 from __future__ import annotations
 
@@ -19,17 +20,27 @@ pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "programs" / "frameworks.py"
 STEPS, SKIPPED = 120, 40
 POINTS = 0.03
-NEEDS = {"hf_trainer": ("transformers", "accelerate"), "lightning": ("lightning",), "accelerate": ("accelerate",)}
+NEEDS = {
+    "hf_trainer": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
+    "accelerate": ("accelerate",),
+}
 
 
-LOOPS = [(card, loop) for card in ("h100", "l4", "rtx4090") for loop in ("plain", "hf_trainer", "lightning", "accelerate", "ranks")]
+LOOPS = [
+    (card, loop)
+    for card in ("h100", "l4", "rtx4090")
+    for loop in ("plain", "hf_trainer", "lightning", "accelerate", "ranks")
+]
 IN_CI = [("l4", "plain"), ("h100", "hf_trainer"), ("h100", "lightning"), ("h100", "accelerate")]
 """Two ranks on two cards are in test_exchanging.py too."""
 
 
 @pytest.mark.rates
 @pytest.mark.parametrize(("card", "loop"), matrix(LOOPS, in_ci=IN_CI))
-def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, tmp_path: Path, card: str, loop: str) -> None:
+def test_a_loop_of_a_library_is_timed_right_and_left_alone(
+    simulated: Machines, tmp_path: Path, card: str, loop: str
+) -> None:
     missing = [name for name in NEEDS.get(loop, ()) if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"pip install {' '.join(missing)}")
@@ -46,7 +57,15 @@ def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, 
             listener = Listener(folder)
             done = listener.run(*command, environment=env, cwd=folder)
         else:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False, timeout=200)
+            done = subprocess.run(
+                command,
+                env=env,
+                capture_output=True,
+                text=True,
+                cwd=folder,
+                check=False,
+                timeout=200,
+            )
         assert done.returncode == 0, done.stderr[-3000:]
         outputs[agent] = sorted(line for line in done.stdout.splitlines() if "_runtime" not in line)
     assert outputs[True] == outputs[False]
@@ -64,5 +83,8 @@ def test_a_loop_of_a_library_is_timed_right_and_left_alone(simulated: Machines, 
 def grouped(watched: Watched) -> dict[str, float]:
     """The shares of the phases as the program measures them."""
     shares = watched.shares(SKIPPED)
-    passes, optimizer = sum(shares[name] for name in ("forward", "loss", "backward", "comm")), shares["optimizer"]
+    passes, optimizer = (
+        sum(shares[name] for name in ("forward", "loss", "backward", "comm")),
+        shares["optimizer"],
+    )
     return {"passes": passes, "optimizer": optimizer, "rest": 1 - passes - optimizer}

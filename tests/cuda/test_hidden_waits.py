@@ -1,4 +1,5 @@
-"""A wait for the GPU in a function that nobody times: the finding names its line and function from stack samples."""
+"""A wait for the GPU in a function that nobody times: the finding names its line and function from
+stack samples."""
 
 from __future__ import annotations
 
@@ -19,11 +20,24 @@ MASK = "kept = out[keep]"
 def test_the_line_of_a_masked_loss_is_named_and_not_that_of_the_numbers_that_are_read_after_it(
     simulated: Machines, cli: Cli, tmp_path: Path
 ) -> None:
-    """The six numbers are there once the mask is known. The agent times the calls that read them, and not the mask."""
-    line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if MASK in text)
+    """The six numbers are there once the mask is known. The agent times the calls that read them,
+    and not the mask."""
+    line = next(
+        number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if MASK in text
+    )
     machine = simulated("card h100", "values none")
     env = machine.environment(OMP_NUM_THREADS="1")
-    shown = cli("run", "--headless", "--snapshot", "snap.json", "--", sys.executable, str(PROGRAM), "12", env=env)
+    shown = cli(
+        "run",
+        "--headless",
+        "--snapshot",
+        "snap.json",
+        "--",
+        sys.executable,
+        str(PROGRAM),
+        "12",
+        env=env,
+    )
     assert shown.returncode == 0, shown.stderr
     run = json.loads((tmp_path / "snap.json").read_text())["runs"][0]
     finding = next(finding for finding in run["findings"] if finding["rule"] == "host.sync_stall")

@@ -1,4 +1,5 @@
-"""Two processes with a simulated card each: collectives between them, and what DistributedDataParallel calls."""
+"""Two processes with a simulated card each: collectives between them, and what
+DistributedDataParallel calls."""
 
 from __future__ import annotations
 
@@ -18,14 +19,25 @@ PROGRAM = Path(__file__).parent / "programs" / "pair.py"
 
 @pytest.fixture(scope="module")
 def found(simulated: Machines, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    machine, meeting = simulated("card h100", "card h100", "values cpu"), tmp_path_factory.mktemp("pair") / "meeting"
+    machine, meeting = (
+        simulated("card h100", "card h100", "values cpu"),
+        tmp_path_factory.mktemp("pair") / "meeting",
+    )
     command = [sys.executable, str(PROGRAM), str(meeting)]
     ranks = [
-        subprocess.Popen(command, env=machine.environment(RANK=str(rank), OMP_NUM_THREADS="1"), stdout=-1, stderr=-1, text=True)
+        subprocess.Popen(
+            command,
+            env=machine.environment(RANK=str(rank), OMP_NUM_THREADS="1"),
+            stdout=-1,
+            stderr=-1,
+            text=True,
+        )
         for rank in (0, 1)
     ]
     ends = [rank.communicate(timeout=60) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "".join(errors[-2000:] for _, errors in ends)
+    assert [rank.returncode for rank in ranks] == [0, 0], "".join(
+        errors[-2000:] for _, errors in ends
+    )
     return json.loads(ends[0][0])
 
 

@@ -1,4 +1,5 @@
-"""A run on a simulated card: commands on an endless queue, and changes that do not fit into the card's memory."""
+"""A run on a simulated card: commands on an endless queue, and changes that do not fit into the
+card's memory."""
 
 from __future__ import annotations
 
@@ -19,11 +20,19 @@ from tests.cuda.conftest import Machines
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulated run")]
-KNOBS: Knobs = {"d_model": 1024, "n_layer": 2, "batch_size": 8, "seq_len": 512, "log_every": 0, "eval_every": 0}
+KNOBS: Knobs = {
+    "d_model": 1024,
+    "n_layer": 2,
+    "batch_size": 8,
+    "seq_len": 512,
+    "log_every": 0,
+    "eval_every": 0,
+}
 
 
 class Seen(NamedTuple):
-    """What a run on a small card showed. `pause_s`: until the answer; `stop_s`: until the end of the process."""
+    """What a run on a small card showed. `pause_s`: until the answer; `stop_s`: until the end of
+    the process."""
 
     step_s: float
     pause_s: float
@@ -46,7 +55,13 @@ async def _run() -> Seen:
     await engine.open()
     try:
         await engine.start("train-gpt", KNOBS)
-        await until(lambda: engine.view().state == "running" and len(engine.state.record.steps if engine.state.record else ()) > 4, 60)
+        await until(
+            lambda: (
+                engine.view().state == "running"
+                and len(engine.state.record.steps if engine.state.record else ()) > 4
+            ),
+            60,
+        )
         worker = engine.control.worker
         assert worker is not None
         refused = await worker.set_knobs({"batch_size": 128}, 0)
@@ -54,7 +69,9 @@ async def _run() -> Seen:
         no_room = await engine.try_change({"pytorch_alloc_conf": "expandable_segments:True"})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(devices.SecondaryRoom, "missing_room", _unknown)
-            out_of_memory = await engine.try_change({"pytorch_alloc_conf": "expandable_segments:True"})
+            out_of_memory = await engine.try_change(
+                {"pytorch_alloc_conf": "expandable_segments:True"}
+            )
         for _ in range(2):
             await worker.next_steps()
         start = time.monotonic()
@@ -67,7 +84,17 @@ async def _run() -> Seen:
         await engine.stop()
         stop_s = time.monotonic() - start
         assert view.run is not None
-        return Seen(steps[-1].wall_s, pause_s, stop_s, refused, view.run.knobs, view.state, no_room, out_of_memory, worker.pid)
+        return Seen(
+            steps[-1].wall_s,
+            pause_s,
+            stop_s,
+            refused,
+            view.run.knobs,
+            view.state,
+            no_room,
+            out_of_memory,
+            worker.pid,
+        )
     finally:
         await engine.close()
 
@@ -96,11 +123,16 @@ def test_a_live_change_that_does_not_fit_is_refused_and_explained(seen: Seen) ->
 
 def test_a_second_process_that_would_not_fit_is_not_started(seen: Seen) -> None:
     assert seen.no_room.state == "failed" and seen.no_room.error is not None
-    reason = rf"the second process of this trial needs about 1\.\d GB, and gpu:0 has 0\.\d GB free: the paused process of this run \(pid {seen.pid}\) holds"
+    reason = (
+        r"the second process of this trial needs about 1\.\d GB, and gpu:0 has 0\.\d GB free: the"
+        rf" paused process of this run \(pid {seen.pid}\) holds"
+    )
     assert re.match(reason, seen.no_room.error)
 
 
-def test_out_of_memory_in_a_second_process_names_the_process_that_holds_the_memory(seen: Seen) -> None:
+def test_out_of_memory_in_a_second_process_names_the_process_that_holds_the_memory(
+    seen: Seen,
+) -> None:
     assert seen.out_of_memory.state == "failed" and seen.out_of_memory.error is not None
     assert seen.out_of_memory.error.startswith("out of memory at batch_size 8")
     assert f"the paused process of this run (pid {seen.pid}) holds" in seen.out_of_memory.error

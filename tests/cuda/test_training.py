@@ -1,4 +1,5 @@
-"""The training loop on a simulated card: its step breakdown, its waits, its memory, and probes that change nothing."""
+"""The training loop on a simulated card: its step breakdown, its waits, its memory, and probes that
+change nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +39,14 @@ def test_the_host_is_at_most_a_third_of_a_second_ahead(found: Any) -> None:
 @pytest.mark.parametrize("workload", ["gpt", "churn"])
 def test_probes_leave_everything_as_it_was(found: Any, workload: str) -> None:
     changed = found["changed"][workload]
-    assert changed.keys() >= {"cached_batch", "batch_elasticity", "memory_parts", "held_out_loss", "launch", "h2d_copies"}
+    assert changed.keys() >= {
+        "cached_batch",
+        "batch_elasticity",
+        "memory_parts",
+        "held_out_loss",
+        "launch",
+        "h2d_copies",
+    }
     assert {probe: parts for probe, parts in changed.items() if parts} == {}
 
 
@@ -52,5 +60,7 @@ def test_the_peak_is_read_without_sorting_all_figures(found: Any) -> None:
     assert found["reads"] == ["memory_stats_as_nested_dict"]
 
 
-def test_the_reference_rates_are_measured_beside_a_workload_that_fills_the_memory(found: Any) -> None:
+def test_the_reference_rates_are_measured_beside_a_workload_that_fills_the_memory(
+    found: Any,
+) -> None:
     assert found["product"] > 0 and found["copy"] > 0

@@ -34,18 +34,32 @@ HEALTHY = {
     "probe.threads_tried": 2.0,
     "probe.threads_speedup": 1.0,
 }
-KNOBS: Knobs = {"batch_size": 16, "num_workers": 0, "num_threads": 0, "log_every": 1, "save_every": 2, "transform_cost": 2}
+KNOBS: Knobs = {
+    "batch_size": 16,
+    "num_workers": 0,
+    "num_threads": 0,
+    "log_every": 1,
+    "save_every": 2,
+    "transform_cost": 2,
+}
 
 
 def case(without: tuple[str, ...] = (), knobs: Knobs | None = None, **changes: float) -> Case:
     """A healthy case with `changes` (dots in names written as two underscores)."""
     values = {**HEALTHY, **{name.replace("__", "."): value for name, value in changes.items()}}
-    return Case({**KNOBS, **(knobs or {})}, {name: Signal(value, "", "test") for name, value in values.items() if name not in without})
+    return Case(
+        {**KNOBS, **(knobs or {})},
+        {name: Signal(value, "", "test") for name, value in values.items() if name not in without},
+    )
 
 
 def loader(rate: float, plus_1: float, cpu: float) -> dict[str, float]:
     """What probe P6 says."""
-    return {"probe__loader_samples_per_s": rate, "probe__loader_plus_1_samples_per_s": plus_1, "probe__loader_cpu_ratio": cpu}
+    return {
+        "probe__loader_samples_per_s": rate,
+        "probe__loader_plus_1_samples_per_s": plus_1,
+        "probe__loader_cpu_ratio": cpu,
+    }
 
 
 def check(rule: str, a_case: Case) -> Finding:

@@ -1,6 +1,8 @@
-"""While the tests of the rules run, every read of a rule is compared with what the rule declares (`gpuconsole rules ID` prints it).
+"""While the tests of the rules run, every read of a rule is compared with what the rule declares
+(`gpuconsole rules ID` prints it).
 
-The rules need no torch. Where torch is not installed, the files that compare a model of ours with torch are left out.
+The rules need no torch. Where torch is not installed, the files that compare a model of ours with
+torch are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.diagnosis.rule import Case, Rule
 from gpuconsole.model.finding import Finding
 
-COMPARE_WITH_TORCH = ("test_activations.py", "test_code_to_copy.py", "test_flops.py", "test_memory.py", "test_peak.py")
+COMPARE_WITH_TORCH = (
+    "test_activations.py",
+    "test_code_to_copy.py",
+    "test_flops.py",
+    "test_memory.py",
+    "test_peak.py",
+)
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Runs a rule on many random cases, and collects the signals that the rule reads. A test compares them with `Rule.reads`."""
+"""Runs a rule on many random cases, and collects the signals that the rule reads. A test compares
+them with `Rule.reads`."""
 
 from __future__ import annotations
 
@@ -13,20 +14,43 @@ from gpuconsole.model.knobs.catalogue import CATALOGUE
 from gpuconsole.model.knobs.knob import Knob, Value
 
 QUIET = 400
-"""Runs without a new signal after which the search ends. The rule must also have fired, because then its last branch has run, and must have read all
-signals that it declares."""
+"""Runs without a new signal after which the search ends. The rule must also have fired, because
+then its last branch has run, and must have read all signals that it declares."""
 MAX_CASES = 100_000
-"""Maximum number of runs of a rule that does not fire. tests/diagnosis/test_reads.py fails for such a rule."""
-VALUES = (0.0, 0.0, 0.0, 0.0, 0.01, 0.06, 0.12, 0.3, 0.6, 0.95, 1.0, 1.5, 2.0, 4.0, 40.0, 2e3, 2e8, 4e9, 3e10)
+"""Maximum number of runs of a rule that does not fire. tests/diagnosis/test_reads.py fails for such
+a rule."""
+VALUES = (
+    0.0,
+    0.0,
+    0.0,
+    0.0,
+    0.01,
+    0.06,
+    0.12,
+    0.3,
+    0.6,
+    0.95,
+    1.0,
+    1.5,
+    2.0,
+    4.0,
+    40.0,
+    2e3,
+    2e8,
+    4e9,
+    3e10,
+)
 """Ratios, seconds, counts and bytes, on both sides of the thresholds."""
 NUMBERS = (0, 0, 1, 1, 2, 4, 64, 2048)
 """Values of numeric knobs."""
 KNOWN = 0.9
-"""Share of knobs and signals that exist in a case. If a signal is missing, a rule may read another signal."""
+"""Share of knobs and signals that exist in a case. If a signal is missing, a rule may read another
+signal."""
 
 
 def explore(rule: Rule) -> tuple[dict[str, None], bool]:
-    """The signals that were read, and whether the rule has fired. The cases are the same at each call, and record what was asked for."""
+    """The signals that were read, and whether the rule has fired. The cases are the same at each
+    call, and record what was asked for."""
     draw = random.Random(rule.id)
     read: dict[str, None] = {}
     fired, quiet = False, 0
@@ -75,7 +99,8 @@ class _Drawn(dict[str, T]):
 
 
 class _Signals(_Drawn[Signal]):
-    """The possible values of a run. In some runs there are few, so that several small values occur together."""
+    """The possible values of a run. In some runs there are few, so that several small values occur
+    together."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__(draw)

@@ -1,4 +1,5 @@
-"""The code that findings about communication show to copy: run on a small model under DistributedDataParallel, it exchanges once for each step."""
+"""The code that findings about communication show to copy: run on a small model under
+DistributedDataParallel, it exchanges once for each step."""
 
 from __future__ import annotations
 
@@ -39,13 +40,28 @@ def exchanges(code: str, passes: int = PASSES) -> list[int]:
         return done
 
     model.register_comm_hook(None, hook)
-    names = {"model": model, "inputs": torch.ones(2, 4), "targets": torch.ones(2, 1), "loss_function": torch.nn.functional.mse_loss}
+    names = {
+        "model": model,
+        "inputs": torch.ones(2, 4),
+        "targets": torch.ones(2, 1),
+        "loss_function": torch.nn.functional.mse_loss,
+    }
     for number in range(passes):
-        exec(code, {**names, "nullcontext": contextlib.nullcontext, "i": number, "last_pass": number == passes - 1})
+        exec(
+            code,
+            {
+                **names,
+                "nullcontext": contextlib.nullcontext,
+                "i": number,
+                "last_pass": number == passes - 1,
+            },
+        )
     return exchanged
 
 
-@pytest.mark.parametrize("code", [WITHOUT_NO_SYNC, code_for(PASSES)], ids=["comm.accum_without_no_sync", "comm.exposed"])
+@pytest.mark.parametrize(
+    "code", [WITHOUT_NO_SYNC, code_for(PASSES)], ids=["comm.accum_without_no_sync", "comm.exposed"]
+)
 def test_only_the_last_pass_of_a_step_exchanges(code: str) -> None:
     assert exchanges(code) == [PASSES - 1]
 

@@ -1,4 +1,5 @@
-"""Each common fault is on top on each card, and the healthy job that looks like it is accused on none."""
+"""Each common fault is on top on each card, and the healthy job that looks like it is accused on
+none."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from gpuconsole.session.facts import HEALTHY
 from tests.diagnosis.common_faults import COLUMNS, FAULTS, Card, Fault
 from tests.diagnosis.gpu_jobs import watched
 
-CELLS = [pytest.param(fault, card, id=f"{fault.name}, {card.short}") for fault in FAULTS for card in COLUMNS]
+CELLS = [
+    pytest.param(fault, card, id=f"{fault.name}, {card.short}")
+    for fault in FAULTS
+    for card in COLUMNS
+]
 
 
 @pytest.mark.parametrize(("fault", "card"), CELLS)

@@ -15,11 +15,14 @@ def states(findings: list[Finding]) -> dict[str, str]:
 def test_a_finding_opens_on_the_second_window_and_closes_well_below_its_threshold() -> None:
     steadied, rule = Hysteresis(), "host.logging_io"
     loud = {"probe__step_no_side_work_s": 0.09, "mfu_ratio": 0.3}
-    seen = [states(steadied.update(evaluate(case(logging_ratio=share, **loud))))[rule] for share in (0.10, 0.10, 0.04, 0.02, 0.06)]
+    seen = [
+        states(steadied.update(evaluate(case(logging_ratio=share, **loud))))[rule]
+        for share in (0.10, 0.10, 0.04, 0.02, 0.06)
+    ]
     assert seen == ["cant_tell", "fires", "fires", "clear", "cant_tell"]
 
 
-def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not_and_what_is_new_is_told() -> None:
+def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not() -> None:
     steadied = Hysteresis()
     loud = {"probe__step_no_side_work_s": 0.09, "mfu_ratio": 0.3}
     waiting, opened = [], []
@@ -32,11 +35,17 @@ def test_a_finding_seen_once_is_waited_for_and_one_that_is_shown_or_gone_is_not_
 
 
 def test_findings_are_ranked_by_what_they_recover() -> None:
-    both = evaluate(case(logging_ratio=0.1, checkpoint_ratio=0.3, mfu_ratio=0.3, probe__step_no_side_work_s=0.06))
+    both = evaluate(
+        case(
+            logging_ratio=0.1, checkpoint_ratio=0.3, mfu_ratio=0.3, probe__step_no_side_work_s=0.06
+        )
+    )
     assert [finding.rule for finding in both[:2]] == ["host.checkpoint_stall", "host.logging_io"]
 
 
-def test_a_rule_that_fails_can_not_tell_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_fails_can_not_tell_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loud = case(logging_ratio=0.3, probe__step_no_side_work_s=0.07, mfu_ratio=0.3)
     before = states(evaluate(loud))
     broken = next(rule for rule in all_rules() if rule.id == "host.eval_stall")
@@ -48,13 +57,21 @@ def test_a_rule_that_fails_can_not_tell_and_the_others_go_on(monkeypatch: pytest
 
 
 def test_a_threshold_is_a_number_that_evidence_shows_as_the_rule_wrote_it() -> None:
-    share, restarts = Threshold("share", 0.05, "ratio", "survey"), Threshold("restarts", 2, "", "survey")
+    share, restarts = (
+        Threshold("share", 0.05, "ratio", "survey"),
+        Threshold("restarts", 2, "", "survey"),
+    )
     assert (0.1 / share, share.name, share.source) == (2.0, "share", "survey")
-    shown = case(runq_ratio=0.2).evidence(("runq_ratio", share), ("runq_ratio", restarts), "runq_ratio")
+    shown = case(runq_ratio=0.2).evidence(
+        ("runq_ratio", share), ("runq_ratio", restarts), "runq_ratio"
+    )
     assert [type(entry.threshold) for entry in shown] == [float, int, type(None)]
     assert [entry.threshold for entry in shown] == [0.05, 2, None]
 
 
 def test_evidence_that_may_be_missing_leaves_out_what_was_not_measured() -> None:
     shown = case().if_known("step_s", ("not.measured", 1.0), ("runq_ratio", 0.15))
-    assert [(entry.signal, entry.threshold) for entry in shown] == [("step_s", None), ("runq_ratio", 0.15)]
+    assert [(entry.signal, entry.threshold) for entry in shown] == [
+        ("step_s", None),
+        ("runq_ratio", 0.15),
+    ]

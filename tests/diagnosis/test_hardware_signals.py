@@ -6,7 +6,12 @@ import pytest
 
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
-from gpuconsole.diagnosis.signals.hardware import DeviceReadings, HardwareWatch, joined_by_nvlink, tensor_core_signals
+from gpuconsole.diagnosis.signals.hardware import (
+    DeviceReadings,
+    HardwareWatch,
+    joined_by_nvlink,
+    tensor_core_signals,
+)
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
 from gpuconsole.engine.run_control import RunLock
 from gpuconsole.model.machine import Device, Link, Peaks, Process
@@ -15,7 +20,17 @@ from gpuconsole.model.run import Step
 from gpuconsole.model.series import Series
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import DeviceLost, Devices, Note, Processes, RunOpened, Sample, Steps, Topology, Xid
+from gpuconsole.wire.events import (
+    DeviceLost,
+    Devices,
+    Note,
+    Processes,
+    RunOpened,
+    Sample,
+    Steps,
+    Topology,
+    Xid,
+)
 from tests.conftest import Machine
 from tests.telemetry.sampling import SamplerChild
 
@@ -42,7 +57,12 @@ SELDOM = {
     "pcie_link_width_max": 16.0,
     "xid_errors": 0.0,
 }
-IDLE = {"utilization_ratio": 0.0, "clocks_idle": 1.0, "sm_clock_hz": 0.3e9, "pcie_link_generation": 1.0}
+IDLE = {
+    "utilization_ratio": 0.0,
+    "clocks_idle": 1.0,
+    "sm_clock_hz": 0.3e9,
+    "pcie_link_generation": 1.0,
+}
 
 
 def opened(device: str = "gpu:0", workload: str = "training.gpt") -> tuple[SessionState, RunRecord]:
@@ -57,7 +77,9 @@ def sample(state: SessionState, t: float, values: dict[str, float], device: str 
     state.apply(Sample(t, device, {f"gpu.{name}": value for name, value in values.items()}))
 
 
-def signals(state: SessionState, record: RunRecord, watch: HardwareWatch | None = None) -> dict[str, float]:
+def signals(
+    state: SessionState, record: RunRecord, watch: HardwareWatch | None = None
+) -> dict[str, float]:
     watch = watch or HardwareWatch(lambda process: process.pid == 1)
     return {name: signal.value for name, signal in watch.signals(state, record).items()}
 
@@ -88,7 +110,11 @@ def test_readings_under_load_become_signals() -> None:
 def test_an_idle_gpu_lowers_clocks_and_link_and_says_nothing_of_either() -> None:
     state, record = busy(10, **IDLE)
     found = signals(state, record)
-    assert not [name for name in found if name.startswith(("hw.sm", "hw.thermal", "hw.power_cap", "link.pcie_gen", "link.pcie_rx"))]
+    assert not [
+        name
+        for name in found
+        if name.startswith(("hw.sm", "hw.thermal", "hw.power_cap", "link.pcie_gen", "link.pcie_rx"))
+    ]
     assert found["hw.busy_ratio"] == 0.0
     for t in range(11, 15):  # load comes, and the link is read again only later
         sample(state, float(t), BUSY)
@@ -100,7 +126,11 @@ def test_an_idle_gpu_lowers_clocks_and_link_and_says_nothing_of_either() -> None
 def test_without_counters_of_time_the_reasons_at_each_reading_count() -> None:
     state, record = opened()
     for t in range(1, 11):
-        sample(state, float(t), {"utilization_ratio": 0.9, "clocks_sw_thermal": float(t > 5), "clocks_hw_thermal": 0.0})
+        sample(
+            state,
+            float(t),
+            {"utilization_ratio": 0.9, "clocks_sw_thermal": float(t > 5), "clocks_hw_thermal": 0.0},
+        )
     found = signals(state, record)
     assert found["hw.thermal_time_ratio"] == pytest.approx(0.5)
     assert "hw.power_cap_time_ratio" not in found
@@ -112,7 +142,12 @@ def test_a_reason_counts_beside_the_counter_of_another_cause() -> None:
         sample(
             state,
             float(t),
-            {"utilization_ratio": 0.9, "thermal_time_ratio": 0.0, "sw_thermal_time_ratio": 0.1, "clocks_hw_thermal": float(t > 5)},
+            {
+                "utilization_ratio": 0.9,
+                "thermal_time_ratio": 0.0,
+                "sw_thermal_time_ratio": 0.1,
+                "clocks_hw_thermal": float(t > 5),
+            },
         )
     assert signals(state, record)["hw.thermal_time_ratio"] == pytest.approx(0.5)
 
@@ -135,8 +170,13 @@ def test_other_processes_count_only_where_ours_are_seen() -> None:
     ]
     state.apply(Processes(1.0, [mine, *others]))
     found = signals(state, record)
-    assert (found["hw.other_processes"], found["hw.other_sm_ratio"], found["hw.other_memory_bytes"]) == (1.0, pytest.approx(0.3), 1e9)
-    state.apply(Processes(2.0, others))  # a container that hides ours: the rest of the list is not to be trusted either
+    assert (
+        found["hw.other_processes"],
+        found["hw.other_sm_ratio"],
+        found["hw.other_memory_bytes"],
+    ) == (1.0, pytest.approx(0.3), 1e9)
+    # a container that hides ours: the rest of the list is not to be trusted either
+    state.apply(Processes(2.0, others))
     assert not [name for name in signals(state, record) if name.startswith("hw.other_p")]
 
 
@@ -144,7 +184,9 @@ def test_no_others_are_believed_only_where_memory_bears_it_out() -> None:
     state, record = opened()
     sample(state, 1.0, {"hbm_used_bytes": 40e9, "hbm_reserved_bytes": 1e9})
     state.apply(Processes(1.0, [Process(1, "gpu:0", memory_bytes=10**10)]))
-    assert "hw.other_processes" not in signals(state, record), "30 GB are in nobody's name: another container's job is hidden"
+    assert "hw.other_processes" not in signals(state, record), (
+        "30 GB are in nobody's name: another container's job is hidden"
+    )
     sample(state, 2.0, {"hbm_used_bytes": 10.2e9, "hbm_reserved_bytes": 1e9})
     assert signals(state, record)["hw.other_processes"] == 0.0
 
@@ -162,13 +204,21 @@ def test_only_errors_of_the_hardware_count_and_link_errors_since_watching_began(
     state.apply(Xid(11.0, "gpu:0", 79))
     sample(state, 20.0, {"link_replays": 9.0, "link_crc_errors": 1100.0}, "gpu:0/link:3")
     later = signals(state, record, watch)
-    assert (later["hw.xid_errors"], later["hw.nvlink_errors"], later["hw.nvlink_crc_per_s"]) == (1.0, 2.0, pytest.approx(100.0))
+    assert (later["hw.xid_errors"], later["hw.nvlink_errors"], later["hw.nvlink_crc_per_s"]) == (
+        1.0,
+        2.0,
+        pytest.approx(100.0),
+    )
     state.apply(DeviceLost(21.0, "gpu:0", "fell off the bus"))
     assert signals(state, record, watch)["hw.lost"] == 1.0
 
 
 def test_nvlinks_between_the_gpus_of_the_run() -> None:
-    links = [Link("gpu:0", "gpu:1", "NV18"), Link("gpu:0", "gpu:2", "SYS"), Link("gpu:1", "gpu:2", "SYS")]
+    links = [
+        Link("gpu:0", "gpu:1", "NV18"),
+        Link("gpu:0", "gpu:2", "SYS"),
+        Link("gpu:1", "gpu:2", "SYS"),
+    ]
     assert joined_by_nvlink(links, {"gpu:0", "gpu:1"}) is True
     assert joined_by_nvlink(links, {"gpu:0", "gpu:2"}) is False
     assert joined_by_nvlink(links, {"gpu:0", "gpu:1", "gpu:2"}) is None
@@ -192,9 +242,13 @@ def test_growth_of_memory_needs_fifty_steady_steps() -> None:
     assert found["memory.growth_bytes_per_s"] == pytest.approx(2e7)
     assert found["memory.room_bytes"] == 5e9
     record.run.knobs = {**record.run.knobs, "memory_limit_mb": 3000}
-    assert signals(state, record)["memory.room_bytes"] == pytest.approx(3000 * 2**20 - values_at_the_end(60))
+    assert signals(state, record)["memory.room_bytes"] == pytest.approx(
+        3000 * 2**20 - values_at_the_end(60)
+    )
     record.run.knobs = {**record.run.knobs, "memory_limit_mb": 110_000}
-    assert signals(state, record)["memory.room_bytes"] == 5e9, "a limit above the card gives no room"
+    assert signals(state, record)["memory.room_bytes"] == 5e9, (
+        "a limit above the card gives no room"
+    )
 
 
 def values_at_the_end(t: int) -> float:
@@ -210,11 +264,19 @@ def test_the_case_of_a_run_has_them() -> None:
 
 def test_a_scripted_thermal_slowdown_and_an_xid_reach_their_rules(machine: Machine) -> None:
     """All the way from the (fake) driver, through the real sampler."""
-    hot = ("utilization_pct 97", "clocks_reasons 64", "sm_clock_mhz 1300", "sm_clock_max_mhz 1980", "field_per_s 270 700000000")
+    hot = (
+        "utilization_pct 97",
+        "clocks_reasons 64",
+        "sm_clock_mhz 1300",
+        "sm_clock_max_mhz 1980",
+        "field_per_s 270 700000000",
+    )
     script, environment = machine("gpus 1", *(f"gpu * {line}" for line in hot))
     with SamplerChild(environment) as child:
         child.rounds(8)
-        script.write("gpus 1", *(f"gpu * {line}" for line in hot), "gpu 0 xid 79", "gpu 0 xid_serial 1")
+        script.write(
+            "gpus 1", *(f"gpu * {line}" for line in hot), "gpu 0 xid 79", "gpu 0 xid_serial 1"
+        )
         child.wait(lambda heard: any(isinstance(event, Xid) for event in heard.events), "an XID")
         events = list(child.events)
     state = SessionState()
@@ -231,7 +293,8 @@ def test_a_scripted_thermal_slowdown_and_an_xid_reach_their_rules(machine: Machi
 
 @pytest.mark.parametrize("hours", [0.1, 1, 3])
 def test_the_rise_of_a_counter_is_over_the_time_of_its_first_value(hours: float) -> None:
-    """Ten readings a second: older readings are stored as means, each with the time of its first reading."""
+    """Ten readings a second: older readings are stored as means, each with the time of its first
+    reading."""
     state = SessionState()
     series = Series()
     for n in range(int(hours * 36_000)):
@@ -255,7 +318,9 @@ def test_the_rise_of_a_counter_is_over_the_time_of_its_first_value(hours: float)
         ("NVIDIA Thor", {}),
     ],
 )
-def test_how_much_faster_tensor_cores_are_is_told_only_where_their_peak_is_known(name: str, ratios: dict[str, float]) -> None:
+def test_how_much_faster_tensor_cores_are_is_told_only_where_their_peak_is_known(
+    name: str, ratios: dict[str, float]
+) -> None:
     signals = tensor_core_signals(Device("gpu:0", name, peaks=peaks_of(name)))
     assert {key: signal.value for key, signal in signals.items()} == pytest.approx(
         {f"gpu.{key}_speed_ratio": v for key, v in ratios.items()}

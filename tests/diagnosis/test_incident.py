@@ -25,7 +25,9 @@ CAUSES = {
 AT = 5400.0
 
 
-def history(happens: dict[float, str], seconds: float = 2 * HOUR, seed: int = 1, without: str = "") -> History:
+def history(
+    happens: dict[float, str], seconds: float = 2 * HOUR, seed: int = 1, without: str = ""
+) -> History:
     built = History()
     for event in day(happens, seconds, seed=seed):
         if isinstance(event, ServerState) and without:
@@ -35,7 +37,11 @@ def history(happens: dict[float, str], seconds: float = 2 * HOUR, seed: int = 1,
 
 
 def without_total(event: ServerState, name: str) -> AnyEvent:
-    return ServerState(t=event.t, gauges=event.gauges, totals={key: value for key, value in event.totals.items() if key != name})
+    return ServerState(
+        t=event.t,
+        gauges=event.gauges,
+        totals={key: value for key, value in event.totals.items() if key != name},
+    )
 
 
 def causes(incident: Incident) -> set[str]:
@@ -46,9 +52,16 @@ def causes(incident: Incident) -> set[str]:
 def test_the_cause_is_named_and_nothing_else(kind: str) -> None:
     for seed in (1, 2):
         incident = explain(history({AT: kind}, seed=seed), WALL + AT + 90)
-        assert incident.peak is not None and abs(incident.peak.begun - WALL - AT) <= 20 and incident.peak.ratio > 2.5
+        assert (
+            incident.peak is not None
+            and abs(incident.peak.begun - WALL - AT) <= 20
+            and incident.peak.ratio > 2.5
+        )
         assert causes(incident) == CAUSES[kind], seed
-        assert {change.name for change in incident.changes if change.kind == "follows"} == {"queue", "running"}
+        assert {change.name for change in incident.changes if change.kind == "follows"} == {
+            "queue",
+            "running",
+        }
         assert all(AT - 40 <= change.t - WALL <= AT + 60 for change in incident.changes)
 
 
@@ -57,7 +70,11 @@ def test_figures_stand_beside_a_cause() -> None:
     (change,) = [change for change in incident.changes if change.kind == "cause"]
     before, _, after = change.evidence.partition(" -> ")
     assert before in ("299 tokens", "300 tokens", "301 tokens") and after.startswith("1 2")
-    assert "preemptions" in incident.unchanged and "restarts" in incident.unchanged and not incident.cannot_tell
+    assert (
+        "preemptions" in incident.unchanged
+        and "restarts" in incident.unchanged
+        and not incident.cannot_tell
+    )
 
 
 def test_a_quiet_time_has_no_peak() -> None:
@@ -68,19 +85,29 @@ def test_a_quiet_time_has_no_peak() -> None:
 
 def test_the_first_minutes_have_nothing_to_be_compared_with() -> None:
     early = "peaks in the first 3 minutes of a recording"
-    assert any(line.startswith(early) for line in explain(history({60.0: "prompts"}, 600), WALL + 70).cannot_tell)
+    assert any(
+        line.startswith(early)
+        for line in explain(history({60.0: "prompts"}, 600), WALL + 70).cannot_tell
+    )
     assert any(line.startswith(early) for line in explain(history({}, 100), None).cannot_tell)
     assert not any(line.startswith(early) for line in explain(history({}, 600), None).cannot_tell)
 
 
 def test_without_a_time_the_highest_peak_counts() -> None:
     incident = explain(history({4000.0: "arrivals", AT: "prompts"}), None)
-    assert incident.asked is None and incident.peak is not None and incident.peak.begun - WALL in (3990.0, 4000.0, 5390.0, 5400.0)
+    assert (
+        incident.asked is None
+        and incident.peak is not None
+        and incident.peak.begun - WALL in (3990.0, 4000.0, 5390.0, 5400.0)
+    )
 
 
 def test_a_signal_that_is_not_recorded_cannot_tell() -> None:
     incident = explain(history({AT: "preemptions"}, without="preemptions"), WALL + AT)
-    assert causes(incident) == {"kv_cache"} and "preemptions: not in the recording" in incident.cannot_tell
+    assert (
+        causes(incident) == {"kv_cache"}
+        and "preemptions: not in the recording" in incident.cannot_tell
+    )
     assert "preemptions" not in incident.unchanged
 
 
@@ -94,9 +121,13 @@ def test_a_recording_without_latencies_says_so() -> None:
 
 
 def test_answers_of_very_different_lengths_are_no_peaks() -> None:
-    """One request in a second, whose times have a heavy tail (a lognormal deviation of 0.7): no peak in half a day."""
+    """One request in a second, whose times have a heavy tail (a lognormal deviation of 0.7): no
+    peak in half a day."""
     chance = random.Random(4)
-    series = {window: statistics.fmean(chance.lognormvariate(0, 0.7) for _ in range(10)) for window in range(4320)}
+    series = {
+        window: statistics.fmean(chance.lognormvariate(0, 0.7) for _ in range(10))
+        for window in range(4320)
+    }
     assert not list(_of_latency("e2e_s", series))
 
 

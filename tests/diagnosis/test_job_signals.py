@@ -1,4 +1,5 @@
-"""Passive signals of a user's own job: the same names as the probes' signals, from the step breakdown and the counters of the agent."""
+"""Passive signals of a user's own job: the same names as the probes' signals, from the step
+breakdown and the counters of the agent."""
 
 from __future__ import annotations
 
@@ -14,16 +15,29 @@ from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, ProbeDone, RunOpened, Started, Steps
 
-KNOBS: Knobs = {"num_workers": 0, "batch_size": 16, "num_threads": 1, "precision": "fp32", "optim": "adamw_fused"}
+KNOBS: Knobs = {
+    "num_workers": 0,
+    "batch_size": 16,
+    "num_threads": 1,
+    "precision": "fp32",
+    "optim": "adamw_fused",
+}
 
 
 def watched(
-    phases: dict[str, float], knobs: Knobs, rare: dict[str, float] | None = None, every: int = 1, held_s: float = 0.0, **per_step: float
+    phases: dict[str, float],
+    knobs: Knobs,
+    rare: dict[str, float] | None = None,
+    every: int = 1,
+    held_s: float = 0.0,
+    **per_step: float,
 ) -> tuple[dict[str, Signal], str]:
-    """The signals of a job with such phases in seconds, and the rule of its first finding. `rare`: phases of each step number `every`.
+    """The signals of a job with such phases in seconds, and the rule of its first finding. `rare`:
+    phases of each step number `every`.
 
-    `per_step`: the growth of a counter in each step; `loader__here_s` is `loader.here_s`. `held_s`: a probe holds the training thread for so
-    long before the message number 10, and the workers sleep meanwhile.
+    `per_step`: the growth of a counter in each step; `loader__here_s` is `loader.here_s`. `held_s`:
+    a probe holds the training thread for so long before the message number 10, and the workers
+    sleep meanwhile.
     """
     state = SessionState()
     state.apply(Devices(0.0, [Device("cpu", "cpu")]))
@@ -37,19 +51,39 @@ def watched(
             parts = phases | (rare or {} if index % every == 0 else {})
             wall = sum(parts.values())
             t += wall
-            steps.append(Step(index, t, wall, 16, 0, tuple(parts.get(name, 0.0) for name in PHASES), (0.0,) * len(PHASES)))
-        counters = {name.replace("__", "."): value * 10 * (message + 1) for name, value in per_step.items()}
+            steps.append(
+                Step(
+                    index,
+                    t,
+                    wall,
+                    16,
+                    0,
+                    tuple(parts.get(name, 0.0) for name in PHASES),
+                    (0.0,) * len(PHASES),
+                )
+            )
+        counters = {
+            name.replace("__", "."): value * 10 * (message + 1) for name, value in per_step.items()
+        }
         if held_s and message >= 10:
             counters["loader.workers_s"] += held_s
         if held_s and message == 10:
             t += held_s
             state.apply(ProbeDone(t, 1, "batch_elasticity", cost_s=held_s))
-        state.apply(Steps(t, steps, 0.0, 0.0, 0.0, 1e6, 0, 0, {"work.steps": 10.0 * (message + 1), **counters}))
+        state.apply(
+            Steps(
+                t, steps, 0.0, 0.0, 0.0, 1e6, 0, 0, {"work.steps": 10.0 * (message + 1), **counters}
+            )
+        )
     record = state.record
     assert record is not None
     record.steady_t = 0.0
     signals = run_signals(record, Summary(), 4, None)
-    fired = [one.rule for one in evaluate(Case.of(record.run, signals)) if one.state == "fires" and not one.note]
+    fired = [
+        one.rule
+        for one in evaluate(Case.of(record.run, signals))
+        if one.state == "fires" and not one.note
+    ]
     return signals, fired[0] if fired else ""
 
 
@@ -57,10 +91,18 @@ WORK = {"forward": 0.01, "backward": 0.02}
 
 
 @pytest.mark.parametrize(
-    ("cpu_s", "rule"), [(0.004, "input.slow_storage"), (0.038, "input.too_few_workers")], ids=["the thread sleeps", "the thread computes"]
+    ("cpu_s", "rule"),
+    [(0.004, "input.slow_storage"), (0.038, "input.too_few_workers")],
+    ids=["the thread sleeps", "the thread computes"],
 )
 def test_loading_in_the_training_thread(cpu_s: float, rule: str) -> None:
-    signals, first = watched({"data_wait": 0.04, **WORK}, {}, loader__here_s=0.04, loader__here_cpu_s=cpu_s, loader__here_runq_s=0.0)
+    signals, first = watched(
+        {"data_wait": 0.04, **WORK},
+        {},
+        loader__here_s=0.04,
+        loader__here_cpu_s=cpu_s,
+        loader__here_runq_s=0.0,
+    )
     assert signals["probe.loader_cpu_ratio"].value == pytest.approx(cpu_s / 0.04)
     assert signals["probe.loader_samples_per_s"].value == pytest.approx(16 / 0.04)
     assert "nothing was tried" in signals["probe.loader_cpu_ratio"].source
@@ -73,26 +115,39 @@ def test_loading_in_the_training_thread(cpu_s: float, rule: str) -> None:
         ({"loader__workers_s": 0.07, "loader__workers_cpu_s": 0.01}, "input.slow_storage"),
         ({"loader__workers_s": 0.07, "loader__workers_cpu_s": 0.07}, "input.too_few_workers"),
         (
-            {"loader__workers_s": 0.07, "loader__workers_cpu_s": 0.02, "loader__here_s": 0.04, "loader__here_cpu_s": 0.036},
+            {
+                "loader__workers_s": 0.07,
+                "loader__workers_cpu_s": 0.02,
+                "loader__here_s": 0.04,
+                "loader__here_cpu_s": 0.036,
+            },
             "input.ipc_collate",
         ),
     ],
     ids=["workers sleep", "the worker computes", "the training process unpacks"],
 )
 def test_loading_in_a_worker(counters: dict[str, float], rule: str) -> None:
-    signals, first = watched({"data_wait": 0.04, **WORK}, {"num_workers": 1, "prefetch_factor": 2}, **counters)
+    signals, first = watched(
+        {"data_wait": 0.04, **WORK}, {"num_workers": 1, "prefetch_factor": 2}, **counters
+    )
     assert signals["probe.loader_samples_per_s"].value == pytest.approx(16 / 0.07)
     assert first == rule
 
 
 def test_the_time_in_which_a_probe_held_the_job_is_not_the_workers_waiting() -> None:
-    counters = {"loader__workers_s": 0.07, "loader__workers_cpu_s": 0.07, "loader__workers_runq_s": 0.0}
+    counters = {
+        "loader__workers_s": 0.07,
+        "loader__workers_cpu_s": 0.07,
+        "loader__workers_runq_s": 0.0,
+    }
     signals, _ = watched({"data_wait": 0.04, **WORK}, {"num_workers": 1}, held_s=4.0, **counters)
     assert signals["probe.loader_cpu_ratio"].value == pytest.approx(1.0)
 
 
 def test_a_loader_that_keeps_up_has_no_rate() -> None:
-    signals, first = watched({"data_wait": 0.0005, **WORK}, {}, loader__here_s=0.0005, loader__here_cpu_s=0.0005)
+    signals, first = watched(
+        {"data_wait": 0.0005, **WORK}, {}, loader__here_s=0.0005, loader__here_cpu_s=0.0005
+    )
     assert "probe.loader_samples_per_s" not in signals
     assert first == ""
 
@@ -113,7 +168,8 @@ def test_a_worker_that_sleeps_while_most_batches_are_ready_is_not_accused() -> N
 
 
 def test_late_batches_of_several_workers_say_nothing_about_their_rate() -> None:
-    """Whether the workers wait for storage or for room in a full queue cannot be seen: the probe must measure."""
+    """Whether the workers wait for storage or for room in a full queue cannot be seen: the probe
+    must measure."""
     signals, first = watched(
         {"data_wait": 0.0, **WORK},
         {"num_workers": 2, "prefetch_factor": 2},
@@ -128,7 +184,8 @@ def test_late_batches_of_several_workers_say_nothing_about_their_rate() -> None:
 
 
 def test_workers_that_deliver_their_batches_together_are_too_slow() -> None:
-    """Two workers of the same pace: every other step waits for both batches, so the median step does not show the wait."""
+    """Two workers of the same pace: every other step waits for both batches, so the median step
+    does not show the wait."""
     signals, first = watched(
         {"data_wait": 0.0, **WORK},
         {"num_workers": 2, "prefetch_factor": 2},
@@ -137,7 +194,9 @@ def test_workers_that_deliver_their_batches_together_are_too_slow() -> None:
         loader__workers_s=0.31,
         loader__workers_cpu_s=0.01,
     )
-    assert signals["probe.loader_samples_per_s"].value == pytest.approx(16 / signals["step_s"].value)
+    assert signals["probe.loader_samples_per_s"].value == pytest.approx(
+        16 / signals["step_s"].value
+    )
     assert first == "input.slow_storage"
 
 

@@ -8,7 +8,11 @@ from gpuconsole.diagnosis.rule import Missing
 from tests.diagnosis.cases import case, check
 
 OFFLOADED = {"is_gpu": 1.0, "optimizer_ratio": 0.4, "optimizer__on_host_ratio": 1.0}
-STATES = {"memory__parameters_bytes": 2e9, "memory__gradients_bytes": 2e9, "memory__optimizer_bytes": 4e9}
+STATES = {
+    "memory__parameters_bytes": 2e9,
+    "memory__gradients_bytes": 2e9,
+    "memory__optimizer_bytes": 4e9,
+}
 
 
 def test_the_update_on_the_cpu_is_named_with_what_would_fit_on_the_gpu() -> None:
@@ -17,7 +21,9 @@ def test_the_update_on_the_cpu_is_named_with_what_would_fit_on_the_gpu() -> None
     assert "take 8.0 GB, and the GPU has 80 GB: keep them there" in found.summary
     tight = check("host.optimizer_offloaded", case(**OFFLOADED, **STATES, hw__memory_bytes=12e9))
     assert tight.state == "fires" and "more GPUs, or smaller states" in tight.summary
-    assert check("host.optimizer_offloaded", case(**OFFLOADED)).state == "fires", "the sizes are not known"
+    assert check("host.optimizer_offloaded", case(**OFFLOADED)).state == "fires", (
+        "the sizes are not known"
+    )
 
 
 @pytest.mark.parametrize("why", [{"optimizer__on_host_ratio": 0.0}, {"optimizer_ratio": 0.04}])

@@ -1,4 +1,5 @@
-"""Side work that is rare and large: its share is that of all steady steps, the same in each look, with or without a period."""
+"""Side work that is rare and large: its share is that of all steady steps, the same in each look,
+with or without a period."""
 
 from __future__ import annotations
 
@@ -19,16 +20,23 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import Devices, RunOpened, Started, Steps
 
 STEP_S, EVERY, EVENT_S = 0.1, 300, 10.0
-RULES = {"checkpoint": "host.checkpoint_stall", "eval": "host.eval_stall", "logging": "host.logging_io"}
+RULES = {
+    "checkpoint": "host.checkpoint_stall",
+    "eval": "host.eval_stall",
+    "logging": "host.logging_io",
+}
 
 
 def step(index: int, t: float, **phases: float) -> Step:
     parts = {"forward": STEP_S, **phases}
-    return Step(index, t, sum(parts.values()), 16, 0, tuple(parts.get(name, 0.0) for name in PHASES))
+    return Step(
+        index, t, sum(parts.values()), 16, 0, tuple(parts.get(name, 0.0) for name in PHASES)
+    )
 
 
 def looks(phase: str, seconds: float) -> Iterator[tuple[int, float, RunRecord]]:
-    """A job with an event of EVENT_S in each step number EVERY. Yields the number of events, the time and the record about once a second."""
+    """A job with an event of EVENT_S in each step number EVERY. Yields the number of events, the
+    time and the record about once a second."""
     state = SessionState()
     state.apply(Devices(0.0, [Device("cpu", "cpu")]))
     state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "cpu"))
@@ -52,9 +60,13 @@ def looks(phase: str, seconds: float) -> Iterator[tuple[int, float, RunRecord]]:
             return
 
 
-def found(record: RunRecord, phase: str, window_s: float = WINDOW_S) -> tuple[Finding, dict[str, Signal]]:
+def found(
+    record: RunRecord, phase: str, window_s: float = WINDOW_S
+) -> tuple[Finding, dict[str, Signal]]:
     signals = run_signals(record, Summary(), 4, None, window_s)
-    return next(one for one in evaluate(Case.of(record.run, signals)) if one.rule == RULES[phase]), signals
+    return next(
+        one for one in evaluate(Case.of(record.run, signals)) if one.rule == RULES[phase]
+    ), signals
 
 
 @pytest.mark.parametrize("phase", RULES)
@@ -68,7 +80,8 @@ def test_rare_side_work_fires_with_the_same_share_in_each_look(phase: str) -> No
         if events > 1:
             assert finding.state == "fires", f"{finding.summary} at {t:.0f} s"
             assert finding.suggestions
-            assert signals[f"job.{'save' if phase == 'checkpoint' else 'log' if phase == 'logging' else 'eval'}_every"].value == EVERY
+            name = "save" if phase == "checkpoint" else "log" if phase == "logging" else "eval"
+            assert signals[f"job.{name}_every"].value == EVERY
             shares.add(round(signals[f"{phase}_ratio"].value, 3))
             summaries.add(finding.summary)
     assert shares == {0.25}
@@ -76,14 +89,22 @@ def test_rare_side_work_fires_with_the_same_share_in_each_look(phase: str) -> No
 
 
 def test_after_one_event_the_rule_fires_without_a_period() -> None:
-    finding = next(found(record, "checkpoint")[0] for events, t, record in looks("checkpoint", 60) if events == 1 and t > 45)
+    finding = next(
+        found(record, "checkpoint")[0]
+        for events, t, record in looks("checkpoint", 60)
+        if events == 1 and t > 45
+    )
     assert finding.state == "fires" and finding.confidence == "medium"
     assert "save_every is n/a" in finding.summary
     assert finding.suggestions == ()
 
 
 def test_the_predicted_gain_is_that_of_the_share_where_the_window_has_no_event() -> None:
-    finding, signals = next(found(record, "checkpoint", 20.0) for events, t, record in looks("checkpoint", 120) if events == 2 and t > 105)
+    finding, signals = next(
+        found(record, "checkpoint", 20.0)
+        for events, t, record in looks("checkpoint", 120)
+        if events == 2 and t > 105
+    )
     assert signals["recent.checkpoint_ratio"].value == 0.0
     assert signals["step_with_side_work_s"].value == pytest.approx(STEP_S + EVENT_S / EVERY)
     predicted = finding.suggestions[0].predicted_speedup
@@ -116,7 +137,12 @@ def test_run_queue_delay_is_taken_off_the_share() -> None:
 def test_a_process_that_starts_again_keeps_the_distance_between_events() -> None:
     side_work = SideWork()
     for first in (5000, 0):
-        side_work.add([step(first + index, index * STEP_S, eval=1.0 if index % 50 == 49 else 0.0) for index in range(100)])
+        side_work.add(
+            [
+                step(first + index, index * STEP_S, eval=1.0 if index % 50 == 49 else 0.0)
+                for index in range(100)
+            ]
+        )
     assert side_work.every() == {"eval": 50}
     again = SideWork()
     again.add([step(5000, 0.0, eval=1.0), step(10, 1.0, eval=1.0)])
@@ -126,7 +152,14 @@ def test_a_process_that_starts_again_keeps_the_distance_between_events() -> None
 def test_two_events_soon_after_each_other_are_no_period() -> None:
     """An evaluation on two sets, after 100 s: its share of the time was 99.5 %."""
     side_work = SideWork()
-    side_work.add([step(index, index * STEP_S, eval=10.0 if index > 997 else 0.0) for index in range(1, 1000)])
+    side_work.add(
+        [step(index, index * STEP_S, eval=10.0 if index > 997 else 0.0) for index in range(1, 1000)]
+    )
     assert side_work.ratios(False)["eval"] == pytest.approx(1.5 * 20 / 120, rel=0.01)
-    side_work.add([step(index, index * STEP_S, eval=10.0 if index % 1000 > 997 else 0.0) for index in range(1000, 10_000)])
+    side_work.add(
+        [
+            step(index, index * STEP_S, eval=10.0 if index % 1000 > 997 else 0.0)
+            for index in range(1000, 10_000)
+        ]
+    )
     assert side_work.ratios(False)["eval"] == pytest.approx(20 / 120, rel=0.1)

@@ -1,4 +1,5 @@
-"""A rule declares the signals that it reads. conftest.py compares each read in these tests with the declaration."""
+"""A rule declares the signals that it reads. conftest.py compares each read in these tests with the
+declaration."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Each rule on ten lines of data: its cause, its look-alikes, its boundary, and its missing signal."""
+"""Each rule on ten lines of data: its cause, its look-alikes, its boundary, and its missing
+signal."""
 
 import ast
 import inspect
@@ -41,16 +42,25 @@ def test_a_sleeping_loader_is_slow_storage_and_asks_for_workers_beyond_the_cores
     )
     assert firing(starved) == ["input.slow_storage"]
     suggestion = top(starved).suggestions[0]
-    assert suggestion.changes == {"num_workers": 3}, "the model uses 392 samples/s, 470 with a reserve"
+    assert suggestion.changes == {"num_workers": 3}, (
+        "the model uses 392 samples/s, 470 with a reserve"
+    )
     assert suggestion.predicted_speedup is not None
     assert suggestion.predicted_speedup.low < 2.9 < suggestion.predicted_speedup.high
     assert top(starved).recoverable_ratio == pytest.approx(0.66, abs=0.02)
 
 
 def test_what_the_storage_gives_limits_the_workers_and_what_they_promise() -> None:
-    """20 samples in 0.2 s, 0.15 of them waiting: four workers would do 520 a second if the disk gave more than 220."""
+    """20 samples in 0.2 s, 0.15 of them waiting: four workers would do 520 a second if the disk
+    gave more than 220."""
     knobs = {"num_workers": 0}
-    starved = case(knobs=knobs, data_wait_ratio=0.75, step_s=0.2, samples_per_step=20.0, **loader(133, 130, 0.1))
+    starved = case(
+        knobs=knobs,
+        data_wait_ratio=0.75,
+        step_s=0.2,
+        samples_per_step=20.0,
+        **loader(133, 130, 0.1),
+    )
     limited = case(
         knobs=knobs,
         data_wait_ratio=0.75,
@@ -62,24 +72,41 @@ def test_what_the_storage_gives_limits_the_workers_and_what_they_promise() -> No
     free, bound = (top(one).suggestions[0] for one in (starved, limited))
     assert (free.changes, bound.changes) == ({"num_workers": 4}, {"num_workers": 2})
     assert bound.predicted_speedup is not None and free.predicted_speedup is not None
-    assert bound.predicted_speedup.low < 0.2 / (20 / 220) < bound.predicted_speedup.high < free.predicted_speedup.high
+    assert (
+        bound.predicted_speedup.low
+        < 0.2 / (20 / 220)
+        < bound.predicted_speedup.high
+        < free.predicted_speedup.high
+    )
 
 
 def test_where_the_storage_gives_no_more_no_workers_are_suggested() -> None:
     """Four workers do what five and eight do."""
     rates = {"probe__loader_plus_4_samples_per_s": 101.0, **loader(100, 100, 0.1)}
-    starved = case(knobs={"num_workers": 4}, data_wait_ratio=0.75, step_s=0.2, samples_per_step=20.0, **rates)
+    starved = case(
+        knobs={"num_workers": 4}, data_wait_ratio=0.75, step_s=0.2, samples_per_step=20.0, **rates
+    )
     assert firing(starved) == ["input.slow_storage"]
     assert top(starved).suggestions == () and "no more from the storage" in top(starved).summary
 
 
 def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
-    starved = case(data_wait_ratio=0.4, mfu_ratio=0.3, probe__cached_pass_s=0.055, **loader(400, 380, 0.99))
+    starved = case(
+        data_wait_ratio=0.4, mfu_ratio=0.3, probe__cached_pass_s=0.055, **loader(400, 380, 0.99)
+    )
     assert firing(starved) == ["input.too_few_workers"]
     assert top(starved).suggestions[0].changes == {"num_workers": 1}
-    assert top(starved).summary.endswith("Loading in the training process is the bottleneck; a core is free")
+    assert top(starved).summary.endswith(
+        "Loading in the training process is the bottleneck; a core is free"
+    )
     several = [
-        case(knobs={"num_workers": n}, cores=8.0, data_wait_ratio=0.4, mfu_ratio=0.3, **loader(400, 400 * (n + 1) / n, 0.99))
+        case(
+            knobs={"num_workers": n},
+            cores=8.0,
+            data_wait_ratio=0.4,
+            mfu_ratio=0.3,
+            **loader(400, 400 * (n + 1) / n, 0.99),
+        )
         for n in (1, 2)
     ]
     assert [top(one).summary.partition(". ")[2] for one in several] == [
@@ -89,52 +116,111 @@ def test_a_computing_loader_with_a_free_core_lacks_workers() -> None:
 
 
 def waiting(cores: float, cpu: float = 0.55, ranks: int = 1, **changes: float) -> Case:
-    """A job on a GPU with 2 workers in each process: it uses 376 samples/s, and each worker makes 160."""
+    """A job on a GPU with 2 workers in each process: it uses 376 samples/s, and each worker makes
+    160."""
     probe = loader(320.0, 480.0, cpu)
-    values = {"is_gpu": 1.0, "cores": cores, "data_wait_ratio": 0.15, "step_s": 0.1, "samples_per_step": 32.0, **probe, **changes}
+    values = {
+        "is_gpu": 1.0,
+        "cores": cores,
+        "data_wait_ratio": 0.15,
+        "step_s": 0.1,
+        "samples_per_step": 32.0,
+        **probe,
+        **changes,
+    }
     return case(knobs={"num_workers": 2, "nproc": ranks}, **values)
 
 
 @pytest.mark.parametrize(
-    ("cores", "cpu", "ranks"), [(8, 0.55, 1), (64, 0.55, 1), (64, 0.7, 1), (64, 0.95, 1), (192, 0.55, 1), (64, 0.9, 8)]
+    ("cores", "cpu", "ranks"),
+    [(8, 0.55, 1), (64, 0.55, 1), (64, 0.7, 1), (64, 0.95, 1), (192, 0.55, 1), (64, 0.9, 8)],
 )
-def test_as_many_workers_as_hide_the_wait_are_suggested(cores: float, cpu: float, ranks: int) -> None:
-    """13, 115, 90, 66, 347 (beyond the maximum of the setting) and 70 in each of eight processes were suggested."""
-    assert check("input.too_few_workers", waiting(cores, cpu, ranks)).suggestions[0].changes == {"num_workers": 3}
+def test_as_many_workers_as_hide_the_wait_are_suggested(
+    cores: float, cpu: float, ranks: int
+) -> None:
+    """13, 115, 90, 66, 347 (beyond the maximum of the setting) and 70 in each of eight processes
+    were suggested."""
+    assert check("input.too_few_workers", waiting(cores, cpu, ranks)).suggestions[0].changes == {
+        "num_workers": 3
+    }
 
 
 @pytest.mark.parametrize("rule", ["input.too_few_workers", "input.slow_storage", "input.jitter"])
 @pytest.mark.parametrize("cores", [32.0, 64.0, 192.0])
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_no_suggestion_has_more_workers_than_the_cores_of_the_host_allow(rule: str, cores: float, ranks: int) -> None:
-    late = {"data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.98, "data_wait_long_s": 60.0} if rule == "input.jitter" else {}
-    slow = loader(99e3, 99e3, 0.9) if late else loader(320.0, 480.0, 0.2 if rule == "input.slow_storage" else 0.9)
+def test_no_suggestion_has_more_workers_than_the_cores_of_the_host_allow(
+    rule: str, cores: float, ranks: int
+) -> None:
+    late = (
+        {"data_wait_typical_ratio": 0.0, "data_wait_excess_ratio": 0.98, "data_wait_long_s": 60.0}
+        if rule == "input.jitter"
+        else {}
+    )
+    slow = (
+        loader(99e3, 99e3, 0.9)
+        if late
+        else loader(320.0, 480.0, 0.2 if rule == "input.slow_storage" else 0.9)
+    )
     starved = waiting(cores, ranks=ranks, **{"data_wait_ratio": 0.98, **slow, **late})
     starved = replace(starved, knobs={**starved.knobs, "prefetch_factor": 1})
-    suggested = [change.changes["num_workers"] for change in check(rule, starved).suggestions if "num_workers" in change.changes]
-    most = max(4, cores / ranks) if rule != "input.slow_storage" or ranks > 1 else min(256, 4 * cores)
+    suggested = [
+        change.changes["num_workers"]
+        for change in check(rule, starved).suggestions
+        if "num_workers" in change.changes
+    ]
+    most = (
+        max(4, cores / ranks) if rule != "input.slow_storage" or ranks > 1 else min(256, 4 * cores)
+    )
     assert suggested and 2 < int(suggested[0]) <= most
 
 
 def test_workers_for_which_the_host_has_no_memory_are_not_suggested() -> None:
     """With 2 workers of 4 GB each, half of 10 GB has room for one more; half of 6 GB for none."""
-    starved = {**loader(320.0, 480.0, 0.9), "data_wait_ratio": 0.6, "step_s": 0.08, "loader__private_bytes": 8e9}
-    fits, full = (check("input.too_few_workers", waiting(64.0, **starved, host__memory_available_bytes=free)) for free in (10e9, 6e9))
+    starved = {
+        **loader(320.0, 480.0, 0.9),
+        "data_wait_ratio": 0.6,
+        "step_s": 0.08,
+        "loader__private_bytes": 8e9,
+    }
+    fits, full = (
+        check("input.too_few_workers", waiting(64.0, **starved, host__memory_available_bytes=free))
+        for free in (10e9, 6e9)
+    )
     assert fits.suggestions[0].changes == {"num_workers": 3}
-    assert full.state == "fires" and full.suggestions == () and full.summary.endswith("too little free memory for one more worker")
+    assert (
+        full.state == "fires"
+        and full.suggestions == ()
+        and full.summary.endswith("too little free memory for one more worker")
+    )
     assumed = waiting(64.0, data_wait_ratio=0.6, step_s=0.08, host__memory_available_bytes=0.4e9)
-    assert check("input.too_few_workers", assumed).suggestions == (), "without a figure a worker counts as 256 MB"
+    assert check("input.too_few_workers", assumed).suggestions == (), (
+        "without a figure a worker counts as 256 MB"
+    )
 
 
 def test_a_short_wait_that_one_worker_hides_lacks_the_worker() -> None:
-    """Without its wait of 12 % a step is 14 % faster at most: the finding was that no core is free."""
-    waits = case(data_wait_ratio=0.12, step_s=0.1, samples_per_step=10.0, mfu_ratio=0.3, **loader(833, 820, 0.99))
+    """Without its wait of 12 % a step is 14 % faster at most: the finding was that no core is
+    free."""
+    waits = case(
+        data_wait_ratio=0.12,
+        step_s=0.1,
+        samples_per_step=10.0,
+        mfu_ratio=0.3,
+        **loader(833, 820, 0.99),
+    )
     assert firing(waits) == ["input.too_few_workers"]
 
 
 def test_a_computing_loader_without_a_free_core_is_the_transform() -> None:
     knobs = {"num_workers": 2}
-    starved = case(knobs=knobs, data_wait_ratio=0.5, mfu_ratio=0.3, cores=2.0, probe__cached_pass_s=0.05, **loader(160, 165, 0.97))
+    starved = case(
+        knobs=knobs,
+        data_wait_ratio=0.5,
+        mfu_ratio=0.3,
+        cores=2.0,
+        probe__cached_pass_s=0.05,
+        **loader(160, 165, 0.97),
+    )
     assert firing(starved) == ["input.cpu_transform"]
 
 
@@ -149,23 +235,30 @@ def test_a_worker_that_would_save_little_is_no_lack_of_cores() -> None:
         **loader(220e3, 220e3, 0.9),
     )
     finding = check("input.cpu_transform", short)
-    assert finding.state == "fires" and "no core is free" not in finding.summary and "cores" not in finding.title
+    assert (
+        finding.state == "fires"
+        and "no core is free" not in finding.summary
+        and "cores" not in finding.title
+    )
 
 
 def small_batches(both_ms: float, tensors: int, cores: float = 2.0, others: float = 0.0) -> Case:
-    """A job without workers whose model computes as long as a batch is made; its batches have a few kB."""
+    """A job without workers whose model computes as long as a batch is made; its batches have a few
+    kB."""
     step_s, each = 2 * both_ms / 1e3, 0.0006 + 0.00035 * tensors
     rate = 64 / (both_ms / 1e3)
     return case(
-        step_s=step_s, samples_per_step=64.0, data_wait_ratio=0.5, cores=cores, host__others_cpu_ratio=others, mfu_ratio=0.3,
-        loader__receive_s=each, loader__send_s=each, **loader(rate, rate, 0.97),
+        step_s=step_s, samples_per_step=64.0, data_wait_ratio=0.5, cores=cores,
+        host__others_cpu_ratio=others, mfu_ratio=0.3, loader__receive_s=each, loader__send_s=each,
+        **loader(rate, rate, 0.97),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("both_ms", "tensors", "cores", "others", "why"),
     [
-        (2.0, 5, 2.0, 0.0, "sending and receiving a batch takes time too"),  # graphs: measured 0.76x with a worker
+        # graphs: measured 0.76x with a worker
+        (2.0, 5, 2.0, 0.0, "sending and receiving a batch takes time too"),
         (20.0, 2, 1.0, 0.0, "no core is free"),  # the only core has the work of both
         (20.0, 2, 2.0, 0.5, "other programs on this machine leave no core"),
     ],
@@ -181,7 +274,8 @@ def test_where_sending_a_batch_costs_what_a_worker_saves_or_no_core_is_spare_no_
 
 
 def test_a_busy_machine_is_said_once_and_silences_no_cause() -> None:
-    """At a load of six: the program's own code within the passes is named all the same, and comes first."""
+    """At a load of six: the program's own code within the passes is named all the same, and comes
+    first."""
     function = {
         "stack__function_ratio": 0.6,
         "stack__function_python_ratio": 0.9,
@@ -189,7 +283,9 @@ def test_a_busy_machine_is_said_once_and_silences_no_cause() -> None:
         "stack__no_grad_ratio": 0.0,
     }
     busy = case(runq_ratio=0.6, host__others_cpu_ratio=0.8, mfu_ratio=0.3, **function)
-    source = Signal(0.6, "ratio", "400 stack samples, most of them in: Matcher.forward at train.py:29")
+    source = Signal(
+        0.6, "ratio", "400 stack samples, most of them in: Matcher.forward at train.py:29"
+    )
     busy = replace(busy, is_job=True, signals={**busy.signals, "stack.function_ratio": source})
     first, *others = (finding for finding in evaluate(busy) if finding.state == "fires")
     assert first.rule == "host.slow_function" and "train.py:29" in first.summary
@@ -203,12 +299,23 @@ def test_a_worker_that_makes_large_batches_beside_the_model_is_suggested() -> No
 
 def test_input_rules_stay_silent_below_their_threshold_without_any_probe() -> None:
     findings = {finding.rule: finding for finding in evaluate(case(data_wait_ratio=0.09))}
-    assert all(findings[rule].state == "clear" for rule in ("input.slow_storage", "input.too_few_workers", "input.cpu_transform"))
+    assert all(
+        findings[rule].state == "clear"
+        for rule in ("input.slow_storage", "input.too_few_workers", "input.cpu_transform")
+    )
 
 
 def test_a_loader_that_sleeps_for_half_of_its_time_can_use_two_workers_on_one_core() -> None:
-    """17 samples in 175 ms, of which the model takes 39: one worker does 95 a second, two that share a core 186."""
-    half_asleep = case(data_wait_ratio=0.78, step_s=0.175, samples_per_step=17.0, cores=2.0, threads=1.0, **loader(119.0, 95.0, 0.51))
+    """17 samples in 175 ms, of which the model takes 39: one worker does 95 a second, two that
+    share a core 186."""
+    half_asleep = case(
+        data_wait_ratio=0.78,
+        step_s=0.175,
+        samples_per_step=17.0,
+        cores=2.0,
+        threads=1.0,
+        **loader(119.0, 95.0, 0.51),
+    )
     assert firing(half_asleep) == ["input.too_few_workers"]
     finding = next(one for one in evaluate(half_asleep) if one.state == "fires")
     assert finding.suggestions[0].changes == {"num_workers": 2}
@@ -234,20 +341,38 @@ def test_logging_and_checkpoints_are_told_apart() -> None:
 
 
 def test_a_cheap_larger_batch_is_named_unless_memory_is_short() -> None:
-    tiny = {"probe__batch_cost_ratio": 0.53, "forward_ratio": 0.3, "backward_ratio": 0.45, "optimizer_ratio": 0.24, "mfu_ratio": 0.25}
+    tiny = {
+        "probe__batch_cost_ratio": 0.53,
+        "forward_ratio": 0.3,
+        "backward_ratio": 0.45,
+        "optimizer_ratio": 0.24,
+        "mfu_ratio": 0.25,
+    }
     assert firing(case(**tiny)) == ["gpu.small_batch"]
     assert top(case(**tiny)).suggestions[0].changes == {"batch_size": 64}
     assert top(case(**tiny, memory_used_ratio=0.7)).suggestions == ()
 
 
 def test_threads_that_wait_for_each_other_are_no_small_batch() -> None:
-    tiny = {"probe__batch_cost_ratio": 0.53, "forward_ratio": 0.3, "backward_ratio": 0.65, "optimizer_ratio": 0.03, "mfu_ratio": 0.05}
+    tiny = {
+        "probe__batch_cost_ratio": 0.53,
+        "forward_ratio": 0.3,
+        "backward_ratio": 0.65,
+        "optimizer_ratio": 0.03,
+        "mfu_ratio": 0.05,
+    }
     assert firing(case(**tiny, runq_ratio=0.55, threads=9.0)) == ["host.cpu_contention"]
-    assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.55, threads=1.0)), "those who wait are not its own"
+    assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.55, threads=1.0)), (
+        "those who wait are not its own"
+    )
     assert "gpu.small_batch" in firing(case(**tiny, runq_ratio=0.05, threads=9.0))
     beside = {"runq_ratio": 0.5, "threads": 2.0, "cores": 2.0}
-    assert "gpu.small_batch" not in firing(case(**(tiny | beside), host__others_cpu_ratio=0.5)), "a busy process leaves one core to two"
-    assert "gpu.small_batch" in firing(case(**(tiny | beside), host__others_cpu_ratio=0.2)), "what comes and goes takes no core"
+    assert "gpu.small_batch" not in firing(case(**(tiny | beside), host__others_cpu_ratio=0.5)), (
+        "a busy process leaves one core to two"
+    )
+    assert "gpu.small_batch" in firing(case(**(tiny | beside), host__others_cpu_ratio=0.2)), (
+        "what comes and goes takes no core"
+    )
 
 
 def test_a_small_batch_claims_no_milliseconds_of_logging() -> None:
@@ -261,7 +386,11 @@ def test_a_small_batch_claims_no_milliseconds_of_logging() -> None:
         probe__step_no_side_work_s=0.05,
         mfu_ratio=0.2,
     )
-    shares = {finding.rule: finding.recoverable_ratio for finding in evaluate(both) if finding.state == "fires"}
+    shares = {
+        finding.rule: finding.recoverable_ratio
+        for finding in evaluate(both)
+        if finding.state == "fires"
+    }
     assert sum(shares.values()) <= 1.0
     assert evaluate(both)[0].rule == "host.logging_io"
 
@@ -288,7 +417,11 @@ def test_memory_and_steadiness() -> None:
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_a_rule_without_its_first_signal_can_not_tell(rule: Rule) -> None:
     unmeasured = Case(
-        {"num_workers": 0, "batch_size": 1}, {}, rule.subject == "serving", is_job=rule.jobs_only, watched=rule.subject == "watched"
+        {"num_workers": 0, "batch_size": 1},
+        {},
+        rule.subject == "serving",
+        is_job=rule.jobs_only,
+        watched=rule.subject == "watched",
     )
     finding = next(f for f in evaluate(unmeasured) if f.rule == rule.id)
     assert finding.state == "cant_tell"
@@ -303,38 +436,63 @@ def test_a_rule_is_complete(rule) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_evidence_carries_value_threshold_and_source_and_suggestions_name_real_knobs() -> None:
-    for a_case in (case(), case(logging_ratio=0.3, mfu_ratio=0.4), case(data_wait_ratio=0.6, **loader(200, 190, 0.1))):
+    for a_case in (
+        case(),
+        case(logging_ratio=0.3, mfu_ratio=0.4),
+        case(data_wait_ratio=0.6, **loader(200, 190, 0.1)),
+    ):
         for finding in evaluate(a_case):
             if finding.state == "fires":
                 assert any(item.threshold is not None and item.source for item in finding.evidence)
-                assert all(name in CATALOGUE for suggestion in finding.suggestions for name in suggestion.changes)
+                assert all(
+                    name in CATALOGUE
+                    for suggestion in finding.suggestions
+                    for name in suggestion.changes
+                )
 
 
 def test_every_rule_names_the_knobs_that_its_suggestions_turn() -> None:
     """As its file has them: the keys of the changes that it may suggest."""
     for rule in all_rules():
         tree = ast.parse(inspect.getsource(sys.modules[type(rule).__module__]))
-        keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant)]
+        keys = [
+            key.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Dict)
+            for key in node.keys
+            if isinstance(key, ast.Constant)
+        ]
         assert set(rule.knobs) == {key for key in keys if key in CATALOGUE}, rule.id
 
 
 def test_probes_of_rules_that_turn_what_is_asked_for() -> None:
     findings = evaluate(case(data_wait_ratio=0.5))
-    assert {finding.rule for finding in about(findings, {"num_workers"})} == {"input.jitter", "input.slow_storage", "input.too_few_workers"}
+    assert {finding.rule for finding in about(findings, {"num_workers"})} == {
+        "input.jitter",
+        "input.slow_storage",
+        "input.too_few_workers",
+    }
     assert about(findings, ()) == findings
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_a_signal_that_is_no_number_is_a_signal_that_was_not_measured(rule: Rule) -> None:
-    """No comparison with NaN is true, so `share < limit` did not make a rule clear: side work fired with a predicted interval of [1, nan]."""
+    """No comparison with NaN is true, so `share < limit` did not make a rule clear: side work fired
+    with a predicted interval of [1, nan]."""
     draw = random.Random(rule.id)
     for _ in range(20):
-        values = {name: HEALTHY.get(name, draw.choice((0.0, 0.05, 0.5, 1.0, 2.0))) for name in (*HEALTHY, *rule.reads)}
+        values = {
+            name: HEALTHY.get(name, draw.choice((0.0, 0.05, 0.5, 1.0, 2.0)))
+            for name in (*HEALTHY, *rule.reads)
+        }
         absent = draw.sample(rule.reads, min(2, len(rule.reads)))
         knobs = {**KNOBS, "num_workers": draw.choice((0, 2))}
         without, with_nan = (
             Case(
-                knobs, {name: Signal(value, "", "test") for name, value in shown.items()}, rule.subject == "serving", is_job=rule.jobs_only
+                knobs,
+                {name: Signal(value, "", "test") for name, value in shown.items()},
+                rule.subject == "serving",
+                is_job=rule.jobs_only,
             )
             for shown in (
                 {name: value for name, value in values.items() if name not in absent},
@@ -351,9 +509,13 @@ def test_no_share_above_1_and_none_that_is_no_number_is_recoverable() -> None:
         rule.fires(math.nan, (), "", recoverable=0.5, confidence="high")
 
 
-@pytest.mark.parametrize(("phase", "share"), [("eval", 0.28), ("h2d", 0.2), ("other", 0.15), ("logging", 0.06)])
+@pytest.mark.parametrize(
+    ("phase", "share"), [("eval", 0.28), ("h2d", 0.2), ("other", 0.15), ("logging", 0.06)]
+)
 @pytest.mark.parametrize("rule", ["gpu.compute_bound_healthy", "gpu.bandwidth_bound_healthy"])
-def test_no_device_is_called_healthy_beside_much_other_time(rule: str, phase: str, share: float) -> None:
+def test_no_device_is_called_healthy_beside_much_other_time(
+    rule: str, phase: str, share: float
+) -> None:
     """`MFU 42 %; no bottleneck found` stood beside an evaluation of 28 % of each step."""
     signals = {"mfu_ratio": 0.42, "mbu_ratio": 0.8, f"{phase}_ratio": share}
     assert check(rule, case(**signals)).state == "clear"

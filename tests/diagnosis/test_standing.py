@@ -31,12 +31,22 @@ def stands_at(
     tunable: tuple[str, ...] = (),
     workload: str = "training.gpt",
 ) -> tuple[float, Run]:
-    """When the diagnosis stands, and on which run. The run is steady after `steady_s` and judged `judged_s` later; the probe answers
-    `answer_s` after the run is steady, and until then `probing` is true or not."""
+    """When the diagnosis stands, and on which run. The run is steady after `steady_s` and judged
+    `judged_s` later; the probe answers `answer_s` after the run is steady, and until then `probing`
+    is true or not."""
     standing = DiagnosisStatus(0.0, tunable)
     for now_s in times():
         answered = now_s > steady_s + answer_s
-        run = Run("1", "train-gpt", workload, {}, "cpu", "running", findings=[KNOWN if answered else LACKING], duration_s=now_s)
+        run = Run(
+            "1",
+            "train-gpt",
+            workload,
+            {},
+            "cpu",
+            "running",
+            findings=[KNOWN if answered else LACKING],
+            duration_s=now_s,
+        )
         run.steady_from_s = steady_s if now_s > steady_s else None
         if now_s > steady_s + judged_s:
             run.signals = {"step_s": Signal(0.01, "s", "")}
@@ -48,7 +58,9 @@ def stands_at(
 
 def test_a_probe_is_waited_for_however_long_the_run_took_to_be_steady() -> None:
     now_s, run = stands_at(steady_s=NOT_STEADY_S - 1, answer_s=DOUBT_S - 5)
-    assert run.findings == [KNOWN] and now_s == pytest.approx(NOT_STEADY_S - 1 + DOUBT_S - 5 + SETTLED_S + EVERY_S, abs=EVERY_S)
+    assert run.findings == [KNOWN] and now_s == pytest.approx(
+        NOT_STEADY_S - 1 + DOUBT_S - 5 + SETTLED_S + EVERY_S, abs=EVERY_S
+    )
 
 
 def test_a_probe_that_is_running_is_waited_for() -> None:

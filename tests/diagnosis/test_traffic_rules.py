@@ -20,7 +20,11 @@ TABLE = {
     "mfu_ratio": 0.003,
 }
 EAGER: Knobs = {"torch_compile": "off"}
-CHAIN = {"profile__elementwise_ratio": 0.83, "profile__normalization_ratio": 0.02, "profile__reduction_ratio": 0.03}
+CHAIN = {
+    "profile__elementwise_ratio": 0.83,
+    "profile__normalization_ratio": 0.02,
+    "profile__reduction_ratio": 0.03,
+}
 COMPILED: Knobs = {"torch_compile": "default", "compile_dynamic": "false", "pad_to_multiple_of": 0}
 MB = 1e6
 
@@ -29,7 +33,9 @@ def of(rule: str, a_case: Case) -> Finding:
     return next(finding for finding in evaluate(a_case) if finding.rule == rule)
 
 
-def compiled(recompiles: float, steps: float, ratio: float = 0.9, given_up: float = 0.0, breaks: float = 0.0) -> dict[str, float]:
+def compiled(
+    recompiles: float, steps: float, ratio: float = 0.9, given_up: float = 0.0, breaks: float = 0.0
+) -> dict[str, float]:
     return {
         "compile__recompiles": recompiles,
         "compile__steps": steps,
@@ -39,7 +45,9 @@ def compiled(recompiles: float, steps: float, ratio: float = 0.9, given_up: floa
     }
 
 
-def heap(allocated: float, reserved: float, at_rest: float = 120.0, limit: float = 512.0, **more: float) -> dict[str, float]:
+def heap(
+    allocated: float, reserved: float, at_rest: float = 120.0, limit: float = 512.0, **more: float
+) -> dict[str, float]:
     """In MB."""
     return {
         "memory__limit_bytes": limit * MB,
@@ -57,7 +65,8 @@ def test_a_dense_gradient_of_a_table_is_named_and_sparse_suggested() -> None:
     suggestion = finding.suggestions[0]
     assert suggestion.changes == {"sparse": True}
     assert suggestion.predicted_speedup is not None
-    assert suggestion.predicted_speedup.low < 7.0 < suggestion.predicted_speedup.high  # what was measured on a CPU
+    # what was measured on a CPU
+    assert suggestion.predicted_speedup.low < 7.0 < suggestion.predicted_speedup.high
 
 
 @pytest.mark.parametrize(
@@ -69,12 +78,19 @@ def test_a_dense_gradient_of_a_table_is_named_and_sparse_suggested() -> None:
         ({}, {}),
     ],
 )
-def test_a_table_that_is_mostly_touched_or_does_not_matter_is_left_alone(knobs: Knobs, changes: dict[str, float]) -> None:
-    assert of("gpu.dense_embedding_grad", case(knobs=knobs, **{**TABLE, **changes})).state == "clear"
+def test_a_table_that_is_mostly_touched_or_does_not_matter_is_left_alone(
+    knobs: Knobs, changes: dict[str, float]
+) -> None:
+    assert (
+        of("gpu.dense_embedding_grad", case(knobs=knobs, **{**TABLE, **changes})).state == "clear"
+    )
 
 
-def test_the_tables_milliseconds_are_neither_the_small_batchs_nor_those_of_unfused_operations() -> None:
-    """Filling a dense gradient costs the same for any batch and is elementwise: both rules would name it, too."""
+def test_the_tables_milliseconds_are_neither_the_small_batchs_nor_those_of_unfused_operations() -> (
+    None
+):
+    """Filling a dense gradient costs the same for any batch and is elementwise: both rules would
+    name it, too."""
     both = case(knobs={**DENSE, **EAGER}, **TABLE, **CHAIN, probe__batch_cost_ratio=0.3)
     fired = {finding.rule for finding in evaluate(both) if finding.state == "fires"}
     assert fired == {"gpu.dense_embedding_grad"}
@@ -86,13 +102,21 @@ def test_an_unfused_chain_is_named_and_compiling_suggested() -> None:
     suggestion = finding.suggestions[0]
     assert suggestion.changes == {"torch_compile": "default"}
     assert suggestion.predicted_speedup is not None
-    assert suggestion.predicted_speedup.low < 2.8 < suggestion.predicted_speedup.high  # what was measured on a CPU
+    # what was measured on a CPU
+    assert suggestion.predicted_speedup.low < 2.8 < suggestion.predicted_speedup.high
 
 
 def test_a_gpts_elementwise_operations_and_a_compiled_chain_are_left_alone() -> None:
-    gpt = {"profile__elementwise_ratio": 0.067, "profile__normalization_ratio": 0.029, "profile__reduction_ratio": 0.014}
+    gpt = {
+        "profile__elementwise_ratio": 0.067,
+        "profile__normalization_ratio": 0.029,
+        "profile__reduction_ratio": 0.014,
+    }
     assert of("gpu.elementwise_membw", case(knobs=EAGER, **gpt)).state == "clear"
-    assert of("gpu.elementwise_membw", case(knobs={"torch_compile": "default"}, **CHAIN)).state == "clear"
+    assert (
+        of("gpu.elementwise_membw", case(knobs={"torch_compile": "default"}, **CHAIN)).state
+        == "clear"
+    )
 
 
 def test_the_profiler_window_is_asked_for_only_where_something_could_be_compiled() -> None:
@@ -102,7 +126,11 @@ def test_the_profiler_window_is_asked_for_only_where_something_could_be_compiled
 
 def test_recompiles_are_named_before_the_run_is_steady() -> None:
     early = case(knobs=COMPILED, **compiled(3, 4))
-    pre_steady = {name: early.signals[name] for name in early.signals if name.startswith("compile.") or name == "seconds_not_steady"}
+    pre_steady = {
+        name: early.signals[name]
+        for name in early.signals
+        if name.startswith("compile.") or name == "seconds_not_steady"
+    }
     finding = evaluate(Case(early.knobs, pre_steady))[0]
     assert (finding.rule, finding.state) == ("host.recompile_graphbreak", "fires")
     assert finding.recoverable_ratio == pytest.approx(0.9)
@@ -114,32 +142,52 @@ def test_recompiles_are_named_before_the_run_is_steady() -> None:
 
 def test_one_recompile_and_rare_ones_are_normal() -> None:
     assert of("host.recompile_graphbreak", case(knobs=COMPILED, **compiled(1, 2))).state == "clear"
-    assert of("host.recompile_graphbreak", case(knobs=COMPILED, **compiled(4, 400, 0.02))).state == "clear"
+    assert (
+        of("host.recompile_graphbreak", case(knobs=COMPILED, **compiled(4, 400, 0.02))).state
+        == "clear"
+    )
     assert of("host.recompile_graphbreak", case(knobs=EAGER)).state == "clear"
 
 
 def test_a_torch_that_has_given_up_is_named_for_good_and_nothing_is_predicted() -> None:
-    finding = of("host.recompile_graphbreak", case(knobs=COMPILED, **compiled(7, 5000, 0.01, given_up=1)))
+    finding = of(
+        "host.recompile_graphbreak", case(knobs=COMPILED, **compiled(7, 5000, 0.01, given_up=1))
+    )
     assert finding.state == "fires"
     assert "uncompiled" in finding.summary
     assert finding.suggestions[0].predicted_speedup is None
 
 
 def test_graph_breaks_alone_inform() -> None:
-    finding = of("host.recompile_graphbreak", case(knobs=COMPILED, **compiled(0, 100, 0.0, breaks=2)))
+    finding = of(
+        "host.recompile_graphbreak", case(knobs=COMPILED, **compiled(0, 100, 0.0, breaks=2))
+    )
     assert (finding.state, finding.note, finding.suggestions) == ("fires", True, ())
 
 
 def test_fragments_are_named_on_a_cpu_with_what_glibc_can_do() -> None:
-    finding = of("mem.fragmentation", case(knobs={"malloc_mmap_threshold_kb": 0, "pad_to_multiple_of": 0}, **heap(240, 430)))
+    finding = of(
+        "mem.fragmentation",
+        case(knobs={"malloc_mmap_threshold_kb": 0, "pad_to_multiple_of": 0}, **heap(240, 430)),
+    )
     assert (finding.state, finding.resource) == ("fires", "memory")
     assert finding.recoverable_ratio == pytest.approx(190 / 512)
-    assert [suggestion.changes for suggestion in finding.suggestions] == [{"malloc_mmap_threshold_kb": 256}]
+    assert [suggestion.changes for suggestion in finding.suggestions] == [
+        {"malloc_mmap_threshold_kb": 256}
+    ]
 
 
 def test_fragments_are_named_on_a_gpu_with_what_its_allocator_can_do() -> None:
-    knobs: Knobs = {"pytorch_alloc_conf": "default", "pad_to_multiple_of": 0, "malloc_mmap_threshold_kb": 0}
-    peaks = {"memory__allocated_peak_bytes": 50e9, "memory__reserved_peak_bytes": 90e9, "memory__limit_bytes": 100e9}
+    knobs: Knobs = {
+        "pytorch_alloc_conf": "default",
+        "pad_to_multiple_of": 0,
+        "malloc_mmap_threshold_kb": 0,
+    }
+    peaks = {
+        "memory__allocated_peak_bytes": 50e9,
+        "memory__reserved_peak_bytes": 90e9,
+        "memory__limit_bytes": 100e9,
+    }
     finding = of("mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **peaks))
     assert finding.state == "fires"
     assert [suggestion.changes for suggestion in finding.suggestions] == [
@@ -147,12 +195,19 @@ def test_fragments_are_named_on_a_gpu_with_what_its_allocator_can_do() -> None:
         {"pad_to_multiple_of": 64},
     ]
     assert not finding.note
-    half_empty = {"memory__allocated_peak_bytes": 25e9, "memory__reserved_peak_bytes": 45e9, "memory__limit_bytes": 100e9}
-    assert of("mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **half_empty)).note, "no allocation is likely to fail"
+    half_empty = {
+        "memory__allocated_peak_bytes": 25e9,
+        "memory__reserved_peak_bytes": 45e9,
+        "memory__limit_bytes": 100e9,
+    }
+    assert of("mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **half_empty)).note, (
+        "no allocation is likely to fail"
+    )
 
 
 def test_memory_that_waits_for_the_next_step_is_not_lost() -> None:
-    """At rest most of the heap is unused; when memory is fullest hardly any is. Only a probe tells, and it is asked for only then."""
+    """At rest most of the heap is unused; when memory is fullest hardly any is. Only a probe tells,
+    and it is asked for only then."""
     assert of("mem.fragmentation", case(**heap(400, 430))).state == "clear"
     open_case = case(without=("memory.heap_allocated_peak_bytes",), **heap(0, 430))
     assert wanted_probes([of("mem.fragmentation", open_case)]) == ["heap_peaks"]
@@ -164,7 +219,18 @@ def test_memory_that_waits_for_the_next_step_is_not_lost() -> None:
 
 def test_a_stream_at_full_bandwidth_is_healthy_and_waste_is_not_taken_for_it() -> None:
     stream = case(without=("mfu_ratio",), mbu_ratio=0.9)
-    assert [finding.rule for finding in evaluate(stream) if finding.state == "fires"] == ["gpu.bandwidth_bound_healthy"]
-    assert of("gpu.bandwidth_bound_healthy", case(without=("mfu_ratio",), mbu_ratio=0.05)).state == "clear"
-    assert of("gpu.bandwidth_bound_healthy", case(without=("mfu_ratio",), mbu_ratio=0.9, data_wait_ratio=0.3)).state == "clear"
+    assert [finding.rule for finding in evaluate(stream) if finding.state == "fires"] == [
+        "gpu.bandwidth_bound_healthy"
+    ]
+    assert (
+        of("gpu.bandwidth_bound_healthy", case(without=("mfu_ratio",), mbu_ratio=0.05)).state
+        == "clear"
+    )
+    assert (
+        of(
+            "gpu.bandwidth_bound_healthy",
+            case(without=("mfu_ratio",), mbu_ratio=0.9, data_wait_ratio=0.3),
+        ).state
+        == "clear"
+    )
     assert of("gpu.bandwidth_bound_healthy", case()).state == "clear"

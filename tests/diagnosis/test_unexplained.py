@@ -9,7 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.diagnosis.claims import LARGE, SERVING, TRAINING, ClaimedPart, claims_time, parts_of, share_out, unexplained
+from gpuconsole.diagnosis.claims import (
+    LARGE,
+    SERVING,
+    TRAINING,
+    ClaimedPart,
+    claims_time,
+    parts_of,
+    share_out,
+    unexplained,
+)
 from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
@@ -38,7 +47,17 @@ NAMES = {
 def run_of(a_case: Case, findings: list[Finding] | None = None) -> Run:
     """A steady job with the signals of the case, and what the rules conclude."""
     found = evaluate(a_case) if findings is None else findings
-    run = Run("1", "job", JOB, a_case.knobs, "cpu", "running", duration_s=60.0, steady_from_s=1.0, summary=Summary(steps=500))
+    run = Run(
+        "1",
+        "job",
+        JOB,
+        a_case.knobs,
+        "cpu",
+        "running",
+        duration_s=60.0,
+        steady_from_s=1.0,
+        summary=Summary(steps=500),
+    )
     return msgspec.structs.replace(run, signals=a_case.signals, findings=found)
 
 
@@ -49,28 +68,51 @@ def run_with(a_case: Case, findings: list[Finding], serves: bool) -> Run:
 
 def starved(without: tuple[str, ...] = ("probe.loader_cpu_ratio",)) -> Run:
     """A job that waits for data for 72 % of a step; the loader's CPU time is not known."""
-    return run_of(case(without, data_wait_ratio=0.72, forward_ratio=0.1, backward_ratio=0.14, data_wait_typical_ratio=0.7))
+    return run_of(
+        case(
+            without,
+            data_wait_ratio=0.72,
+            forward_ratio=0.1,
+            backward_ratio=0.14,
+            data_wait_typical_ratio=0.7,
+        )
+    )
 
 
 def test_a_wait_without_a_cause_is_named_with_what_is_missing() -> None:
     run = starved()
-    assert state_words(run) == "No conclusion: 72 % of each step waits for data, and no rule names the cause"
+    assert (
+        state_words(run)
+        == "No conclusion: 72 % of each step waits for data, and no rule names the cause"
+    )
     told = printed(firing_report(run))
     assert "no conclusion: 72 % of each step waits for data, and no rule names the cause" in told
     assert "possible causes: too few workers, slow storage, or costly transforms" in told
-    assert "probe.loader_cpu_ratio" in told.partition("missing: ")[2] and "a longer run may give the numbers" in told
+    assert (
+        "probe.loader_cpu_ratio" in told.partition("missing: ")[2]
+        and "a longer run may give the numbers" in told
+    )
 
 
 def test_consent_is_no_remedy_where_the_probe_never_runs_in_a_job() -> None:
-    told = printed(firing_report(msgspec.structs.replace(starved(), unavailable={"probe.loader_alone": NO_CONSENT})))
+    told = printed(
+        firing_report(
+            msgspec.structs.replace(starved(), unavailable={"probe.loader_alone": NO_CONSENT})
+        )
+    )
     assert "a longer run may give the numbers" in told and "permission" not in told
 
 
 def test_while_a_probe_is_due_the_cause_is_not_known_yet() -> None:
     run = msgspec.structs.replace(starved(), duration_s=5.0)
-    assert state_words(run) == "Measuring: 72 % of each step waits for data; the cause is not known yet"
+    assert (
+        state_words(run)
+        == "Measuring: 72 % of each step waits for data; the cause is not known yet"
+    )
     waiting = {"probe.loader_alone": NO_CONSENT, "probe.script_lines": "the job ends"}
-    assert state_words(msgspec.structs.replace(run, unavailable=waiting)).startswith("No conclusion: 72 %"), "no probe is due"
+    assert state_words(msgspec.structs.replace(run, unavailable=waiting)).startswith(
+        "No conclusion: 72 %"
+    ), "no probe is due"
 
 
 def test_before_the_time_of_a_step_is_divided_nothing_is_claimed() -> None:
@@ -80,7 +122,10 @@ def test_before_the_time_of_a_step_is_divided_nothing_is_claimed() -> None:
 
 def test_what_a_finding_names_is_explained() -> None:
     run = starved(without=())
-    run.findings = [Finding("input.slow_storage", "fires", "Slow storage", 0.65), Finding("input.cpu_transform", "clear", "")]
+    run.findings = [
+        Finding("input.slow_storage", "fires", "Slow storage", 0.65),
+        Finding("input.cpu_transform", "clear", ""),
+    ]
     assert unexplained(run) is None
 
 
@@ -88,15 +133,22 @@ def test_what_the_findings_leave_of_a_part_is_named() -> None:
     run = starved(without=())
     run.findings = [Finding("input.slow_storage", "fires", "Slow storage", 0.5)]
     gap = unexplained(run)
-    assert gap is not None and gap.words == "22 % of each step waits for data beyond what the findings would free"
+    assert (
+        gap is not None
+        and gap.words == "22 % of each step waits for data beyond what the findings would free"
+    )
 
 
 def test_a_cause_without_a_cure_is_named_all_the_same() -> None:
-    """Where the storage gives no more, more workers recover nothing, but the finding names what the step waits for."""
+    """Where the storage gives no more, more workers recover nothing, but the finding names what the
+    step waits for."""
     run = starved(without=())
     run.findings = [Finding("input.slow_storage", "fires", "Slow storage", 0.0)]
     gap = unexplained(run)
-    assert gap is not None and gap.words == "72 % of each step waits for data beyond what the findings would free"
+    assert (
+        gap is not None
+        and gap.words == "72 % of each step waits for data beyond what the findings would free"
+    )
 
 
 OVERHEAD = {"other_ratio": 0.12, "stack__script_ratio": 0.12, "stack__line_ratio": 0.1}
@@ -106,16 +158,32 @@ IDLE = {"is_gpu": 1.0, "gpu__util_ratio": 0.4, "data_wait_ratio": 0.01, "other_r
 @pytest.mark.parametrize(
     ("signals", "fires", "words"),
     [
-        ({"data_wait_ratio": 0.4, "forward_ratio": 0.15, "backward_ratio": 0.3, **OVERHEAD}, "host.python_overhead", "40 % of each step waits for data"),
-        ({**IDLE, "runq_ratio": 0.16}, "host.cpu_contention", "58 % of each step passes without work on the GPU"),
-        ({**IDLE, "checkpoint_ratio": 0.06}, "host.checkpoint_stall", "52 % of each step passes without work on the GPU"),
+        (
+            {"data_wait_ratio": 0.4, "forward_ratio": 0.15, "backward_ratio": 0.3, **OVERHEAD},
+            "host.python_overhead",
+            "40 % of each step waits for data",
+        ),
+        (
+            {**IDLE, "runq_ratio": 0.16},
+            "host.cpu_contention",
+            "58 % of each step passes without work on the GPU",
+        ),
+        (
+            {**IDLE, "checkpoint_ratio": 0.06},
+            "host.checkpoint_stall",
+            "52 % of each step passes without work on the GPU",
+        ),
     ],
-)  # fmt: skip
-def test_a_finding_about_other_time_and_a_note_explain_nothing(signals: dict[str, float], fires: str, words: str) -> None:
+)
+def test_a_finding_about_other_time_and_a_note_explain_nothing(
+    signals: dict[str, float], fires: str, words: str
+) -> None:
     """Any finding whose id began alike, of any size, explained a whole part of the step."""
     source = Signal(0.1, "ratio", "stack samples, most of them at train.py:9")
     a_case = case(("probe.loader_cpu_ratio", "mfu_ratio"), **signals)
-    run = run_of(dataclasses.replace(a_case, signals={**a_case.signals, "stack.line_ratio": source}))
+    run = run_of(
+        dataclasses.replace(a_case, signals={**a_case.signals, "stack.line_ratio": source})
+    )
     assert fires in [finding.rule for finding in run.findings if finding.state == "fires"]
     gap = unexplained(run)
     assert gap is not None and gap.time == words
@@ -125,14 +193,27 @@ def test_a_finding_about_other_time_and_a_note_explain_nothing(signals: dict[str
 def test_a_finding_about_the_work_of_a_server_does_not_explain_its_queue(rule: str) -> None:
     signals = {"server.queue_s": Signal(0.6, "s", "test"), "server.e2e_s": Signal(1.0, "s", "test")}
     findings = [Finding(rule, "fires", "", 0.3), Finding("serve.over_capacity", "clear", "")]
-    run = Run("1", "x", "inference.chat", {}, "cpu", "running", steady_from_s=1.0, signals=signals, findings=findings)
+    run = Run(
+        "1",
+        "x",
+        "inference.chat",
+        {},
+        "cpu",
+        "running",
+        steady_from_s=1.0,
+        signals=signals,
+        findings=findings,
+    )
     gap = unexplained(run)
     assert gap is not None and gap.time == "60 % of the time of a request is a wait in the queue"
 
 
 def test_another_finding_does_not_explain_the_wait() -> None:
     run = starved()
-    run.findings = [Finding("gpu.small_batch", "fires", "The batch is too small", 0.1), *run.findings]
+    run.findings = [
+        Finding("gpu.small_batch", "fires", "The batch is too small", 0.1),
+        *run.findings,
+    ]
     assert "not explained: 72 % of each step waits for data" in printed(firing_report(run))
 
 
@@ -140,11 +221,15 @@ def test_a_rule_about_the_passes_without_data_leaves_the_question_open() -> None
     run = run_of(case(("probe.batch_cost_ratio", "probe.batch_factor"), mfu_ratio=0.2))
     run.unavailable = {"probe.batch_elasticity": NO_CONSENT}
     assert all(finding.state != "fires" for finding in run.findings)
-    assert why_no_claim(run).startswith("1 rule has no data about the passes and the optimizer (98 % of each step)")
+    assert why_no_claim(run).startswith(
+        "1 rule has no data about the passes and the optimizer (98 % of each step)"
+    )
     assert why_no_claim(run).endswith("P (or --probe) allows the probe batch_elasticity")
     assert "no fault found" not in printed(firing_report(run))
     ended = msgspec.structs.replace(run, state="finished")
-    assert why_no_claim(ended).endswith(": --probe allows the probe batch_elasticity"), "no key helps any more"
+    assert why_no_claim(ended).endswith(": --probe allows the probe batch_elasticity"), (
+        "no key helps any more"
+    )
 
 
 def test_a_probe_that_failed_is_the_reason() -> None:
@@ -156,8 +241,21 @@ def test_a_probe_that_failed_is_the_reason() -> None:
 def test_a_server_whose_requests_wait_is_not_without_a_fault() -> None:
     signals = {"server.queue_s": Signal(0.3, "s", "test"), "server.e2e_s": Signal(1.0, "s", "test")}
     findings = [Finding("serve.over_capacity", "clear", "")]
-    run = Run("1", "x", "inference.chat", {}, "cpu", "running", steady_from_s=1.0, signals=signals, findings=findings)
-    assert why_no_claim(run) == "30 % of the time of a request is a wait in the queue, and no rule names the cause"
+    run = Run(
+        "1",
+        "x",
+        "inference.chat",
+        {},
+        "cpu",
+        "running",
+        steady_from_s=1.0,
+        signals=signals,
+        findings=findings,
+    )
+    assert (
+        why_no_claim(run)
+        == "30 % of the time of a request is a wait in the queue, and no rule names the cause"
+    )
     run.signals = {}
     run.findings = [Finding("serve.over_capacity", "cant_tell", "", missing=("server.queue_s",))]
     assert why_no_claim(run).startswith("1 rule has no data about the server")
@@ -174,20 +272,40 @@ def test_a_healthy_run_is_without_a_fault() -> None:
 
 
 def check_claims(findings: list[Finding], a_case: Case) -> None:
-    """What the screen calls recoverable of any parts of a step is no more than these parts; what does not fit names the findings that claim the same time."""
-    whole = {part.name: share for part in (SERVING if a_case.serves else TRAINING) if (share := measured_share(part, a_case)) is not None}
-    claims = {finding.rule: parts_of(finding.rule, a_case) for finding in findings if claims_time(finding)}
-    counted = [finding for finding in findings if finding.rule in claims and not finding.alternative_to]
+    """What the screen calls recoverable of any parts of a step is no more than these parts; what
+    does not fit names the findings that claim the same time."""
+    whole = {
+        part.name: share
+        for part in (SERVING if a_case.serves else TRAINING)
+        if (share := measured_share(part, a_case)) is not None
+    }
+    claims = {
+        finding.rule: parts_of(finding.rule, a_case) for finding in findings if claims_time(finding)
+    }
+    counted = [
+        finding for finding in findings if finding.rule in claims and not finding.alternative_to
+    ]
     assert all("recoverable" in stake(finding) for finding in counted)
-    for parts in [*({part} for part in whole), *(set(claims[finding.rule]) for finding in counted), set(whole)]:
-        of_parts = [finding.recoverable_ratio for finding in counted if set(claims[finding.rule]) <= parts]
+    for parts in [
+        *({part} for part in whole),
+        *(set(claims[finding.rule]) for finding in counted),
+        set(whole),
+    ]:
+        of_parts = [
+            finding.recoverable_ratio for finding in counted if set(claims[finding.rule]) <= parts
+        ]
         if parts <= whole.keys():
             assert sum(of_parts) <= sum(whole[part] for part in parts) + 1e-6
     for finding in findings:
-        assert set(finding.alternative_to) <= claims.keys() and finding.rule not in finding.alternative_to
+        assert (
+            set(finding.alternative_to) <= claims.keys()
+            and finding.rule not in finding.alternative_to
+        )
         if finding.alternative_to:
             assert "recoverable" not in stake(finding)
-            assert all(set(claims[rule]) & set(claims[finding.rule]) for rule in finding.alternative_to)
+            assert all(
+                set(claims[rule]) & set(claims[finding.rule]) for rule in finding.alternative_to
+            )
 
 
 def measured_share(part: ClaimedPart, a_case: Case) -> float | None:
@@ -205,19 +323,39 @@ COMM: Knobs = {"sharding": "ddp", "nproc": 8, "num_workers": 2}
     [
         ({"comm.slow_link": 0.39, "comm.exposed": 0.30}, {"comm_ratio": 0.4}, ["comm.slow_link"]),
         (
-            {"gpu.fp32_no_tensor_core": 0.63, "gpu.small_batch": 0.59, "host.launch_bound": 0.55, "gpu.attention_math": 0.47, "gpu.elementwise_membw": 0.37},
+            {
+                "gpu.fp32_no_tensor_core": 0.63,
+                "gpu.small_batch": 0.59,
+                "host.launch_bound": 0.55,
+                "gpu.attention_math": 0.47,
+                "gpu.elementwise_membw": 0.37,
+            },
             {"forward_ratio": 0.3, "backward_ratio": 0.62, "optimizer_ratio": 0.03},
             ["gpu.fp32_no_tensor_core"],
         ),
-        ({"host.launch_bound": 0.55, "host.sync_stall": 0.54}, {"is_gpu": 1.0, "gpu.util_ratio": 0.39, "backward_ratio": 0.61}, ["host.launch_bound"]),
+        (
+            {"host.launch_bound": 0.55, "host.sync_stall": 0.54},
+            {"is_gpu": 1.0, "gpu.util_ratio": 0.39, "backward_ratio": 0.61},
+            ["host.launch_bound"],
+        ),
         (
             {"input.slow_storage": 0.6, "hw.clocks_low": 0.5, "hw.shared_gpu": 0.5},
-            {"is_gpu": 1.0, "data_wait_ratio": 0.6, "forward_ratio": 0.1, "backward_ratio": 0.27, "optimizer_ratio": 0.03},
+            {
+                "is_gpu": 1.0,
+                "data_wait_ratio": 0.6,
+                "forward_ratio": 0.1,
+                "backward_ratio": 0.27,
+                "optimizer_ratio": 0.03,
+            },
             ["input.slow_storage", "hw.clocks_low"],
         ),
-        ({"input.slow_storage": 0.3, "host.checkpoint_stall": 0.2}, {"data_wait_ratio": 0.3, "checkpoint_ratio": 0.2}, ["input.slow_storage", "host.checkpoint_stall"]),
+        (
+            {"input.slow_storage": 0.3, "host.checkpoint_stall": 0.2},
+            {"data_wait_ratio": 0.3, "checkpoint_ratio": 0.2},
+            ["input.slow_storage", "host.checkpoint_stall"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_findings_that_claim_the_same_milliseconds_are_alternatives(
     findings: dict[str, float], shares: dict[str, float], counted: list[str]
 ) -> None:
@@ -234,23 +372,44 @@ def test_findings_that_claim_the_same_milliseconds_are_alternatives(
 
 def test_the_last_steps_and_an_evaluation_that_is_not_among_them_share_one_step() -> None:
     """The shares were 80 and 47 % of one step."""
-    a_case = case(data_wait_ratio=0.8, forward_ratio=0.1, backward_ratio=0.1, eval_ratio=0.5, recent__eval_ratio=0.0)
-    firing = [Finding("input.slow_storage", "fires", "", 0.8, "high"), Finding("host.eval_stall", "fires", "", 0.475, "high")]
-    shown = {finding.rule: finding.recoverable_ratio for finding in share_out(firing, a_case) if not finding.alternative_to}
+    a_case = case(
+        data_wait_ratio=0.8,
+        forward_ratio=0.1,
+        backward_ratio=0.1,
+        eval_ratio=0.5,
+        recent__eval_ratio=0.0,
+    )
+    firing = [
+        Finding("input.slow_storage", "fires", "", 0.8, "high"),
+        Finding("host.eval_stall", "fires", "", 0.475, "high"),
+    ]
+    shown = {
+        finding.rule: finding.recoverable_ratio
+        for finding in share_out(firing, a_case)
+        if not finding.alternative_to
+    }
     assert shown == {"input.slow_storage": pytest.approx(0.4, abs=0.005), "host.eval_stall": 0.475}
     gap = unexplained(run_of(a_case, firing[1:]))
-    assert gap is not None and gap.words == "40 % of each step waits for data, and no rule names the cause"
+    assert (
+        gap is not None
+        and gap.words == "40 % of each step waits for data, and no rule names the cause"
+    )
 
 
 def test_a_step_that_only_waits_for_a_core_ends_no_diagnosis() -> None:
     """Without its wait for a core such a step takes no time."""
     a_case = case(knobs=COMM, step_s=0.0, comm__exposed_s=0.1, comm_ratio=0.3)
-    assert share_out([Finding("comm.exposed", "fires", "", 0.5, "high")], a_case)[0].recoverable_ratio == pytest.approx(0.3)
+    assert share_out([Finding("comm.exposed", "fires", "", 0.5, "high")], a_case)[
+        0
+    ].recoverable_ratio == pytest.approx(0.3)
 
 
 def test_the_share_of_the_queue_is_at_most_all_of_a_request() -> None:
     """The queue grows: what leaves it now has waited longer than the requests took that end now."""
-    signals = {"server.queue_s": Signal(12.0, "s", "test"), "server.e2e_s": Signal(10.0, "s", "test")}
+    signals = {
+        "server.queue_s": Signal(12.0, "s", "test"),
+        "server.e2e_s": Signal(10.0, "s", "test"),
+    }
     a_case = dataclasses.replace(case(), signals=signals, serves=True)
     gap = unexplained(run_with(a_case, [], True))
     assert gap is not None and gap.time == "100 % of the time of a request is a wait in the queue"
@@ -267,10 +426,12 @@ def test_a_finding_whose_changes_gained_nothing_claims_nothing() -> None:
     gap = unexplained(run)
     assert gap is not None and gap.words.startswith("32 % of each step waits for data")
     gained = with_gain(lost, 1.5)
-    assert share_out([gained, other], Case.of(run, run.signals))[1].alternative_to == ("input.too_few_workers",)
+    assert share_out([gained, other], Case.of(run, run.signals))[1].alternative_to == (
+        "input.too_few_workers",
+    )
 
 
-def test_a_trial_without_a_gain_leaves_no_alternative_to_its_finding_also_after_the_last_diagnosis() -> None:
+def test_a_trial_without_a_gain_leaves_no_alternative_to_its_finding_after_the_diagnosis() -> None:
     change = Suggestion({"num_workers": 4}, None, "", "")
     first = Finding("input.too_few_workers", "fires", "Too few", 0.6, "high", suggestions=(change,))
     other = Finding("input.jitter", "fires", "Jitter", 0.4, "high")
@@ -287,19 +448,28 @@ def with_gain(finding: Finding, speedup: float) -> Finding:
     """The finding, whose change gains in its trial."""
     (change,) = finding.suggestions
     tried = Tried(speedup, speedup - 0.1, speedup + 0.1, "win", "1")
-    return msgspec.structs.replace(finding, suggestions=(msgspec.structs.replace(change, tried=tried),))
+    return msgspec.structs.replace(
+        finding, suggestions=(msgspec.structs.replace(change, tried=tried),)
+    )
 
 
-@pytest.mark.parametrize("rule", [rule for rule in all_rules() if rule.resource == "time"], ids=lambda rule: rule.id)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in all_rules() if rule.resource == "time"], ids=lambda rule: rule.id
+)
 def test_every_rule_that_can_recover_time_claims_parts(rule: Rule) -> None:
     serves = rule.subject in ("serving", "watched")
     parts = parts_of(rule.id, dataclasses.replace(case(), serves=serves))
-    assert parts or rule.id in ("meta.not_steady", "mem.near_capacity"), "its findings would recover nothing, and are no notes"
+    assert parts or rule.id in ("meta.not_steady", "mem.near_capacity"), (
+        "its findings would recover nothing, and are no notes"
+    )
     assert set(parts) <= {part.name for part in (SERVING if serves else TRAINING)}
 
 
 README_SAYS = (
-    'Findings that claim the same time are shown as alternatives ("one of these"), so recoverable shares never add up to more than a part.',
+    (
+        'Findings that claim the same time are shown as alternatives ("one of these"), so'
+        " recoverable shares never add up to more than a part."
+    ),
     "Time that no finding explains is named as such.",
 )
 
@@ -311,11 +481,16 @@ def test_the_readme_says_what_these_tests_hold() -> None:
 
 @pytest.mark.parametrize("serves", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_no_two_findings_claim_the_same_time_and_what_no_finding_explains_is_named(seed: int, serves: bool) -> None:
+def test_no_two_findings_claim_the_same_time_and_what_no_finding_explains_is_named(
+    seed: int, serves: bool
+) -> None:
     """README_SAYS, on findings of any rules and sizes: 20 cases for each seed."""
     draw = random.Random(seed)
     rules = [
-        rule for rule in all_rules() if rule.resource == "time" and (rule.subject == "hardware" or (rule.subject == "serving") == serves)
+        rule
+        for rule in all_rules()
+        if rule.resource == "time"
+        and (rule.subject == "hardware" or (rule.subject == "serving") == serves)
     ]
     for _ in range(20):
         weights = {f"{phase}_ratio": draw.random() ** 4 for phase in PHASES}
@@ -323,17 +498,30 @@ def test_no_two_findings_claim_the_same_time_and_what_no_finding_explains_is_nam
             "is_gpu": 1.0,
             "gpu.util_ratio": draw.random(),
         }
-        values |= {"server.queue_s": draw.random(), "server.e2e_s": 1.0, "runq_ratio": draw.random() / 2}
-        a_case = dataclasses.replace(case(), signals={name: Signal(value, "", "test") for name, value in values.items()}, serves=serves)
+        values |= {
+            "server.queue_s": draw.random(),
+            "server.e2e_s": 1.0,
+            "runq_ratio": draw.random() / 2,
+        }
+        a_case = dataclasses.replace(
+            case(),
+            signals={name: Signal(value, "", "test") for name, value in values.items()},
+            serves=serves,
+        )
         chosen = draw.sample(rules, 8)
-        firing = [Finding(rule.id, "fires", rule.id, draw.random(), "high", note=draw.random() < 0.2) for rule in chosen]
+        firing = [
+            Finding(rule.id, "fires", rule.id, draw.random(), "high", note=draw.random() < 0.2)
+            for rule in chosen
+        ]
         shown = share_out(firing, a_case)
         check_claims(shown, a_case)
         assert share_out(shown, a_case) == shown
         gap = unexplained(run_with(a_case, shown, serves))
         for part in SERVING if serves else TRAINING:
             about = [
-                f.recoverable_ratio for f in shown if part.name in parts_of(f.rule, a_case) and claims_time(f) and not f.alternative_to
+                f.recoverable_ratio
+                for f in shown
+                if part.name in parts_of(f.rule, a_case) and claims_time(f) and not f.alternative_to
             ]
             if part.words and (rest := part.share(a_case) - sum(about)) >= LARGE:
                 assert gap is not None and gap.share >= rest - 1e-6
@@ -341,25 +529,45 @@ def test_no_two_findings_claim_the_same_time_and_what_no_finding_explains_is_nam
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) -> None:
-    """Random shares of a step, random signals that are missing, random settings: 40 cases for each seed."""
+    """Random shares of a step, random signals that are missing, random settings: 40 cases for each
+    seed."""
     draw = random.Random(seed)
     signals = sorted({name for rule in all_rules() for name in rule.reads} | set(HEALTHY))
     for _ in range(40):
         weights = [draw.random() ** 4 for _ in PHASES]
-        shares = {f"{phase}_ratio": weight / sum(weights) for phase, weight in zip(PHASES, weights, strict=True)}
-        values = {name: HEALTHY.get(name, draw.choice((0.0, 0.05, 0.5, 1.0, 2.0))) for name in signals if draw.random() < 0.8} | shares
-        values |= {f"recent.{phase}_ratio": shares[f"{phase}_ratio"] for phase in SIDE_WORK}  # the last steps are as all steps
+        shares = {
+            f"{phase}_ratio": weight / sum(weights)
+            for phase, weight in zip(PHASES, weights, strict=True)
+        }
+        values = {
+            name: HEALTHY.get(name, draw.choice((0.0, 0.05, 0.5, 1.0, 2.0)))
+            for name in signals
+            if draw.random() < 0.8
+        } | shares
+        # the last steps are as all steps
+        values |= {f"recent.{phase}_ratio": shares[f"{phase}_ratio"] for phase in SIDE_WORK}
         values["is_gpu"] = float(draw.random() < 0.3)
         knobs: Knobs = {**KNOBS, "num_workers": draw.choice((0, 1, 4))}
         if draw.random() < 0.3:
             del knobs["num_workers"]  # the program makes its batches itself
-        run = run_of(Case(knobs, {name: Signal(value, "", "test") for name, value in values.items()}))
+        run = run_of(
+            Case(knobs, {name: Signal(value, "", "test") for name, value in values.items()})
+        )
         told, findings = printed(firing_report(run)), run.findings
         for phase, rules in NAMES.items():
-            recovered = sum(f.recoverable_ratio for f in findings if f.rule.startswith(rules) and claims_time(f) and not f.alternative_to)
+            recovered = sum(
+                f.recoverable_ratio
+                for f in findings
+                if f.rule.startswith(rules) and claims_time(f) and not f.alternative_to
+            )
             if shares[f"{phase}_ratio"] - recovered >= 0.1:
-                assert "no fault found" not in told and ("no rule names the cause" in told or "beyond what the findings would free" in told)
+                assert "no fault found" not in told and (
+                    "no rule names the cause" in told
+                    or "beyond what the findings would free" in told
+                )
         check_claims(findings, Case.of(run, run.signals))
         passes = sum(shares[f"{phase}_ratio"] for phase in ("forward", "backward", "optimizer"))
-        if passes >= 0.1 and any(f.rule.startswith("gpu.") and f.state == "cant_tell" for f in findings):
+        if passes >= 0.1 and any(
+            f.rule.startswith("gpu.") and f.state == "cant_tell" for f in findings
+        ):
             assert "no fault found" not in told

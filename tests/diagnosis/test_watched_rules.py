@@ -1,4 +1,5 @@
-"""Labelled states of servers that are only watched: from the pages that each engine would show, through reading, session and rules."""
+"""Labelled states of servers that are only watched: from the pages that each engine would show,
+through reading, session and rules."""
 
 from __future__ import annotations
 
@@ -22,17 +23,30 @@ Loads = Callable[[int], Load]
 
 
 def watched(engine: str, load: Load | Loads, facts: dict[str, float] | None = None) -> RunRecord:
-    """The record of a run that has read the page of `engine` once a second. `facts`: what the server says of itself elsewhere."""
+    """The record of a run that has read the page of `engine` once a second. `facts`: what the
+    server says of itself elsewhere."""
     record = RunRecord(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu", elsewhere=True), "")
     of_second: Loads = load if callable(load) else lambda second: load
     first = read_families(page(engine, of_second(1), 1))
     known = {name: Fact(value, "/facts") for name, value in (facts or {}).items()}
-    record.apply(ServerKnown(0.0, ServerFacts(engine=Fact(engines_on(first)[0].name, "the metrics page"), **known)))
+    record.apply(
+        ServerKnown(
+            0.0, ServerFacts(engine=Fact(engines_on(first)[0].name, "the metrics page"), **known)
+        )
+    )
     record.apply(Started(0.0, {}, {}))
     for second in range(1, READINGS + 1):
-        state = server_state(read_families(page(engine, of_second(second), second), buckets=True), float(second), buckets=True)
+        state = server_state(
+            read_families(page(engine, of_second(second), second), buckets=True),
+            float(second),
+            buckets=True,
+        )
         record.apply(state)
-        record.apply(Steps(float(second), [Step(second, float(second), 1.0, 10, 500, ())], 0.0, 0.0, 0.0, 0.0))
+        record.apply(
+            Steps(
+                float(second), [Step(second, float(second), 1.0, 10, 500, ())], 0.0, 0.0, 0.0, 0.0
+            )
+        )
     assert record.steady_t is not None
     return record
 
@@ -42,7 +56,11 @@ def conclusions(record: RunRecord) -> list[Finding]:
 
 
 def firing(record: RunRecord) -> list[str]:
-    return [finding.rule.removeprefix("watch.") for finding in conclusions(record) if finding.state == "fires"]
+    return [
+        finding.rule.removeprefix("watch.")
+        for finding in conclusions(record)
+        if finding.state == "fires"
+    ]
 
 
 IDLE = Load(running=0, requests=0, kv=0)
@@ -66,32 +84,106 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
     ("few requests, LMDeploy", "lmdeploy", Load(), {}, {"underloaded_healthy"}),
     ("few requests, Ray", "ray-serve", Load(), {}, {"underloaded_healthy"}),
     ("well used: most of the cache, nothing waits", "vllm", FORTY, {}, {"at_limit_healthy"}),
-    ("well used: most of the slots, nothing waits", "tensorrt-llm", busier(FORTY, kv=0.3), {}, {"at_limit_healthy"}),
-    ("well used: the GPU computes all the time", "sglang", busier(FORTY, kv=0.4, forward=0.95, idle=0.02), {}, {"at_limit_healthy"}),
+    (
+        "well used: most of the slots, nothing waits",
+        "tensorrt-llm",
+        busier(FORTY, kv=0.3),
+        {},
+        {"at_limit_healthy"},
+    ),
+    (
+        "well used: the GPU computes all the time",
+        "sglang",
+        busier(FORTY, kv=0.4, forward=0.95, idle=0.02),
+        {},
+        {"at_limit_healthy"},
+    ),
     ("sequence cap, inferred", "vllm", CAPPED, {}, {"sequence_cap"}),
     ("sequence cap, known", "vllm", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
     ("sequence cap, SGLang", "sglang", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
     ("sequence cap, llama.cpp slots", "llama.cpp", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
     ("sequence cap, TensorRT-LLM", "tensorrt-llm", busier(CAPPED, limit=10), {}, {"sequence_cap"}),
     ("cache full, preemptions", "vllm", shaky(FULL, 24, 20, 22, 18), {}, {"kv_bound"}),
-    ("cache full, retractions", "sglang", shaky(FULL, 24, 20, 22, 18), {"max_num_seqs": 256}, {"kv_bound"}),
-    ("cache full, no count of preemptions", "lmdeploy", shaky(FULL, 24, 20, 22, 18), {}, {"kv_bound"}),
-    ("keys and values from elsewhere", "vllm", shaky(Load(waiting=6, deferred=6, queue=0.8), 4, 5, 3), {}, {"deferred"}),
-    ("grammars", "sglang", shaky(Load(waiting=0, deferred=4, queue=0.5), 4, 5, 3), {"max_num_seqs": 256}, {"deferred"}),
-    ("slow host", "sglang", Load(running=40, kv=0.4, idle=0.02, forward=0.4), {"max_num_seqs": 256}, {"host_bound"}),
+    (
+        "cache full, retractions",
+        "sglang",
+        shaky(FULL, 24, 20, 22, 18),
+        {"max_num_seqs": 256},
+        {"kv_bound"},
+    ),
+    (
+        "cache full, no count of preemptions",
+        "lmdeploy",
+        shaky(FULL, 24, 20, 22, 18),
+        {},
+        {"kv_bound"},
+    ),
+    (
+        "keys and values from elsewhere",
+        "vllm",
+        shaky(Load(waiting=6, deferred=6, queue=0.8), 4, 5, 3),
+        {},
+        {"deferred"},
+    ),
+    (
+        "grammars",
+        "sglang",
+        shaky(Load(waiting=0, deferred=4, queue=0.5), 4, 5, 3),
+        {"max_num_seqs": 256},
+        {"deferred"},
+    ),
+    (
+        "slow host",
+        "sglang",
+        Load(running=40, kv=0.4, idle=0.02, forward=0.4),
+        {"max_num_seqs": 256},
+        {"host_bound"},
+    ),
     ("queue in Ray Serve", "ray-serve", Load(front=20), {}, {"queue_before_engine"}),
     ("queue in the API server", "lmdeploy", Load(front=20), {}, {"queue_before_engine"}),
     ("long prompts stall tokens", "vllm", STALLED, {}, {"prefill_stalls_decode"}),
-    ("token budget", "vllm", shaky(Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5), 20, 9, 16, 12),
-     {"max_num_batched_tokens": 2048, "max_num_seqs": 256}, {"token_budget"}),
-    ("token budget, inferred", "vllm", shaky(Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5), 20, 9, 16, 12),
-     {}, {"token_budget"}),
-    ("a batch that decodes is no token budget", "vllm", Load(running=60, waiting=20, iteration=60, queue=1.0, kv=0.5), {}, {"sequence_cap"}),
-]  # fmt: skip
+    (
+        "token budget",
+        "vllm",
+        shaky(
+            Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5),
+            20,
+            9,
+            16,
+            12,
+        ),
+        {"max_num_batched_tokens": 2048, "max_num_seqs": 256},
+        {"token_budget"},
+    ),
+    (
+        "token budget, inferred",
+        "vllm",
+        shaky(
+            Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5),
+            20,
+            9,
+            16,
+            12,
+        ),
+        {},
+        {"token_budget"},
+    ),
+    (
+        "a batch that decodes is no token budget",
+        "vllm",
+        Load(running=60, waiting=20, iteration=60, queue=1.0, kv=0.5),
+        {},
+        {"sequence_cap"},
+    ),
+]
 
 
-@pytest.mark.parametrize(("name", "engine", "load", "facts", "expected"), STATES, ids=[state[0] for state in STATES])
-def test_a_labelled_state_gets_its_verdict(name: str, engine: str, load: Load | Loads, facts: dict[str, float], expected: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "engine", "load", "facts", "expected"), STATES, ids=[state[0] for state in STATES]
+)
+def test_a_labelled_state_gets_its_verdict(
+    name: str, engine: str, load: Load | Loads, facts: dict[str, float], expected: set[str]
+) -> None:
     assert set(firing(watched(engine, load, facts))) == expected
 
 
@@ -100,71 +192,109 @@ def test_a_sequence_cap_comes_with_its_evidence_and_the_flag_of_its_engine() -> 
         ("vllm", "vllm serve ... --max-num-seqs 128"),
         ("sglang", "python -m sglang.launch_server ... --max-running-requests 128"),
     ):
-        (finding,) = [f for f in conclusions(watched(engine, CAPPED, {"max_num_seqs": 10})) if f.state == "fires"]
+        (finding,) = [
+            f
+            for f in conclusions(watched(engine, CAPPED, {"max_num_seqs": 10}))
+            if f.state == "fires"
+        ]
         assert finding.rule == "watch.sequence_cap" and finding.suggestions[0].code == flag
         assert {"server.requests_waiting", "server.seats_taken_ratio", "server.sequence_limit"} <= {
             entry.signal for entry in finding.evidence
         }
-        assert "10 requests run, which is the limit, and 90 wait" in finding.summary and "only 19" in finding.summary
+        assert (
+            "10 requests run, which is the limit, and 90 wait" in finding.summary
+            and "only 19" in finding.summary
+        )
 
 
 def test_an_inferred_limit_says_so() -> None:
     signals = run_signals(watched("vllm", CAPPED), Summary(), 8, None)
-    assert signals["server.sequence_limit"].value == 10 and signals["server.sequence_limit"].source.startswith("inferred: at most 10 run")
+    assert signals["server.sequence_limit"].value == 10 and signals[
+        "server.sequence_limit"
+    ].source.startswith("inferred: at most 10 run")
 
 
 def test_what_an_engine_does_not_tell_is_named_with_what_turns_it_on() -> None:
     def reasons(engine: str, load: Load) -> dict[str, str]:
-        return {f.rule: f.summary for f in conclusions(watched(engine, load)) if f.state == "cant_tell"}
+        return {
+            f.rule: f.summary for f in conclusions(watched(engine, load)) if f.state == "cant_tell"
+        }
 
     tgi, vllm = reasons("tgi", CAPPED), reasons("vllm", Load())
     assert tgi["watch.kv_bound"] == "the use of the KV cache is missing: TGI does not report it"
-    assert tgi["watch.prefill_stalls_decode"].endswith("TGI's time per token contains the prefill, so it is not ITL")
+    assert tgi["watch.prefill_stalls_decode"].endswith(
+        "TGI's time per token contains the prefill, so it is not ITL"
+    )
     assert vllm["watch.token_budget"].endswith("vLLM has no metric for --max-num-batched-tokens")
     assert "needs" not in " ".join([*tgi.values(), *vllm.values()])
 
 
 def test_a_wide_bucket_makes_no_stall() -> None:
     """vLLM's first bucket ends at 10 ms: gaps of 1 ms and of 9 ms look the same."""
-    assert "prefill_stalls_decode" not in firing(watched("vllm", busier(STALLED, gaps=(0.001,) * 90 + (0.024,) * 10)))  # type: ignore[arg-type]
+    assert "prefill_stalls_decode" not in firing(
+        watched("vllm", busier(STALLED, gaps=(0.001,) * 90 + (0.024,) * 10))
+    )  # type: ignore[arg-type]
 
 
 def test_a_watched_run_has_no_rules_about_training_or_about_a_load_of_ours() -> None:
-    assert {finding.rule.partition(".")[0] for finding in conclusions(watched("vllm", Load()))} == {"watch"}
+    assert {finding.rule.partition(".")[0] for finding in conclusions(watched("vllm", Load()))} == {
+        "watch"
+    }
 
 
 def test_an_inferred_token_budget_says_so() -> None:
     load = Load(waiting=20, iteration=1900, prompt=6000, queue=1.0, prefill=3.0, kv=0.5)
-    budget = run_signals(watched("vllm", shaky(load, 20, 9, 16, 12)), Summary(), 8, None)["server.token_limit"]
-    assert budget.value == 2048 and budget.source == "inferred: 100 % of the iterations have 1024 to 2048 tokens, and none has more"
+    budget = run_signals(watched("vllm", shaky(load, 20, 9, 16, 12)), Summary(), 8, None)[
+        "server.token_limit"
+    ]
+    assert (
+        budget.value == 2048
+        and budget.source
+        == "inferred: 100 % of the iterations have 1024 to 2048 tokens, and none has more"
+    )
 
 
 def after_probe(engine: str, load: Load, **values: float) -> Finding:
     """The conclusion about a queue before the engine, after a probe with these signals."""
     record = watched(engine, load)
-    signals = {f"probe.{name}": Signal(value, "s", "5 requests of ours") for name, value in values.items()}
+    signals = {
+        f"probe.{name}": Signal(value, "s", "5 requests of ours") for name, value in values.items()
+    }
     record.apply(ProbeDone(float(READINGS), 1, CLIENT_WAIT, signals))
-    return next(finding for finding in conclusions(record) if finding.rule == "watch.queue_before_engine")
+    return next(
+        finding for finding in conclusions(record) if finding.rule == "watch.queue_before_engine"
+    )
 
 
 def of_probe(client: float, low: float, high: float, **more: float) -> dict[str, float]:
     return {
-        "client_ttft_s": client, "engine_ttft_lower_s": low, "engine_ttft_upper_s": high, "before_engine_s": client - high,
-        "before_engine_upper_s": client - low, "chunks": 32, **more,
+        "client_ttft_s": client, "engine_ttft_lower_s": low, "engine_ttft_upper_s": high,
+        "before_engine_s": client - high, "before_engine_upper_s": client - low, "chunks": 32,
+        **more,
     }  # fmt: skip
 
 
 def test_a_page_of_an_engine_alone_cant_tell_what_waits_before_it_and_names_the_probe() -> None:
-    found = next(finding for finding in conclusions(watched("vllm", Load())) if finding.rule == "watch.queue_before_engine")
-    assert (found.state, found.missing) == ("cant_tell", ("probe.before_engine_s",)) and "P asks, and sends a few requests" in found.summary
+    found = next(
+        finding
+        for finding in conclusions(watched("vllm", Load()))
+        if finding.rule == "watch.queue_before_engine"
+    )
+    assert (found.state, found.missing) == (
+        "cant_tell",
+        ("probe.before_engine_s",),
+    ) and "P asks, and sends a few requests" in found.summary
 
 
 def test_a_probe_names_a_wait_before_the_engine() -> None:
     found = after_probe("vllm", Load(), **of_probe(0.9, 0.2, 0.2))
     assert found.state == "fires" and found.summary.startswith(
-        "a client waits 900 ms for its first token, the engine counts 200 ms: 700 ms pass before the engine: look at the network, the proxy"
+        "a client waits 900 ms for its first token, the engine counts 200 ms: 700 ms pass before"
+        " the engine: look at the network, the proxy"
     )
-    assert {"probe.before_engine_s", "probe.client_ttft_s"} <= {entry.signal for entry in found.evidence}
+    assert {"probe.before_engine_s", "probe.client_ttft_s"} <= {
+        entry.signal for entry in found.evidence
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,12 +303,32 @@ def test_a_probe_names_a_wait_before_the_engine() -> None:
         ("vllm", of_probe(0.21, 0.2, 0.2), "clear", "no more than 10.0 ms pass before the engine"),
         ("vllm", of_probe(0.05, 0.01, 0.02), "clear", "no more than 40.0 ms"),
         ("vllm", of_probe(2.0, 1.8, 1.85), "clear", "no more than 200 ms"),
-        ("vllm", of_probe(0.9, 0.1, 0.85), "cant_tell", "the engine counts 100 to 850 ms: 50.0 to 800 ms pass before the engine; requests of others hide ours"),
-        ("vllm", of_probe(0.9, 0.1, 0.1, chunks=1), "fires", "the answer comes in one piece: a proxy collects it"),
+        (
+            "vllm",
+            of_probe(0.9, 0.1, 0.85),
+            "cant_tell",
+            (
+                "the engine counts 100 to 850 ms: 50.0 to 800 ms pass before the engine; requests"
+                " of others hide ours"
+            ),
+        ),
+        (
+            "vllm",
+            of_probe(0.9, 0.1, 0.1, chunks=1),
+            "fires",
+            "the answer comes in one piece: a proxy collects it",
+        ),
         ("lmdeploy", of_probe(0.9, 0.1, 0.1), "fires", "800 ms pass before the engine"),
-        ("llama.cpp", {"client_ttft_s": 0.9}, "cant_tell", "a client waits 900 ms for its first token; the page has no TTFT to compare with"),
+        (
+            "llama.cpp",
+            {"client_ttft_s": 0.9},
+            "cant_tell",
+            "a client waits 900 ms for its first token; the page has no TTFT to compare with",
+        ),
     ],
-)  # fmt: skip
-def test_what_a_probe_shows_of_the_time_before_the_engine(engine: str, values: dict[str, float], state: str, words: str) -> None:
+)
+def test_what_a_probe_shows_of_the_time_before_the_engine(
+    engine: str, values: dict[str, float], state: str, words: str
+) -> None:
     found = after_probe(engine, Load(), **values)
     assert found.state == state and words in found.summary, found.summary

@@ -38,7 +38,9 @@ GOOD = answered(SENT)
 
 def read(result: dict[str, Any] | str) -> list[Run]:
     data = result if isinstance(result, str) else json.dumps(result)
-    return [run_of(found, str(number)) for number, found in enumerate(read_results(data.encode()), 1)]
+    return [
+        run_of(found, str(number)) for number, found in enumerate(read_results(data.encode()), 1)
+    ]
 
 
 FORMATS: dict[str, Callable[..., dict[str, Any] | str]] = {
@@ -55,9 +57,14 @@ FORMATS: dict[str, Callable[..., dict[str, Any] | str]] = {
 def test_every_format_gives_the_figures_of_the_requests(name: str) -> None:
     (run,) = read(FORMATS[name](SENT))
     summary, seconds = run.summary, duration(GOOD)
-    assert (summary.requests, summary.failed_requests) == (len(GOOD), len(SENT) - len(GOOD)) and run.validity is not None
+    assert (summary.requests, summary.failed_requests) == (
+        len(GOOD),
+        len(SENT) - len(GOOD),
+    ) and run.validity is not None
     assert summary.tokens_per_s is not None and summary.requests_per_s is not None
-    assert summary.tokens_per_s.mean == pytest.approx(sum(one.output for one in GOOD) / seconds, rel=0.002)
+    assert summary.tokens_per_s.mean == pytest.approx(
+        sum(one.output for one in GOOD) / seconds, rel=0.002
+    )
     assert summary.requests_per_s.mean == pytest.approx(len(GOOD) / seconds, rel=0.002)
     wanted = {
         "ttft_s": [one.ttft for one in GOOD],
@@ -68,11 +75,21 @@ def test_every_format_gives_the_figures_of_the_requests(name: str) -> None:
         latency = getattr(summary, field)
         assert latency.mean == pytest.approx(statistics.fmean(values), rel=1e-6), field
         assert latency.p50 == pytest.approx(statistics.median(values), rel=0.02), field
-        assert latency.p99 == pytest.approx(sorted(values)[math.ceil(0.99 * len(values)) - 1], rel=0.15), field
-    assert run.facts["prompt_tokens_mean"] == pytest.approx(statistics.fmean(one.prompt for one in GOOD))
-    assert run.facts["output_tokens_mean"] == pytest.approx(statistics.fmean(one.output for one in GOOD))
+        assert latency.p99 == pytest.approx(
+            sorted(values)[math.ceil(0.99 * len(values)) - 1], rel=0.15
+        ), field
+    assert run.facts["prompt_tokens_mean"] == pytest.approx(
+        statistics.fmean(one.prompt for one in GOOD)
+    )
+    assert run.facts["output_tokens_mean"] == pytest.approx(
+        statistics.fmean(one.output for one in GOOD)
+    )
     if name != "aiperf_records":
-        assert run.server is not None and run.server.model is not None and run.server.model.value == MODEL
+        assert (
+            run.server is not None
+            and run.server.model is not None
+            and run.server.model.value == MODEL
+        )
         assert run.knobs["concurrency"] == 8 and run.knobs["requests"] == len(SENT)
 
 
@@ -86,19 +103,29 @@ def test_every_format_gives_the_figures_of_the_requests(name: str) -> None:
     ],
     ids=["vllm", "sglang", "sglang-oai", "aiperf"],
 )
-def test_what_a_client_calls_itl_is_named_by_what_it_measures(result: dict[str, Any] | str, itl: bool, gap: bool) -> None:
-    """vLLM and the OpenAI backends of SGLang pool the gaps between chunks; the own backend of SGLang divides each gap among its tokens."""
+def test_what_a_client_calls_itl_is_named_by_what_it_measures(
+    result: dict[str, Any] | str, itl: bool, gap: bool
+) -> None:
+    """vLLM and the OpenAI backends of SGLang pool the gaps between chunks; the own backend of
+    SGLang divides each gap among its tokens."""
     (run,) = read(result)
     assert (run.summary.itl_s is not None, run.summary.chunk_gap_s is not None) == (itl, gap)
     found = run.summary.itl_s or run.summary.chunk_gap_s
-    assert found is not None and found.mean == pytest.approx(statistics.fmean(gap for one in GOOD for gap in one.gaps))
+    assert found is not None and found.mean == pytest.approx(
+        statistics.fmean(gap for one in GOOD for gap in one.gaps)
+    )
 
 
 @pytest.mark.parametrize("name", ["vllm", "aiperf_records", "guidellm", "guidellm_old"])
 def test_single_requests_give_series_whose_mean_is_the_rate(name: str) -> None:
     (run,) = read(FORMATS[name](SENT))
-    tokens, ttft = run.series["workload.tokens_per_s{device=server}"], run.series["workload.ttft_s{device=server}"]
-    assert statistics.fmean(tokens.v) == pytest.approx(run.summary.tokens_per_s.mean if run.summary.tokens_per_s else 0, rel=0.05)
+    tokens, ttft = (
+        run.series["workload.tokens_per_s{device=server}"],
+        run.series["workload.ttft_s{device=server}"],
+    )
+    assert statistics.fmean(tokens.v) == pytest.approx(
+        run.summary.tokens_per_s.mean if run.summary.tokens_per_s else 0, rel=0.05
+    )
     assert len(tokens.v) == 40 and sum(ttft.weights) > 0.9 * len(GOOD)
     assert all(later > before for before, later in zip(tokens.t, tokens.t[1:], strict=False))
 
@@ -112,7 +139,9 @@ def test_single_requests_give_series_whose_mean_is_the_rate(name: str) -> None:
     ],
     ids=["vllm", "sglang", "aiperf"],
 )
-def test_a_file_of_percentiles_has_no_series_and_says_which_option_writes_them(result: dict[str, Any], option: str) -> None:
+def test_a_file_of_percentiles_has_no_series_and_says_which_option_writes_them(
+    result: dict[str, Any], option: str
+) -> None:
     (run,) = read(result)
     assert not run.series and option in run.unavailable["workload.intervals"]
     assert run.summary.ttft_s is not None and run.summary.ttft_s.p99 is not None
@@ -120,16 +149,22 @@ def test_a_file_of_percentiles_has_no_series_and_says_which_option_writes_them(r
 
 
 def test_an_old_file_of_vllm_is_read() -> None:
-    """benchmarks/benchmark_serving.py had no failures and no times of sending, and a colon in the name of the goodput."""
+    """benchmarks/benchmark_serving.py had no failures and no times of sending, and a colon in the
+    name of the goodput."""
     (run,) = read(vllm(SENT, old=True) | {"request_goodput:": 7.5})
     assert run.summary.failed_requests == len(SENT) - len(GOOD) and run.summary.goodput_per_s == 7.5
     assert run.summary.e2e_s is not None and "workload.ttft_s{device=server}" in run.series
-    assert "workload.tokens_per_s{device=server}" not in run.series  # without times there is no rate over time
+    # without times there is no rate over time
+    assert "workload.tokens_per_s{device=server}" not in run.series
 
 
 def test_aiperf_before_0_9_is_read() -> None:
     (run,) = read(aiperf(SENT, old=True))
-    assert run.client == "AIPerf 0.4.0" and run.knobs == {"requests": len(SENT), "concurrency": 8, "request_rate": 0.0}
+    assert run.client == "AIPerf 0.4.0" and run.knobs == {
+        "requests": len(SENT),
+        "concurrency": 8,
+        "request_rate": 0.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -146,7 +181,10 @@ def test_aiperf_before_0_9_is_read() -> None:
         (sglang(SENT, request_rate="trace"), {"arrivals": "trace"}),
         (aiperf(SENT, rate=4.0), {"request_rate": 4.0, "arrivals": "poisson"}),
         (aiperf(SENT, rate=4.0, old=True), {"request_rate": 4.0, "arrivals": "poisson"}),
-        (guidellm([SENT], rates=[4.0]), {"request_rate": 4.0, "arrivals": "poisson", "requests": 200}),
+        (
+            guidellm([SENT], rates=[4.0]),
+            {"request_rate": 4.0, "arrivals": "poisson", "requests": 200},
+        ),
         (guidellm([SENT], rates=[4.0], old=True), {"request_rate": 4.0, "requests": 200}),
     ],
 )
@@ -159,22 +197,30 @@ def test_files_with_several_results_have_several_runs() -> None:
     assert [run.id for run in read(lines)] == ["1", "2", "3"]
     assert len(read("\n".join(json.dumps(vllm(serve(seed))) for seed in (1, 2)))) == 2
     sweep = read(guidellm([serve(1, rate=2.0), serve(2, rate=4.0)], rates=[2.0, 4.0]))
-    assert [run.knobs["request_rate"] for run in sweep] == [2.0, 4.0] and sweep[0].started < sweep[1].started
+    assert [run.knobs["request_rate"] for run in sweep] == [2.0, 4.0] and sweep[0].started < sweep[
+        1
+    ].started
 
 
 def test_the_start_of_a_run(tmp_path: Path) -> None:
     seconds = duration(SENT)
     (run,) = read(vllm(SENT))
     assert run.started and abs(run.duration_s - seconds) < 1e-6
-    assert read(guidellm([SENT]))[0].started == read(aiperf_records(SENT))[0].started[:19] + "+00:00"
+    assert (
+        read(guidellm([SENT]))[0].started == read(aiperf_records(SENT))[0].started[:19] + "+00:00"
+    )
     (untimed,) = read(sglang(SENT))
     assert not untimed.started and "--tag" in untimed.unavailable["workload.started"]
     (tagged,) = read(sglang(SENT, tag="2026-06-01T10:00:00+02:00"))
-    assert tagged.started == "2026-06-01T10:00:00+02:00" and "workload.started" not in tagged.unavailable
+    assert (
+        tagged.started == "2026-06-01T10:00:00+02:00"
+        and "workload.started" not in tagged.unavailable
+    )
 
 
 def test_the_two_files_of_aiperf_are_one_run_by_their_content(tmp_path: Path) -> None:
-    """Their names do not count, and the requests of another run in the same folder are not taken."""
+    """Their names do not count, and the requests of another run in the same folder are not
+    taken."""
     (tmp_path / "a.dat").write_text(json.dumps(aiperf(SENT), indent=2))
     (tmp_path / "b.txt").write_text(aiperf_records(serve(5)))
     assert not read_measured(tmp_path / "a.dat").runs[0].series
@@ -190,14 +236,19 @@ def test_requests_of_the_warm_up_and_of_other_units_count_as_they_should() -> No
     lines = aiperf_records(SENT, warmup=7)
     assert read(lines)[0].summary.requests == len(GOOD)
     seconds = lines.replace('"unit": "ms"', '"unit": "sec"')
-    assert read(seconds)[0].summary.ttft_s.mean == pytest.approx(1000 * read(lines)[0].summary.ttft_s.mean)  # type: ignore[union-attr]
+    assert read(seconds)[0].summary.ttft_s.mean == pytest.approx(
+        1000 * read(lines)[0].summary.ttft_s.mean
+    )  # type: ignore[union-attr]
     with pytest.raises(ClientFileError, match="'parsec' is no unit of time"):
         read(lines.replace('"unit": "ms"', '"unit": "parsec"'))
 
 
 def test_a_sample_of_the_requests_gives_no_series() -> None:
     (run,) = read(guidellm([SENT], sampled=True))
-    assert not run.series and run.unavailable["workload.intervals"] == "the report has a sample of the requests only"
+    assert (
+        not run.series
+        and run.unavailable["workload.intervals"] == "the report has a sample of the requests only"
+    )
     assert run.summary.requests == len(GOOD)
 
 
@@ -230,10 +281,12 @@ def test_a_run_is_a_snapshot_like_any_other(tmp_path: Path) -> None:
     assert decode(encode(snapshot)) == snapshot
 
 
-# --- what is no result ---------------------------------------------------------------------------------------
+# --- what is no result ----------------------------------------------------------------------------
 
 
-def damaged(change: Callable[[dict[str, Any]], object], result: dict[str, Any] | None = None) -> str:
+def damaged(
+    change: Callable[[dict[str, Any]], object], result: dict[str, Any] | None = None
+) -> str:
     result = vllm(SENT) if result is None else result
     change(result)
     return json.dumps(result)
@@ -252,15 +305,33 @@ BROKEN: dict[str, tuple[str, str]] = {
     "foreign": ('{"loss": 3}', "no known result"),
     "a trace": ('{"traceEvents": []}', "no known result"),
     "cut off": (WHOLE[: len(WHOLE) // 2], "not JSON with an object at its top"),
-    "last line cut off": (json.dumps(sglang(SENT)) + "\n" + json.dumps(sglang(SENT))[:-20], "line 2, the last one, is cut off"),
-    "a line of something else": (json.dumps(sglang(SENT)) + "\n[1]\n" + json.dumps(sglang(SENT)), "line 2 is not a JSON object"),
+    "last line cut off": (
+        json.dumps(sglang(SENT)) + "\n" + json.dumps(sglang(SENT))[:-20],
+        "line 2, the last one, is cut off",
+    ),
+    "a line of something else": (
+        json.dumps(sglang(SENT)) + "\n[1]\n" + json.dumps(sglang(SENT)),
+        "line 2 is not a JSON object",
+    ),
     "two formats": (json.dumps(sglang(SENT)) + "\n" + json.dumps(vllm(SENT)), "no known result"),
-    "no duration": (damaged(lambda result: result.update(duration=0)), "duration: must be the seconds"),
-    "negative": (damaged(lambda result: result.update(output_throughput=-5)), "output_throughput: -5.0 must be 0 or more"),
-    "a word for a number": (damaged(lambda result: result.update(completed="many")), "completed: Expected"),
+    "no duration": (
+        damaged(lambda result: result.update(duration=0)),
+        "duration: must be the seconds",
+    ),
+    "negative": (
+        damaged(lambda result: result.update(output_throughput=-5)),
+        "output_throughput: -5.0 must be 0 or more",
+    ),
+    "a word for a number": (
+        damaged(lambda result: result.update(completed="many")),
+        "completed: Expected",
+    ),
     "another kind": (damaged(lambda result: result.update(itls={"a": 1})), "itls: Expected"),
     "lists of two lengths": (damaged(_shorter), "differ in length"),
-    "not finite": (damaged(lambda result: result.update(duration=math.nan)), "duration: must be the seconds"),
+    "not finite": (
+        damaged(lambda result: result.update(duration=math.nan)),
+        "duration: must be the seconds",
+    ),
     "embeddings": (damaged(lambda result: result.pop("output_throughput")), "embeddings"),
     "no benchmark": ('{"benchmarks": []}', "no known result"),
     "deep": ("[" * 100_000, "not JSON"),
@@ -274,11 +345,16 @@ def test_what_is_no_result_is_one_line(name: str, tmp_path: Path) -> None:
     path.write_text(content)
     with pytest.raises(SnapshotError) as raised:
         read_measured(path)
-    assert words in str(raised.value) and "\n" not in str(raised.value) and str(path) in str(raised.value)
+    assert (
+        words in str(raised.value)
+        and "\n" not in str(raised.value)
+        and str(path) in str(raised.value)
+    )
     if "known" in words or "empty" in words:
-        assert "allowed: a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or GuideLLM" in str(
-            raised.value
-        )
+        assert (
+            "allowed: a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang"
+            " bench_serving, AIPerf or GuideLLM"
+        ) in str(raised.value)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
@@ -291,7 +367,9 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
 
 def test_texts_of_a_file_stay_texts() -> None:
     hostile = "x\x1b[2J\n" + "y" * 5000
-    (run,) = read(vllm(SENT, model=hostile) | {"errors": [hostile if one.error else "" for one in SENT]})
+    (run,) = read(
+        vllm(SENT, model=hostile) | {"errors": [hostile if one.error else "" for one in SENT]}
+    )
     assert run.server is not None and run.server.model is not None
     assert "\x1b" not in str(run.server.model.value) and len(str(run.server.model.value)) <= 210
     assert all("\x1b" not in cause and len(cause) < 100 for cause in run.summary.failures)
@@ -329,7 +407,9 @@ NASTY = [
 ]
 
 
-def _places(value: Any, chance: random.Random, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _places(
+    value: Any, chance: random.Random, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[Any, ...]]:
     """The places of a JSON value: all keys, and a few items of each list."""
     if path:
         yield path
@@ -343,7 +423,8 @@ def _places(value: Any, chance: random.Random, path: tuple[Any, ...] = ()) -> It
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_damage_is_one_line_or_no_harm(name: str, tmp_path: Path) -> None:
-    """One value of the file is replaced by another at random: the file is read and compared, or refused in one line."""
+    """One value of the file is replaced by another at random: the file is read and compared, or
+    refused in one line."""
     made, chance = FORMATS[name](serve(1, count=30, failing=0.1)), random.Random(7)
     objects = [json.loads(line) for line in made.splitlines()] if isinstance(made, str) else [made]
     whole = json.dumps(objects[0]) if len(objects) == 1 else "\n".join(map(json.dumps, objects))
@@ -363,8 +444,12 @@ def test_any_damage_is_one_line_or_no_harm(name: str, tmp_path: Path) -> None:
             lines.append(str(refused))
             continue
         assert decode(encode(snapshot)).runs
-        sides = [MeasuredRun(label, run, snapshot) for label, run in (("a", snapshot.runs[-1]), ("b", good))]
-        with contextlib.suppress(ArithmeticError, GateError):  # a number that is too large, which the commands say in one line
+        sides = [
+            MeasuredRun(label, run, snapshot)
+            for label, run in (("a", snapshot.runs[-1]), ("b", good))
+        ]
+        # a number that is too large, which the commands say in one line
+        with contextlib.suppress(ArithmeticError, GateError):
             compare(*sides)
             judge(sides[:1], sides[1:], 0.9)
     assert lines and not any("\n" in line or len(line) > 600 for line in lines)

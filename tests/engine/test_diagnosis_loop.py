@@ -55,7 +55,11 @@ def test_probes_in_a_job_wait_for_consent_and_run_after_it() -> None:
             await loop.evaluate(record, cast("Any", worker))
 
     asyncio.run(evaluate_often())
-    waiting = {key.removeprefix("probe.") for key, why in record.run.unavailable.items() if why == NO_CONSENT}
+    waiting = {
+        key.removeprefix("probe.")
+        for key, why in record.run.unavailable.items()
+        if why == NO_CONSENT
+    }
     assert set(worker.probed) <= PASSIVE and waiting & IN_JOB.keys()
     loop.allow_probes()
     assert NO_CONSENT not in record.run.unavailable.values()
@@ -95,7 +99,9 @@ def test_a_tuner_waits_only_for_probes_that_can_change_its_knobs(tunable: tuple[
 def test_nobody_waits_for_a_probe_that_only_adds_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enter may be pressed as soon as the finding is there."""
     state, lock, asked = steady("job"), RunLock(), asyncio.Event()
-    slow = Finding("input.slow_storage", "fires", "Slow storage", 0.6, missing=("loading.first_ratio",))
+    slow = Finding(
+        "input.slow_storage", "fires", "Slow storage", 0.6, missing=("loading.first_ratio",)
+    )
     monkeypatch.setattr(diagnosis_loop, "evaluate", lambda case: [slow])
 
     class Slow(FakeWorker):
@@ -117,7 +123,9 @@ def test_nobody_waits_for_a_probe_that_only_adds_words(monkeypatch: pytest.Monke
     assert worker.probed == ["loading_parts"]
 
 
-def test_an_exception_is_reported_once_and_the_next_evaluations_find_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_reported_once_and_the_next_evaluations_find_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state, events, calls = steady(), list[AnyEvent](), list[int]()
     evaluate = diagnosis_loop.evaluate
 
@@ -131,7 +139,9 @@ def test_an_exception_is_reported_once_and_the_next_evaluations_find_what_there_
     monkeypatch.setattr(diagnosis_loop, "EVERY_S", 0.01)
 
     async def play() -> None:
-        loop = asyncio.create_task(DiagnosisLoop(state, events.append, lambda: cast("Any", FakeWorker()), RunLock()).run())
+        loop = asyncio.create_task(
+            DiagnosisLoop(state, events.append, lambda: cast("Any", FakeWorker()), RunLock()).run()
+        )
         await until(lambda: any(isinstance(event, Found) for event in events), 5, "a diagnosis")
         assert not loop.done()
         loop.cancel()

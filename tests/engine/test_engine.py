@@ -26,7 +26,8 @@ SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1}
 
 
 def with_engine(play: Callable[[LiveSession], Awaitable[None]]) -> None:
-    """Open an engine, play, close the engine, and check that no child is left. Helper processes of earlier tests do not count."""
+    """Open an engine, play, close the engine, and check that no child is left. Helper processes of
+    earlier tests do not count."""
     earlier = {child.pid for child in psutil.Process().children(recursive=True)}
 
     async def main() -> None:
@@ -35,14 +36,20 @@ def with_engine(play: Callable[[LiveSession], Awaitable[None]]) -> None:
         try:
             await play(engine)
         finally:
-            children = [child for child in psutil.Process().children(recursive=True) if child.pid not in earlier]
+            children = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if child.pid not in earlier
+            ]
             await engine.close()
             await until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 
     asyncio.run(main())
 
 
-async def running(engine: LiveSession, scenario: str = "train-gpt", overrides: Knobs | None = None) -> None:
+async def running(
+    engine: LiveSession, scenario: str = "train-gpt", overrides: Knobs | None = None
+) -> None:
     await engine.start(scenario, SMALL if overrides is None else overrides)
     await until(lambda: engine.view().running_s > 1, 60, "the run runs")
 
@@ -63,7 +70,8 @@ def test_a_trial_that_wins_is_kept_one_that_loses_is_reverted_and_u_goes_back() 
         assert view.run is not None
         assert view.run.knobs["log_every"] == 20
         lost = await engine.try_change({"log_every": 1})
-        assert lost.verdict in ("worse", "no_gain"), lost  # the latter where a busy neighbour blurs it: not kept either
+        # the latter where a busy neighbour blurs it: not kept either
+        assert lost.verdict in ("worse", "no_gain"), lost
         assert lost.speedup is not None
         assert lost.speedup.estimate < 1
         assert not lost.kept
@@ -85,7 +93,9 @@ def test_a_win_that_was_only_measured_can_be_kept_afterwards_and_nothing_else() 
         with pytest.raises(SessionError, match="no trial has ended"):
             await engine.keep_trial()
         won = await engine.try_change({"log_every": 20}, keep=False)
-        assert (won.verdict, won.kept) == ("win", False) and engine.view().runs[-1].knobs["log_every"] == 1
+        assert (won.verdict, won.kept) == ("win", False) and engine.view().runs[-1].knobs[
+            "log_every"
+        ] == 1
         assert (await engine.keep_trial()).kept
         await until(lambda: engine.view().state == "running")
         view = engine.view()
@@ -109,13 +119,17 @@ def test_a_trial_that_waits_for_a_probe_is_shown_as_requested_and_can_be_cancell
         await running(engine)
         async with engine.control.lock.probe("batch_elasticity"):
             asked = asyncio.ensure_future(engine.try_change({"log_every": 20}))
-            await until(lambda: engine.view().asked == {"log_every": 20}, 5, "the trial is requested")
+            await until(
+                lambda: engine.view().asked == {"log_every": 20}, 5, "the trial is requested"
+            )
             engine.cancel_trial()
             with pytest.raises(SessionError, match="was cancelled before it began"):
                 await asked
             assert not engine.view().asked and not engine.view().trials
             again = asyncio.ensure_future(engine.try_change({"log_every": 20}))
-            await until(lambda: engine.view().asked == {"log_every": 20}, 5, "the trial is requested")
+            await until(
+                lambda: engine.view().asked == {"log_every": 20}, 5, "the trial is requested"
+            )
         await until(lambda: bool(engine.view().trials), 30, "the trial has begun")
         assert not engine.view().asked
         engine.cancel_trial()
@@ -133,7 +147,8 @@ def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
         await engine.control.worker.probe("held_out_loss")
         trial = await engine.try_change({"n_layer": 1})
         assert trial.method == "two workers ABBA"
-        assert "held_out_loss" in engine.control.worker.probed  # which nobody asks for here but a trial that treats both sides alike
+        # which nobody asks for here but a trial that treats both sides alike
+        assert "held_out_loss" in engine.control.worker.probed
         assert trial.verdict == "win", trial
         assert engine.control.worker is not None
         assert engine.control.worker.pid != before
@@ -146,7 +161,9 @@ def test_a_cold_knob_is_tried_in_a_second_worker() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_next_run_works() -> None:
+def test_a_worker_killed_in_a_trial_ends_trial_and_run_with_its_cause_and_the_next_run_works() -> (
+    None
+):
     """The next one with steps so short that thousands are made until they are steady."""
 
     async def play(engine: LiveSession) -> None:
@@ -171,7 +188,9 @@ def test_a_worker_killed_in_mid_trial_ends_trial_and_run_with_its_cause_and_the_
 
 
 @pytest.mark.slow
-def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_nothing(tmp_path: Path) -> None:
+def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_nothing(
+    tmp_path: Path,
+) -> None:
     recording = tmp_path / "session.jsonl"
 
     async def play(engine: LiveSession) -> None:
@@ -202,7 +221,10 @@ def test_snapshot_and_recording_hold_the_same_session_and_bad_requests_change_no
     asyncio.run(replay.open())
     assert replay.ended
     replay.export(tmp_path / "replayed.json")
-    live, replayed = (msgspec.json.decode((tmp_path / name).read_bytes()) for name in ("live.json", "replayed.json"))
+    live, replayed = (
+        msgspec.json.decode((tmp_path / name).read_bytes())
+        for name in ("live.json", "replayed.json")
+    )
     for snapshot in (live, replayed):
         jsonschema.validate(snapshot, json_schema())
         assert [run["knobs"]["batch_size"] for run in snapshot["runs"]] == [2, 4]
@@ -225,7 +247,11 @@ def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_pat
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "gpuconsole.workloads.worker" in child.cmdline()]
+    return [
+        child
+        for child in psutil.Process().children()
+        if "gpuconsole.workloads.worker" in child.cmdline()
+    ]
 
 
 @pytest.mark.slow
@@ -234,7 +260,12 @@ def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off
         await running(engine)
         for count, changes in enumerate(({"gradient_checkpointing": True}, {"n_layer": 3}), 1):
             trial = asyncio.create_task(engine.try_change(changes))
-            await until(lambda count=count: len(engine.view().trials) == count and engine.view().trials[-1].blocks > 0, 60)
+            await until(
+                lambda count=count: (
+                    len(engine.view().trials) == count and engine.view().trials[-1].blocks > 0
+                ),
+                60,
+            )
             trial.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await trial
@@ -245,12 +276,17 @@ def test_a_cancelled_trial_restores_the_knobs_and_a_new_start_breaks_a_trial_off
         assert len(workers()) == 1
 
         trial = asyncio.create_task(engine.try_change({"n_layer": 3}))
-        await until(lambda: len(engine.view().trials) == 3 and engine.view().trials[-1].blocks > 0, 60)
+        await until(
+            lambda: len(engine.view().trials) == 3 and engine.view().trials[-1].blocks > 0, 60
+        )
         await engine.start("tiny-batch", {})
         broken = await trial
         assert (broken.state, broken.kept) == ("cancelled", False)
         await until(lambda: engine.view().running_s > 0.5, 60)
-        assert [(run.scenario, run.state) for run in engine.view().runs] == [("train-gpt", "stopped"), ("tiny-batch", "running")]
+        assert [(run.scenario, run.state) for run in engine.view().runs] == [
+            ("train-gpt", "stopped"),
+            ("tiny-batch", "running"),
+        ]
         assert len(workers()) == 1
         assert len(list(data_folder().glob(f"{PREFIX}*-{os.getpid()}-*"))) == 1
 

@@ -35,7 +35,9 @@ def test_a_gpu_lost_in_mid_session_is_marked_and_the_others_go_on(script: Script
             script.write("gpus 8", *GPM, "gpu 3 lost 1")
             await until(lambda: "gpu:3" in engine.view().lost)
             count = len(engine.state.readings.series["gpu.power_w{device=gpu:4}"])
-            await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:4}"]) > count + 2)
+            await until(
+                lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:4}"]) > count + 2
+            )
             view = engine.view()
             assert list(view.lost) == ["gpu:3"]
             assert "gpu.sm_active_ratio{device=gpu:3}" not in view.latest
@@ -65,7 +67,9 @@ def test_a_torch_that_cannot_use_the_gpu_says_so_and_what_to_do(script: Script) 
 
 
 @pytest.mark.parametrize("gpus", matrix([1, 64], in_ci=(64,)))
-def test_the_screen_shows_the_values_of_gpm_for_one_and_for_many_gpus(script: Script, tmp_path: Path, gpus: int) -> None:
+def test_the_screen_shows_the_values_of_gpm_for_one_and_for_many_gpus(
+    script: Script, tmp_path: Path, gpus: int
+) -> None:
     script.write(f"gpus {gpus}", *GPM)
     with Terminal(cwd=tmp_path, env=without_torch(tmp_path)) as terminal:
         terminal.wait_for("GPU-Util", "H200", "78 %", timeout_s=30)

@@ -1,4 +1,5 @@
-"""A worker that hangs in mid-trial (SIGSTOP stands for a hung kernel or NCCL call): whatever ends the run ends it within seconds."""
+"""A worker that hangs in mid-trial (SIGSTOP stands for a hung kernel or NCCL call): whatever ends
+the run ends it within seconds."""
 
 from __future__ import annotations
 
@@ -20,14 +21,19 @@ from tests.engine.test_engine import SMALL, running, with_engine
 from tests.waiting import children_that_run, until, wait_until
 
 SECONDS = 12.0
-"""A worker that does not answer is killed 3 s after the request to stop; a trial is given up 2 s after it was cancelled."""
+"""A worker that does not answer is killed 3 s after the request to stop; a trial is given up 2 s
+after it was cancelled."""
 
 
-async def hang_in_mid_trial(engine: LiveSession, changes: dict[str, object]) -> asyncio.Task[object]:
+async def hang_in_mid_trial(
+    engine: LiveSession, changes: dict[str, object]
+) -> asyncio.Task[object]:
     """A trial of `changes` whose workers are stopped after its first blocks."""
     await running(engine)
     trial: asyncio.Task[object] = asyncio.create_task(engine.try_change(changes))  # type: ignore[arg-type]
-    await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60, "the first blocks")
+    await until(
+        lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60, "the first blocks"
+    )
     for child in children_that_run("gpuconsole.workloads.worker"):
         child.send_signal(signal.SIGSTOP)
     return trial
@@ -67,7 +73,9 @@ LIVE, TWO_WORKERS = {"gradient_checkpointing": True}, {"n_layer": 2}
         pytest.param(by_cancelling_the_trial_first, LIVE, marks=pytest.mark.matrix),
     ],
 )
-def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(end: Ends, changes: dict[str, object]) -> None:
+def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(
+    end: Ends, changes: dict[str, object]
+) -> None:
     async def play(engine: LiveSession) -> None:
         trial = await hang_in_mid_trial(engine, changes)
         begun = time.monotonic()
@@ -83,11 +91,17 @@ def test_a_run_whose_worker_hangs_in_mid_trial_ends_within_seconds(end: Ends, ch
 
 
 @pytest.mark.slow
-def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def play(engine: LiveSession) -> None:
         await running(engine, "chatty-logging", {**SMALL, "log_gradients": True})
         tuning = asyncio.create_task(engine.tune(120.0))
-        await until(lambda: engine.view().trials and engine.view().trials[0].blocks > 0, 60, "the first blocks")
+        await until(
+            lambda: engine.view().trials and engine.view().trials[0].blocks > 0,
+            60,
+            "the first blocks",
+        )
         for child in children_that_run("gpuconsole.workloads.worker"):
             child.send_signal(signal.SIGSTOP)
         engine.end_tuning()
@@ -99,15 +113,31 @@ def test_a_tuning_session_on_a_hung_worker_ends_within_seconds(monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_headless_run_whose_worker_hangs_and_writes_the_snapshot(tmp_path: Path) -> None:
-    words = ["run", "train-gpt", "--headless", "--duration", "120", "--try", "gradient_checkpointing=true", "--snapshot", "s.json"]
+def test_ctrl_c_ends_a_headless_run_whose_worker_hangs_and_writes_the_snapshot(
+    tmp_path: Path,
+) -> None:
+    words = [
+        "run",
+        "train-gpt",
+        "--headless",
+        "--duration",
+        "120",
+        "--try",
+        "gradient_checkpointing=true",
+        "--snapshot",
+        "s.json",
+    ]
     words += [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "gpuconsole", *words]
     with (tmp_path / "stderr").open("w") as stderr:
         console = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         wait_until(lambda: "trial:" in (tmp_path / "stderr").read_text(), 90, "the trial begins")
-        (worker,) = [c for c in psutil.Process(console.pid).children() if "gpuconsole.workloads.worker" in c.cmdline()]
+        (worker,) = [
+            c
+            for c in psutil.Process(console.pid).children()
+            if "gpuconsole.workloads.worker" in c.cmdline()
+        ]
         worker.send_signal(signal.SIGSTOP)
         os.kill(console.pid, signal.SIGINT)
         assert console.wait(15) == 130

@@ -1,4 +1,5 @@
-"""A user's job in the session: recorded events make the same state again, and the command stays private."""
+"""A user's job in the session: recorded events make the same state again, and the command stays
+private."""
 
 from __future__ import annotations
 
@@ -24,7 +25,18 @@ from gpuconsole.report.share.session import knob_table
 from gpuconsole.session import facts
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
-from gpuconsole.wire.events import AgentOff, AnyEvent, Devices, JobKnown, KnobsSet, Note, RunOpened, Started, decode_event, encode
+from gpuconsole.wire.events import (
+    AgentOff,
+    AnyEvent,
+    Devices,
+    JobKnown,
+    KnobsSet,
+    Note,
+    RunOpened,
+    Started,
+    decode_event,
+    encode,
+)
 from tests.experiments.measured import in_session
 from tests.tui.fake_session import view
 
@@ -42,7 +54,9 @@ def state_of_a_job() -> SessionState:
 def test_a_recording_that_begins_later_knows_the_job() -> None:
     before = state_of_a_job()
     after = SessionState()
-    for event in prelude(before, Environment(), Started(2.0, {"num_workers": 0}, {"parameters": 7.0}), 3.0):
+    for event in prelude(
+        before, Environment(), Started(2.0, {"num_workers": 0}, {"parameters": 7.0}), 3.0
+    ):
         after.apply(decode_event(encode(event)))
     assert before.record is not None and after.record is not None
     assert after.record.run.job == before.record.run.job
@@ -51,16 +65,21 @@ def test_a_recording_that_begins_later_knows_the_job() -> None:
 
 def test_the_effect_of_a_change_is_the_strongest_of_its_knobs() -> None:
     state, knobs = state_of_a_job(), {"num_workers": 0, "optim": "adamw", "precision": "fp32"}
-    notes = {"effect: num_workers": "samples may differ", "effect: prefetch_factor": "same bits", "effect: precision": "changes numerics"}
+    notes = {
+        "effect: num_workers": "samples may differ",
+        "effect: prefetch_factor": "same bits",
+        "effect: precision": "changes numerics",
+    }
     state.apply(Started(3.0, knobs, {}, notes))
     assert state.record is not None
     run = state.record.run
     assert run.effect({"prefetch_factor": 4}) == "same bits"
     assert run.effect({"num_workers": 2, "prefetch_factor": 4}) == "samples may differ"
     assert run.effect({"num_workers": 2, "precision": "bf16"}) == "changes numerics"
-    assert run.permissions({"num_workers": 2, "precision": "bf16"}) == ["numerics", "loader"] and not run.permissions(
-        {"prefetch_factor": 4}
-    )
+    assert run.permissions({"num_workers": 2, "precision": "bf16"}) == [
+        "numerics",
+        "loader",
+    ] and not run.permissions({"prefetch_factor": 4})
     assert run.effect({"optim": "sgd"}) == run.effect({}) == ""
 
 
@@ -69,8 +88,26 @@ def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
     state = state_of_a_job()
     state.apply(Started(3.0, {"num_workers": 0, "batch_size": 50}, {}))
     state.apply(KnobsSet(4.0, 1, 33, {"num_workers": 4, "batch_size": 57}, at_step=31))
-    state.apply(RunOpened(4.0, "2", "train.py", "job", {"num_workers": 4, "batch_size": 57}, "cpu", {"num_workers": 4}, digest="abc"))
-    state.apply(Started(5.0, {"num_workers": 4, "batch_size": 57}, {}, {"varies: batch_size": "the program changes it by itself"}))
+    state.apply(
+        RunOpened(
+            4.0,
+            "2",
+            "train.py",
+            "job",
+            {"num_workers": 4, "batch_size": 57},
+            "cpu",
+            {"num_workers": 4},
+            digest="abc",
+        )
+    )
+    state.apply(
+        Started(
+            5.0,
+            {"num_workers": 4, "batch_size": 57},
+            {},
+            {"varies: batch_size": "the program changes it by itself"},
+        )
+    )
     first, last = (record.run for record in state.records)
     assert (last.varies, last.at_step) == (["batch_size"], 31)
     assert facts.kept_changes([first, last]) == {"num_workers": 4}
@@ -79,7 +116,9 @@ def test_a_knob_that_the_program_changes_by_itself_is_no_kept_change() -> None:
     last.varies = ["num_workers"]
     assert facts.kept_changes([first, last]) == {}
     last.varies = first.varies = ["batch_size"]
-    assert [difference.name for difference in compare(in_session(first), in_session(last)).knobs] == ["num_workers"]
+    assert [
+        difference.name for difference in compare(in_session(first), in_session(last)).knobs
+    ] == ["num_workers"]
 
 
 def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:
@@ -91,7 +130,12 @@ def test_a_job_on_the_cpu_of_a_gpu_machine_has_the_cpu_as_its_device() -> None:
 
 def test_a_job_on_cuda_0_has_the_gpu_that_its_process_sees_as_the_first() -> None:
     state = SessionState()
-    state.apply(Devices(0.5, [Device("gpu:0", "one", uuid="GPU-aa-1"), Device("gpu:1", "other", uuid="GPU-bb-2")]))
+    state.apply(
+        Devices(
+            0.5,
+            [Device("gpu:0", "one", uuid="GPU-aa-1"), Device("gpu:1", "other", uuid="GPU-bb-2")],
+        )
+    )
     state.apply(RunOpened(1.0, "1", "train.py", "job", {}, "gpu:0"))
     state.apply(JobKnown(2.0, 0, JobFacts("train.py", device="cuda:0", device_uuid="bb-2")))
     assert state.record is not None and state.record.run.device == "gpu:1"
@@ -101,23 +145,43 @@ def test_an_agent_that_fails_is_named_in_the_run() -> None:
     state = state_of_a_job()
     state.apply(AgentOff(3.0, 12, 0, "data.next", "KeyError: 'x'"))
     assert state.record is not None
-    assert state.record.run.unavailable["agent"] == "the agent has switched itself off at data.next: KeyError: 'x'"
+    assert (
+        state.record.run.unavailable["agent"]
+        == "the agent has switched itself off at data.next: KeyError: 'x'"
+    )
 
 
 def test_a_baseline_of_a_job_depends_on_its_command_and_its_knobs() -> None:
     def key(command: str, **knobs: int) -> str:
-        run = Run("1", "train.py", "job", dict(knobs), "cpu", command_digest=JobCommand(tuple(command.split())).digest)
+        run = Run(
+            "1",
+            "train.py",
+            "job",
+            dict(knobs),
+            "cpu",
+            command_digest=JobCommand(tuple(command.split())).digest,
+        )
         return key_of(in_session(run))
 
-    assert key("python train.py --lr 1", num_workers=0) == key("/usr/bin/python train.py --lr 1", num_workers=0)
-    assert key("python train.py --lr 1", num_workers=0) != key("python train.py --lr 2", num_workers=0)
-    assert key("python train.py --lr 1", num_workers=0) != key("python train.py --lr 1", num_workers=2)
+    assert key("python train.py --lr 1", num_workers=0) == key(
+        "/usr/bin/python train.py --lr 1", num_workers=0
+    )
+    assert key("python train.py --lr 1", num_workers=0) != key(
+        "python train.py --lr 2", num_workers=0
+    )
+    assert key("python train.py --lr 1", num_workers=0) != key(
+        "python train.py --lr 1", num_workers=2
+    )
 
 
 def test_a_comparison_names_other_commands_without_showing_them() -> None:
-    one, other = (Run(name, "train.py", "job", {}, "cpu", command_digest=name) for name in ("abc", "def"))
+    one, other = (
+        Run(name, "train.py", "job", {}, "cpu", command_digest=name) for name in ("abc", "def")
+    )
     found = compare(in_session(one), in_session(other))
-    assert [(knob.name, knob.before, knob.after) for knob in found.knobs] == [("command", "abc", "def")]
+    assert [(knob.name, knob.before, knob.after) for knob in found.knobs] == [
+        ("command", "abc", "def")
+    ]
 
 
 def test_the_name_of_a_command_is_its_script_or_its_module() -> None:
@@ -156,11 +220,15 @@ def test_each_setting_that_can_change_in_a_job_can_be_named_on_the_command_line(
         (("python", "-c", "token = 'secret'\nimport train"), "python"),
     ],
 )
-def test_the_name_of_a_command_holds_nothing_that_could_be_secret(words: tuple[str, ...], name: str) -> None:
+def test_the_name_of_a_command_holds_nothing_that_could_be_secret(
+    words: tuple[str, ...], name: str
+) -> None:
     assert JobCommand(words).name == name
 
 
-def test_a_torch_of_the_jobs_own_that_cannot_use_a_gpu_is_a_warning_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_of_the_jobs_own_that_cannot_use_a_gpu_is_a_warning_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The console's torch may be another one."""
     asked: list[object] = []
 
@@ -171,7 +239,11 @@ def test_a_torch_of_the_jobs_own_that_cannot_use_a_gpu_is_a_warning_once(monkeyp
     async def start(_: object) -> None:
         session.control.worker = worker
 
-    session, worker, notes = LiveSession(interval_s=1.0), cast("Any", SimpleNamespace(job=SimpleNamespace())), list[AnyEvent]()
+    session, worker, notes = (
+        LiveSession(interval_s=1.0),
+        cast("Any", SimpleNamespace(job=SimpleNamespace())),
+        list[AnyEvent](),
+    )
     monkeypatch.setattr(engines, "unusable_gpus", unusable)
     monkeypatch.setattr(session.control, "start", start)
     session.listeners.append(notes.append)

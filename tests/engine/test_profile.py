@@ -33,7 +33,8 @@ def test_a_profile_excludes_changes_is_kept_with_the_run_and_ends_with_it(tmp_pa
         assert run is not None
         assert run.profile == report == engine.snapshot().runs[0].profile
         assert Path(report.trace).parent == tmp_path / "traces"
-        await engine.set_knobs({"batch_size": 4})  # and with other knobs it is another run, which has none yet
+        # and with other knobs it is another run, which has none yet
+        await engine.set_knobs({"batch_size": 4})
         changed = engine.view().run
         assert changed is not None
         assert changed.profile is None

@@ -1,4 +1,5 @@
-"""A recording that plays: pause, seek and speed. What is shown at a moment is what was known at that moment."""
+"""A recording that plays: pause, seek and speed. What is shown at a moment is what was known at
+that moment."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def known(replay: Replay) -> View:
 def events_until(replay: Replay, at_s: float) -> int:
     """How many events come before the first that is later."""
     first = replay._events[0].t
-    return next((n for n, event in enumerate(replay._events) if event.t > first + at_s), len(replay._events))
+    return next(
+        (n for n, event in enumerate(replay._events) if event.t > first + at_s), len(replay._events)
+    )
 
 
 async def stands_at(replay: Replay, at_s: float) -> None:
@@ -57,7 +60,8 @@ async def stands_at(replay: Replay, at_s: float) -> None:
 
 
 def test_a_moment_is_the_fold_of_the_events_before_it(path: Path) -> None:
-    """Forward, back and forward again: each time the same as a session that was watched up to there. The histories too."""
+    """Forward, back and forward again: each time the same as a session that was watched up to
+    there. The histories too."""
 
     async def body(replay: Replay) -> None:
         replay.pause()
@@ -94,7 +98,9 @@ def test_pause_stands_and_goes_on(path: Path) -> None:
         assert paused and at_s < 10.0
         folded = replay._folded
         await asyncio.sleep(0.3)  # nothing may happen in this time
-        assert playing(replay) == (at_s, True) and replay._folded <= max(folded, events_until(replay, at_s))
+        assert playing(replay) == (at_s, True) and replay._folded <= max(
+            folded, events_until(replay, at_s)
+        )
         replay.pause()
         await until(lambda: replay._folded > folded)
 
@@ -106,7 +112,11 @@ def test_at_the_end_it_rests_and_plays_again(path: Path) -> None:
         replay.seek(1e9)
         await until(lambda: replay.ended)
         view = replay.view()
-        assert view.ended and view.playback is not None and view.playback.at_s == view.playback.length_s
+        assert (
+            view.ended
+            and view.playback is not None
+            and view.playback.at_s == view.playback.length_s
+        )
         replay.pause()
         await until(lambda: not replay.ended)
         assert playing(replay)[0] < 10.0 and not playing(replay)[1]

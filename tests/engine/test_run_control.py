@@ -34,7 +34,8 @@ FACTS = ServerFacts(engine=Fact("vllm", "/v1/models"))
 
 
 class FakeWorker:
-    """Trains without a process. `refuses`: batch sizes that do not fit, by the arm of the request; None: any arm."""
+    """Trains without a process. `refuses`: batch sizes that do not fit, by the arm of the request;
+    None: any arm."""
 
     def __init__(self, start_limit_s: float = 1.0, starts: bool = True) -> None:
         self.alive, self.progress, self.failed, self.hanging = True, None, None, ""
@@ -54,7 +55,9 @@ class FakeWorker:
         self.seconds = SECONDS
         self._t = 0.0
 
-    def start(self, workload: str, knobs: Knobs, device: object, options: Mapping[str, str]) -> None:
+    def start(
+        self, workload: str, knobs: Knobs, device: object, options: Mapping[str, str]
+    ) -> None:
         self.knobs = dict(knobs)
         if self._starts:
             self.last_started = Started(1.0, {}, {}, dict(knobs))
@@ -68,11 +71,26 @@ class FakeWorker:
 
     async def next_steps(self) -> None:
         await asyncio.sleep(0 if self._starts else 3600)
-        seconds = self.seconds[int(self.knobs["batch_size"])] * (1.0 + 0.002 * (len(self.trial_steps) % 3))
+        seconds = self.seconds[int(self.knobs["batch_size"])] * (
+            1.0 + 0.002 * (len(self.trial_steps) % 3)
+        )
         self._t += seconds
         phases = tuple(seconds / len(PHASES) for _ in PHASES)
         batch = int(self.knobs["batch_size"])
-        self.trial_steps.append(Step(len(self.trial_steps), self._t, seconds, batch, batch, phases, None, None, self.arm, 0))
+        self.trial_steps.append(
+            Step(
+                len(self.trial_steps),
+                self._t,
+                seconds,
+                batch,
+                batch,
+                phases,
+                None,
+                None,
+                self.arm,
+                0,
+            )
+        )
 
     async def pause(self) -> None:
         pass
@@ -117,12 +135,16 @@ class ControlWithTrials(RunControl):
     trials: Trials
 
 
-def with_control(play: Callable[[ControlWithTrials, SessionState], Awaitable[None]], *workers: FakeWorker) -> None:
+def with_control(
+    play: Callable[[ControlWithTrials, SessionState], Awaitable[None]], *workers: FakeWorker
+) -> None:
     state = SessionState()
 
     async def main() -> None:
         devices = ChosenDevices(state, "cpu")
-        control = ControlWithTrials(state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), devices)
+        control = ControlWithTrials(
+            state, state.apply, cast("Any", FakePool(*workers)), RunLock(), ServingChoice(), devices
+        )
         control.trials = Trials(control, state, state.apply)
         await control.start(control.plan("train-gpt", {"batch_size": 8}))
         await play(control, state)
@@ -148,7 +170,9 @@ def test_a_win_is_kept_and_opens_a_run_with_the_knobs_of_the_worker() -> None:
         assert (trial.verdict, trial.kept, trial.error) == ("win", True, None)
         assert [record.run.knobs["batch_size"] for record in state.records] == [8, 16]
         assert (worker.knobs["batch_size"], worker.arm) == (16, 0)
-        assert [record.run.server for record in state.records] == [None, FACTS], "the facts of the server that goes on"
+        assert [record.run.server for record in state.records] == [None, FACTS], (
+            "the facts of the server that goes on"
+        )
 
     with_control(play, worker)
 
@@ -178,7 +202,9 @@ def test_a_worker_that_cannot_go_back_ends_its_run_with_the_cause() -> None:
         await tried(control, {"batch_size": 16})
         run = state.records[-1].run
         assert run.state == "failed"
-        assert run.error == "the worker could not go back to batch_size 8 after a trial: out of memory"
+        assert (
+            run.error == "the worker could not go back to batch_size 8 after a trial: out of memory"
+        )
         assert worker.stopped
 
     with_control(play, worker)
@@ -251,7 +277,11 @@ def test_a_run_that_died_while_it_was_paused_is_not_continued_by_the_second_work
 
     async def play(control: ControlWithTrials, state: SessionState) -> None:
         def on_event(event: AnyEvent) -> None:
-            if isinstance(event, TrialUpdate) and event.trial.verdict is None and event.trial.blocks:
+            if (
+                isinstance(event, TrialUpdate)
+                and event.trial.verdict is None
+                and event.trial.blocks
+            ):
                 first.alive = False
 
         control.trials._emit = on_event
@@ -262,7 +292,9 @@ def test_a_run_that_died_while_it_was_paused_is_not_continued_by_the_second_work
     with_control(play, first, second)
 
 
-def test_a_device_that_is_gone_fails_the_trial_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_gone_fails_the_trial_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first, second = FakeWorker(), FakeWorker()
 
     async def play(control: ControlWithTrials, state: SessionState) -> None:
@@ -273,7 +305,9 @@ def test_a_device_that_is_gone_fails_the_trial_and_the_run_goes_on(monkeypatch: 
         monkeypatch.setattr(ChosenDevices, "first", gone)
         trial = await tried(control, {"n_layer": 2})
         assert (trial.state, trial.error) == ("failed", "there is no device 'gpu:0'")
-        assert (first.arm, [record.run.state for record in state.records]) == (0, ["running"]), "the worker of the run was resumed"
+        assert (first.arm, [record.run.state for record in state.records]) == (0, ["running"]), (
+            "the worker of the run was resumed"
+        )
 
     with_control(play, first, second)
 
@@ -293,7 +327,12 @@ def test_a_cancelled_trial_is_reverted_and_the_run_goes_on() -> None:
 
     async def play(control: ControlWithTrials, state: SessionState) -> None:
         trial = await cancelled(control, state, {"batch_size": 16})
-        assert (trial.state, trial.verdict, trial.kept, trial.error) == ("cancelled", "undecided", False, None)
+        assert (trial.state, trial.verdict, trial.kept, trial.error) == (
+            "cancelled",
+            "undecided",
+            False,
+            None,
+        )
         assert trial.blocks and state.trials[trial.id] == trial
         assert (worker.knobs["batch_size"], worker.arm) == (8, 0)
         assert [record.run.state for record in state.records] == ["running"]
@@ -418,9 +457,13 @@ async def by_cancelling_first(control: ControlWithTrials, trial: asyncio.Task[Tr
 
 
 @pytest.mark.parametrize("end", [by_stopping, by_another_start, by_cancelling_first])
-@pytest.mark.parametrize("changes", [{"batch_size": 16}, {"n_layer": 2}], ids=["one worker", "two workers"])
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 16}, {"n_layer": 2}], ids=["one worker", "two workers"]
+)
 def test_whatever_ends_a_run_ends_its_trial_on_a_worker_that_hangs(
-    end: Callable[[ControlWithTrials, asyncio.Task[Trial]], Awaitable[None]], changes: Knobs, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[ControlWithTrials, asyncio.Task[Trial]], Awaitable[None]],
+    changes: Knobs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session, "SETTLE_S", 0.05)
 
@@ -435,12 +478,18 @@ def test_whatever_ends_a_run_ends_its_trial_on_a_worker_that_hangs(
             while any(each.state == "running" for each in state.trials.values()):
                 await asyncio.sleep(0)
         (ended,) = state.trials.values()
-        assert (ended.state, ended.kept, state.records[0].run.state) == ("cancelled", False, "stopped")
+        assert (ended.state, ended.kept, state.records[0].run.state) == (
+            "cancelled",
+            False,
+            "stopped",
+        )
 
     with_control(play, HangingWorker(), HangingWorker(), FakeWorker())
 
 
-def test_a_trial_with_a_second_server_says_what_it_takes_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_with_a_second_server_says_what_it_takes_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     forecast = Forecast(100.0, 0.5)
     monkeypatch.setattr(session, "noise_s", lambda *_: 0.0)
     monkeypatch.setattr(session, "forecast_restart", lambda *_: forecast)
@@ -448,13 +497,25 @@ def test_a_trial_with_a_second_server_says_what_it_takes_or_is_refused(monkeypat
     async def play(control: ControlWithTrials, state: SessionState) -> None:
         await control.start(control.plan("serve-chat", {}))
         notes: list[str] = []
-        control.trials._emit = lambda event: notes.append(event.text) if isinstance(event, Note) else state.apply(event)
-        with pytest.raises(SessionError, match="no trial: it would take about 1 min 40 s and resolve 50 % at best"):
-            await control.trials.try_change({"enable_prefix_caching": False}, Interval(1.1, 1.2), keep=True, limits=USUAL)
+        control.trials._emit = lambda event: (
+            notes.append(event.text) if isinstance(event, Note) else state.apply(event)
+        )
+        with pytest.raises(
+            SessionError, match="no trial: it would take about 1 min 40 s and resolve 50 % at best"
+        ):
+            await control.trials.try_change(
+                {"enable_prefix_caching": False}, Interval(1.1, 1.2), keep=True, limits=USUAL
+            )
         assert (state.trials, notes) == ({}, [])
         for predicted in (None, Interval(1.6, 1.8)):
-            trial = await control.trials.try_change({"enable_prefix_caching": False}, predicted, keep=True, limits=USUAL)
-            assert (trial.forecast, trial.error, notes.pop()) == (forecast, "not running after 0 s", forecast_line(forecast))
+            trial = await control.trials.try_change(
+                {"enable_prefix_caching": False}, predicted, keep=True, limits=USUAL
+            )
+            assert (trial.forecast, trial.error, notes.pop()) == (
+                forecast,
+                "not running after 0 s",
+                forecast_line(forecast),
+            )
 
     never = {"start_limit_s": 0.01, "starts": False}
     with_control(play, FakeWorker(), FakeWorker(), FakeWorker(**never), FakeWorker(**never))

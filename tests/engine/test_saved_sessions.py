@@ -1,4 +1,5 @@
-"""A session that is saved under no name of the user's own: two consoles do not share a file, and a folder that takes no file loses no session."""
+"""A session that is saved under no name of the user's own: two consoles do not share a file, and a
+folder that takes no file loses no session."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def session(created: str) -> Snapshot:
     return Snapshot(created=created, gpuconsole="1", environment=Environment(), runs=[], trials=[])
 
 
-def test_sessions_that_end_in_the_same_second_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_that_end_in_the_same_second_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where a window with two consoles in one folder is closed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
@@ -31,7 +34,9 @@ def test_sessions_that_end_in_the_same_second_are_all_kept(tmp_path: Path, monke
     ]
 
 
-def test_a_folder_that_is_gone_or_takes_no_file_loses_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_gone_or_takes_no_file_loses_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -44,7 +49,9 @@ def test_a_folder_that_is_gone_or_takes_no_file_loses_no_session(tmp_path: Path,
     assert write_snapshot(session("kept too"), None).parent == path.parent
 
 
-def test_a_new_file_that_cannot_be_completed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_that_cannot_be_completed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 

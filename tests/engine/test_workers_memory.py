@@ -31,7 +31,9 @@ def worker() -> Iterator[int]:
     os.waitpid(pid, 0)
 
 
-def test_a_child_with_the_name_of_a_worker_counts_with_what_it_shares_with_nobody(worker: int) -> None:
+def test_a_child_with_the_name_of_a_worker_counts_with_what_it_shares_with_nobody(
+    worker: int,
+) -> None:
     wait_until(lambda: workers_of(os.getpid()) == [worker], 10, "the child has its name")
     assert 64 * MIB <= (private_bytes(worker) or 0.0) < 1000 * MIB
 

@@ -16,7 +16,16 @@ import msgspec
 import pytest
 
 from gpuconsole.engine.reader import read_snapshot
-from gpuconsole.experiments.baselines import MAX_RUNS, BaselineError, baselines_folder, check_folder, keep_run, key_of, read_all, remove
+from gpuconsole.experiments.baselines import (
+    MAX_RUNS,
+    BaselineError,
+    baselines_folder,
+    check_folder,
+    keep_run,
+    key_of,
+    read_all,
+    remove,
+)
 from gpuconsole.experiments.rate_watch import BaselineWatch, Keeps
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.host.load import OtherLoad
@@ -34,17 +43,24 @@ BOX = Environment(host="box", cpu="AMD EPYC", cores=2, torch="2.13.0")
 
 
 def made(
-    rate: float = 100.0, number: int = 0, scenario: str = "train-gpt", environment: Environment = BOX, **knobs: int
+    rate: float = 100.0,
+    number: int = 0,
+    scenario: str = "train-gpt",
+    environment: Environment = BOX,
+    **knobs: int,
 ) -> tuple[Snapshot, Run]:
     """A session of two runs, of which the second began at the minute `number`."""
     steady = Summary(tokens_per_s=Distribution(rate, 1.0, 20, rate))
     run = Run(
-        "2", scenario, "training.gpt", {"batch_size": 16, **knobs}, "cpu", "finished", started=f"2026-11-20T10:{number:02}:00Z",
-        duration_s=20.0, steady_from_s=0.0, summary=steady,
+        "2", scenario, "training.gpt", {"batch_size": 16, **knobs}, "cpu", "finished",
+        started=f"2026-11-20T10:{number:02}:00Z", duration_s=20.0, steady_from_s=0.0,
+        summary=steady,
     )  # fmt: skip
     first = msgspec.structs.replace(run, id="1")
     trials = [Trial("1", "1", {}, "done"), Trial("2", "2", {}, "done")]
-    return Snapshot(created="", gpuconsole="0.1.0", environment=environment, runs=[first, run], trials=trials), run
+    return Snapshot(
+        created="", gpuconsole="0.1.0", environment=environment, runs=[first, run], trials=trials
+    ), run
 
 
 def keep(folder: Path, *of: object, **more: Any) -> str:
@@ -69,9 +85,15 @@ def test_runs_are_kept_in_the_folder_of_their_key_the_oldest_making_room(tmp_pat
     for n in range(MAX_RUNS + 2):
         line = keep(folder, 100.0 + n, n)
     assert line == f"kept as a baseline: {key_of(in_session(made()[1], BOX))}, {MAX_RUNS} runs"
-    assert [side.run.throughput[0].mean for side in kept_in(folder)] == [102.0 + n for n in range(MAX_RUNS)]  # type: ignore[union-attr]
+    assert [side.run.throughput[0].mean for side in kept_in(folder)] == [
+        102.0 + n for n in range(MAX_RUNS)
+    ]  # type: ignore[union-attr]
     keep(folder, 99.0, 0)
-    assert {99.0, 103.0, 121.0} < {side.run.summary.tokens_per_s.mean for side in kept_in(folder) if side.run.summary.tokens_per_s}
+    assert {99.0, 103.0, 121.0} < {
+        side.run.summary.tokens_per_s.mean
+        for side in kept_in(folder)
+        if side.run.summary.tokens_per_s
+    }
     keep(folder, environment=msgspec.structs.replace(BOX, torch="2.11.0"))
     keep(folder, batch_size=32)
     assert sorted(map(len, read_all(folder)[0].values())) == [1, 1, MAX_RUNS]
@@ -94,7 +116,10 @@ HOSTILE = {
     "deep": (b'{"schema":' + b"[" * 100_000, "not JSON"),
     "no runs": (encode(msgspec.structs.replace(made()[0], runs=[])), "this snapshot has no run"),
     "rate of zero": (GOOD.replace(b'"mean": 100.0', b'"mean": 0.0'), "too few steady steps"),
-    "rate that is no number": (GOOD.replace(b'"mean": 100.0', b'"mean": "fast"'), "not a valid snapshot"),
+    "rate that is no number": (
+        GOOD.replace(b'"mean": 100.0', b'"mean": "fast"'),
+        "not a valid snapshot",
+    ),
     "infinite": (GOOD.replace(b'"mean": 100.0', b'"mean": 1e999'), "not "),
     "out of range": (GOOD.replace(b'"std": 1.0', b'"std": 1e300'), "a number is out of range"),
     "failed": (GOOD.replace(b'"finished"', b'"failed"'), "the run failed"),
@@ -121,15 +146,19 @@ def test_a_bad_file_is_one_line_and_nothing_else_is_lost(tmp_path: Path, name: s
     assert not good.parent.exists()
 
 
-def test_the_file_of_an_earlier_version_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_the_file_of_an_earlier_version_is_refused_in_one_line_that_says_what_to_do(
+    tmp_path: Path,
+) -> None:
     old = tmp_path / "train-gpt-1f3a9c07.json"
     old.write_text('{"schema": "gpuconsole.baseline/1"}')
     keep(tmp_path)
     runs, mistakes = read_all(tmp_path)
     assert len(runs) == 1
     assert list(mistakes.values()) == [
-        f"{old}: no longer read: an earlier gpuconsole kept rates, and no sessions. Keep a run again; "
-        "`gpuconsole baselines --remove train-gpt-1f3a9c07` deletes this file"
+        (
+            f"{old}: no longer read: an earlier gpuconsole kept rates, and no sessions. Keep a run"
+            " again; `gpuconsole baselines --remove train-gpt-1f3a9c07` deletes this file"
+        )
     ]
     assert remove(tmp_path, "train-gpt-1f3a9c07") == old and not old.exists()
     assert len(kept_in(tmp_path)) == 1
@@ -144,7 +173,11 @@ def test_pipes_and_folders_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     runs, mistakes = read_all(tmp_path)
     assert [len(sides) for sides in runs.values()] == [1]
-    assert sorted(name.rpartition("/")[2] for name in mistakes) == ["folder.json", "loop.json", "pipe.json"]
+    assert sorted(name.rpartition("/")[2] for name in mistakes) == [
+        "folder.json",
+        "loop.json",
+        "pipe.json",
+    ]
     with pytest.raises(BaselineError, match="cannot be removed"):
         remove(tmp_path, good.parent.name)
 
@@ -158,7 +191,9 @@ def test_only_listed_baselines_are_removed(tmp_path: Path) -> None:
     for name in ("../precious", "/etc/passwd", "train-gpt", "", "work", "link-0123abcd"):
         with pytest.raises(BaselineError, match="there is no baseline"):
             remove(tmp_path / "b", name)
-    assert (tmp_path / "precious.json").exists() and (tmp_path / "b" / "work" / "mine.json").exists()
+    assert (tmp_path / "precious.json").exists() and (
+        tmp_path / "b" / "work" / "mine.json"
+    ).exists()
 
 
 def test_a_folder_that_cannot_exist_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -168,7 +203,9 @@ def test_a_folder_that_cannot_exist_is_reported_in_one_line(tmp_path: Path) -> N
     with pytest.raises(BaselineError, match="cannot be written"):
         keep(tmp_path / "taken")
     assert read_all(tmp_path / "absent") == ({}, {})
-    assert list(read_all(tmp_path / "taken")[1].values()) == [f"{tmp_path / 'taken'}: cannot be read: Not a directory"]
+    assert list(read_all(tmp_path / "taken")[1].values()) == [
+        f"{tmp_path / 'taken'}: cannot be read: Not a directory"
+    ]
 
 
 def test_two_consoles_keep_at_once_and_no_run_is_lost(tmp_path: Path) -> None:
@@ -179,8 +216,12 @@ def test_two_consoles_keep_at_once_and_no_run_is_lost(tmp_path: Path) -> None:
     assert read_all(tmp_path)[1] == {}
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_full_disk_and_an_interrupt_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_a_full_disk_and_an_interrupt_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
     keep(tmp_path)
     (good,) = tmp_path.glob("*/*.json")
 
@@ -188,14 +229,18 @@ def test_a_full_disk_and_an_interrupt_leave_nothing_behind(tmp_path: Path, monke
         raise failure
 
     monkeypatch.setattr("os.fsync", fail)
-    expected, words = (BaselineError, "cannot be written: No space left") if isinstance(failure, OSError) else (KeyboardInterrupt, None)
+    expected, words = (
+        (BaselineError, "cannot be written: No space left")
+        if isinstance(failure, OSError)
+        else (KeyboardInterrupt, None)
+    )
     with pytest.raises(expected, match=words):
         keep(tmp_path, number=1)
     assert [*good.parent.iterdir()] == [good]
     assert (len(kept_in(tmp_path)), read_all(tmp_path)[1]) == (1, {})
 
 
-# --- a session -----------------------------------------------------------------------------------------------
+# --- a session ------------------------------------------------------------------------------------
 
 STEP_S = 0.125
 
@@ -206,14 +251,25 @@ class Session:
     def __init__(self, keeps: Keeps = "chosen") -> None:
         self.state = SessionState()
         self.comparing = BaselineWatch(
-            self.state, self.emit, keeps, lambda: make_snapshot(self.state, self.state.environment, self.state.now)
+            self.state,
+            self.emit,
+            keeps,
+            lambda: make_snapshot(self.state, self.state.environment, self.state.now),
         )
-        self.emit(EnvironmentKnown(0.0, Environment(host="h", cpu="AMD EPYC", cores=2, torch="2.13.0")))
+        self.emit(
+            EnvironmentKnown(0.0, Environment(host="h", cpu="AMD EPYC", cores=2, torch="2.13.0"))
+        )
 
     def emit(self, event: AnyEvent) -> None:
         self.state.apply(event)
 
-    async def run(self, tokens: int = 1000, n: int = 160, state: RunState | None = "finished", batch_size: int = 8) -> None:
+    async def run(
+        self,
+        tokens: int = 1000,
+        n: int = 160,
+        state: RunState | None = "finished",
+        batch_size: int = 8,
+    ) -> None:
         """A run of `n` steps of `tokens` each; it goes on with `state` None."""
         number = str(len(self.state.records) + 1)
         knobs = {"batch_size": batch_size}
@@ -261,7 +317,9 @@ def test_runs_are_kept_and_later_runs_are_compared_with_them(folder: Path) -> No
         await session.run(batch_size=16)
         other = session.state.records[-1].run.baseline
         assert other is not None
-        assert other.words.startswith("no baseline for batch_size=16; the nearest baseline is for batch_size=8, from ")
+        assert other.words.startswith(
+            "no baseline for batch_size=16; the nearest baseline is for batch_size=8, from "
+        )
         assert len(session.comparing.kept) == 4
 
     asyncio.run(body())
@@ -273,7 +331,10 @@ def test_a_slower_run_is_not_kept_where_the_user_asks_for_that(folder: Path) -> 
         session = Session("all but slower")
         await session.run()
         await session.run(tokens=500)
-        assert session.comparing.kept[-1] == "run 2 is not kept as a baseline: it is slower than the baseline"
+        assert (
+            session.comparing.kept[-1]
+            == "run 2 is not kept as a baseline: it is slower than the baseline"
+        )
 
     asyncio.run(body())
     assert len(kept_in(folder)) == 1
@@ -306,7 +367,9 @@ def test_a_run_without_a_measurement_is_not_kept(folder: Path) -> None:
     async def body() -> None:
         session = Session("all")
         await session.run(n=6)
-        assert session.comparing.failed == ["run 1 is not kept as a baseline: too few steady steps for a rate: measure longer"]
+        assert session.comparing.failed == [
+            "run 1 is not kept as a baseline: too few steady steps for a rate: measure longer"
+        ]
         await session.run(state="failed")
         with pytest.raises(SessionError, match="run 2 failed"):
             await session.comparing.keep()
@@ -315,7 +378,9 @@ def test_a_run_without_a_measurement_is_not_kept(folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_failed_reading_of_the_load_does_not_end_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_reading_of_the_load_does_not_end_the_comparison(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readings: list[str] = []
 
     async def read(self: object) -> None:
@@ -333,7 +398,9 @@ def test_a_failed_reading_of_the_load_does_not_end_the_comparison(folder: Path, 
         await until(lambda: session.verdict == "slower" and len(readings) > 2)
         assert not watching.done()
         watching.cancel()
-        assert sum("load of other programs" in note for note in session.state.notes) == 1, "reported once"
+        assert sum("load of other programs" in note for note in session.state.notes) == 1, (
+            "reported once"
+        )
 
     asyncio.run(body())
 
@@ -369,7 +436,10 @@ def test_a_run_whose_figures_are_not_valid_is_no_baseline_and_has_no_verdict(
         monkeypatch.setattr("gpuconsole.session.figures.summary.validity", lambda _: doubt)
         await session.run(700)
         found = session.state.records[-1].run.baseline
-        assert found is not None and found.verdict == {"degraded": "undecided", "invalid": None}[verdict]
+        assert (
+            found is not None
+            and found.verdict == {"degraded": "undecided", "invalid": None}[verdict]
+        )
         assert "the load generator waited for a CPU 38 % of the time" in found.words
         reason = f"its numbers are {verdict}: the load generator waited for a CPU 38 % of the time"
         assert session.comparing.failed == [f"run 4 is not kept as a baseline: {reason}"]

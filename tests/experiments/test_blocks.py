@@ -40,7 +40,9 @@ def test_blocks_hold_whole_rounds_of_the_workers_and_whole_cycles() -> None:
     plan = BlockPlan({"num_workers": 4}, ["precision"])
     assert [plan.count(0.05, stretch) for stretch in (1.0, 1.5, 2.0)] == [8, 12, 16]
     assert plan.count(0.05, cycle=6) == 12
-    assert BlockPlan({}, ["precision"]).count(2.0, cycle=6) == 5, "no block lasts much longer than 2.5 s for the sake of a cycle"
+    assert BlockPlan({}, ["precision"]).count(2.0, cycle=6) == 5, (
+        "no block lasts much longer than 2.5 s for the sake of a cycle"
+    )
 
 
 def test_a_side_on_which_it_happens_more_often_has_shorter_blocks() -> None:
@@ -57,7 +59,9 @@ def test_the_side_on_which_it_is_ten_times_rarer_need_not_wait_for_it() -> None:
     )
     assert [sides[every][CHANGED].period for every in sides] == [29, 20]
     back = plans({"save_every": 30}, {"save_every": 3}, None)
-    assert (back[BASELINE].period, back[CHANGED].period) == (1, 3), "whichever side is the changed one"
+    assert (back[BASELINE].period, back[CHANGED].period) == (1, 3), (
+        "whichever side is the changed one"
+    )
 
 
 def test_what_happens_too_rarely_for_a_block_makes_it_no_longer() -> None:
@@ -68,8 +72,14 @@ def test_what_happens_now_and_then_and_costs_nothing_makes_no_block_longer() -> 
     knobs = {"log_every": 20, "save_every": 0, "eval_every": 0}
     assert BlockPlan(knobs, ["optim"], {"logging": 0.001}).count(0.1) == MIN_STEPS
     assert BlockPlan(knobs, ["optim"], {"logging": 0.05}).count(0.1) == 20
-    assert BlockPlan(knobs, ["log_gradients"], {"logging": 0.001}).count(0.1) == 20  # it may weigh from now on
-    assert BlockPlan({**knobs, "save_every": 3}, ["save_every"], {"logging": 0.001, "checkpoint": 0.2}).period == 3
+    # it may weigh from now on
+    assert BlockPlan(knobs, ["log_gradients"], {"logging": 0.001}).count(0.1) == 20
+    assert (
+        BlockPlan(
+            {**knobs, "save_every": 3}, ["save_every"], {"logging": 0.001, "checkpoint": 0.2}
+        ).period
+        == 3
+    )
 
 
 def test_loader_changes_take_longer_blocks_on_the_wall_clock() -> None:
@@ -92,7 +102,9 @@ def test_the_first_steps_of_a_block_of_a_job_do_not_count() -> None:
 
 
 def step_of_job(eval_s: float = 0.0, work_s: float = 0.02) -> Step:
-    phases = tuple(eval_s if phase == "eval" else work_s if phase == "forward" else 0.0 for phase in PHASES)
+    phases = tuple(
+        eval_s if phase == "eval" else work_s if phase == "forward" else 0.0 for phase in PHASES
+    )
     return Step(0, 0.0, work_s + eval_s, 8, 0, phases, tuple(0.1 * seconds for seconds in phases))
 
 
@@ -102,7 +114,9 @@ def test_evaluations_of_a_job_are_spread_over_the_steps_of_a_block() -> None:
     plan = plans({}, {"optim": "adamw_fused"}, shares, of_job=True, step_s=0.025)[2]
     steps, own_s = plan.spread([step_of_job(), step_of_job(2.0), step_of_job()])
     assert own_s == pytest.approx(2.0)
-    assert [step.wall_s for step in steps] == pytest.approx([0.025] * 3), "each has the mean: a fifth of 25 ms"
+    assert [step.wall_s for step in steps] == pytest.approx([0.025] * 3), (
+        "each has the mean: a fifth of 25 ms"
+    )
     assert all(sum(step.phases) == pytest.approx(step.wall_s) for step in steps)
     assert all(sum(step.runq or ()) == pytest.approx(0.002) for step in steps)
 
@@ -123,7 +137,8 @@ def test_other_evaluations_stay_where_they_are(options: dict[str, Any], changes:
 
 
 class Evaluates(FakeJob):
-    """A job whose changed steps take 20 ms and the others 26 ms, and which evaluates for a second after every 90 steps."""
+    """A job whose changed steps take 20 ms and the others 26 ms, and which evaluates for a second
+    after every 90 steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,14 +148,18 @@ class Evaluates(FakeJob):
         self._index += 1
         work_s = (0.020 if self.arm == 2 else 0.026) * math.exp(self._chance.gauss(0.0, 0.1))
         step = step_of_job(1.0 if self._index % 90 == 0 else 0.0, work_s)
-        self.trial_steps.append(msgspec.structs.replace(step, runq=None, arm=self.arm, t=0.026 * self._index))
+        self.trial_steps.append(
+            msgspec.structs.replace(step, runq=None, arm=self.arm, t=0.026 * self._index)
+        )
 
 
 def test_evaluations_do_not_spoil_the_trial_of_a_job() -> None:
     mean_s = 0.026 + 1 / 90
     shares = {"forward": 0.026 / mean_s, "eval": 1 / 90 / mean_s}
     whole = mean_s / (mean_s - 0.006)
-    run = Run("1", "train.py", "job", {"optim": "adamw"}, "cpu", summary=Summary(phases_ratio=shares))
+    run = Run(
+        "1", "train.py", "job", {"optim": "adamw"}, "cpu", summary=Summary(phases_ratio=shares)
+    )
     verdicts = []
     for mean in (None, distribution([mean_s] * 20)):
         run.summary.step_time_s = mean
@@ -150,5 +169,8 @@ def test_evaluations_do_not_spoil_the_trial_of_a_job() -> None:
             verdicts.append(ended.verdict)
             if mean is not None:
                 assert ended.speedup is not None and ended.spread_s >= 1
-                assert ended.speedup.low < whole < ended.speedup.high and ended.speedup.estimate == pytest.approx(whole, rel=0.05)
+                assert (
+                    ended.speedup.low < whole < ended.speedup.high
+                    and ended.speedup.estimate == pytest.approx(whole, rel=0.05)
+                )
     assert verdicts[:5] != ["win"] * 5 and verdicts[5:] == ["win"] * 5

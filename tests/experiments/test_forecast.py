@@ -22,7 +22,11 @@ from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import AnyEvent, Note
 from tests.waiting import until
 
-KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
+KNOBS: Knobs = {
+    name: knob.default
+    for name, knob in CATALOGUE.items()
+    if knob.serving and knob.default is not None
+}
 CHANGES: Knobs = {"num_gpu_blocks_override": 200}
 START_S = 40.0
 
@@ -41,7 +45,9 @@ def steps(noise: float, count: int = 160) -> list[Step]:
 
 def test_a_quiet_run_resolves_small_changes_in_few_pairs() -> None:
     found = forecast_restart(a_run(1.0), steps(0.01), CHANGES, None, USUAL, START_S)
-    assert found.resolution_ratio == pytest.approx(0.065, abs=0.015), "two processes differ by 5.5 % whatever the number of pairs"
+    assert found.resolution_ratio == pytest.approx(0.065, abs=0.015), (
+        "two processes differ by 5.5 % whatever the number of pairs"
+    )
     assert START_S + 4 * 2 * 3 <= found.seconds <= START_S + 6 * 2 * 4
 
 
@@ -63,14 +69,24 @@ def test_without_steady_steps_only_the_time_is_known() -> None:
 
 def test_the_sentences() -> None:
     found = Forecast(130.0, 0.062)
-    assert forecast_line(found) == "The trial starts a second model server: about 2 min 10 s. It can resolve a change of 6.2 % at best."
+    assert forecast_line(found) == (
+        "The trial starts a second model server: about 2 min 10 s. It can resolve a change of"
+        " 6.2 % at best."
+    )
     text = refusal(CHANGES, found, Interval(1.01, 1.04))
-    assert "about 2 min 10 s" in text and "1.01-1.04x" in text and "--try num_gpu_blocks_override=200" in text and "\n" not in text
+    assert (
+        "about 2 min 10 s" in text
+        and "1.01-1.04x" in text
+        and "--try num_gpu_blocks_override=200" in text
+        and "\n" not in text
+    )
 
 
 @pytest.mark.matrix
 @pytest.mark.slow
-def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With two pairs of short blocks in place of four, so that the test is short."""
     for module in (trials, trial_statistics):
         monkeypatch.setattr(module, "MIN_PAIRS", 2)
@@ -89,7 +105,10 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(m
         try:
             await engine.start("serve-chat", {"d_model": 64, "n_layer": 1, "output_tokens": 16})
             await until(lambda: engine.view().running_s > 3, 60, "the run runs")
-            with pytest.raises(SessionError, match=r"no trial: it would take .* and the predicted speedup is 1.00-1.00x"):
+            with pytest.raises(
+                SessionError,
+                match=r"no trial: it would take .* and the predicted speedup is 1.00-1.00x",
+            ):
                 await engine.try_change({"enable_prefix_caching": False}, Interval(1.001, 1.002))
             begun = time.monotonic()
             trial = await engine.try_change({"enable_prefix_caching": False}, None, limits=limits)
@@ -97,7 +116,10 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(m
         finally:
             await engine.close()
         assert trial.state == "done" and trial.forecast is not None, trial
-        assert trial.forecast.seconds / 2 < took < trial.forecast.seconds * 2, (trial.forecast, took)
+        assert trial.forecast.seconds / 2 < took < trial.forecast.seconds * 2, (
+            trial.forecast,
+            took,
+        )
         assert notes == [forecast_line(trial.forecast)]
 
     asyncio.run(play())

@@ -28,10 +28,16 @@ DAY = 86_400.0
 
 
 def rates(
-    order: str, chance: random.Random, spread: float, ratio: float = 1.0, correlated: float = 0.0, apart: float = 30.0, between: float = 0.0
+    order: str,
+    chance: random.Random,
+    spread: float,
+    ratio: float = 1.0,
+    correlated: float = 0.0,
+    apart: float = 30.0,
+    between: float = 0.0,
 ) -> tuple[list[RunRate], list[RunRate]]:
-    """Runs of 20 s in the order of the labels A and B, `apart` seconds apart; `/` is a day. `spread`: between runs, in an AR(1) process; `between`: between
-    days."""
+    """Runs of 20 s in the order of the labels A and B, `apart` seconds apart; `/` is a day.
+    `spread`: between runs, in an AR(1) process; `between`: between days."""
     sides: dict[str, list[RunRate]] = {"A": [], "B": []}
     t, level, day = 1e9, chance.gauss(0, spread), chance.gauss(0, between)
     for label in order:
@@ -39,19 +45,28 @@ def rates(
             t, day = t + DAY, chance.gauss(0, between)
             continue
         level = correlated * level + math.sqrt(1 - correlated**2) * chance.gauss(0, spread)
-        sides[label].append(RunRate(level + day + math.log(ratio) * (label == "B"), spread / 3, "box", t, t + 20))
+        sides[label].append(
+            RunRate(level + day + math.log(ratio) * (label == "B"), spread / 3, "box", t, t + 20)
+        )
         t += apart
     return sides["A"], sides["B"]
 
 
 def outcomes(order: str, ratio: float = 1.0, times: int = 400, **noise: float) -> Counter[str]:
-    return Counter(decide(ratio_of(*rates(order, random.Random(seed), ratio=ratio, **noise)), 0.97) for seed in range(times))  # type: ignore[arg-type]
+    return Counter(
+        decide(ratio_of(*rates(order, random.Random(seed), ratio=ratio, **noise)), 0.97)
+        for seed in range(times)
+    )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("order", ["AB", "ABBA", "ABABAB", "ABBAABBAAB", "AAABBB", "AA/AA/AA/BB", "A/A/A/A/A/A/BBBB"])
+@pytest.mark.parametrize(
+    "order", ["AB", "ABBA", "ABABAB", "ABBAABBAAB", "AAABBB", "AA/AA/AA/BB", "A/A/A/A/A/A/BBBB"]
+)
 @pytest.mark.parametrize("spread", [0.005, 0.02, 0.05])
 @pytest.mark.parametrize("correlated", [0.0, 0.9])
-def test_the_same_again_is_called_a_regression_at_most_once_in_20(order: str, spread: float, correlated: float) -> None:
+def test_the_same_again_is_called_a_regression_at_most_once_in_20(
+    order: str, spread: float, correlated: float
+) -> None:
     assert outcomes(order, spread=spread, correlated=correlated)["regression"] <= 20
 
 
@@ -61,38 +76,61 @@ def test_a_machine_that_differs_from_day_to_day_is_no_regression_where_the_base_
 
 @pytest.mark.parametrize("order", ["ABBAABBAAB", "ABABAB", "ABBA", "ABA"])
 @pytest.mark.parametrize("spread", [0.01, 0.1])
-def test_a_change_at_the_limit_is_called_a_regression_at_most_once_in_20(order: str, spread: float) -> None:
+def test_a_change_at_the_limit_is_called_a_regression_at_most_once_in_20(
+    order: str, spread: float
+) -> None:
     assert outcomes(order, 0.97, spread=spread)["regression"] <= 20
 
 
-@pytest.mark.parametrize(("order", "spread", "least"), [("ABABAB", 0.005, 0.8), ("ABBAABBAAB", 0.01, 0.75), ("ABBA" * 4, 0.01, 0.9)])
-def test_five_percent_less_is_found_and_the_same_again_passes(order: str, spread: float, least: float) -> None:
+@pytest.mark.parametrize(
+    ("order", "spread", "least"),
+    [("ABABAB", 0.005, 0.8), ("ABBAABBAAB", 0.01, 0.75), ("ABBA" * 4, 0.01, 0.9)],
+)
+def test_five_percent_less_is_found_and_the_same_again_passes(
+    order: str, spread: float, least: float
+) -> None:
     assert outcomes(order, 0.95, spread=spread)["regression"] >= 400 * least
     assert outcomes(order, 1.0, spread=spread)["no regression"] >= 400 * least
     assert outcomes(order, 0.95, spread=spread)["no regression"] == 0
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0].replace('/', ' ')} {row[1]:g} {row[2]:g}")
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: f"{row[0].replace('/', ' ')} {row[1]:g} {row[2]:g}"
+)
 def test_unequally_noisy_sides_are_no_regression_either(row: tuple[str, float, float]) -> None:
     order, *deviations = row
     assert simulated(order, (deviations[0], deviations[1]), 0.97, 400)["regression"] <= 18
 
 
 def test_one_run_of_each_side_decides_only_what_is_plain() -> None:
-    """A side with one run is assumed to differ by 5 %: a loss of 5 % is open, one of a fifth is not."""
+    """A side with one run is assumed to differ by 5 %: a loss of 5 % is open, one of a fifth is
+    not."""
     assert outcomes("AB", 0.95, spread=0.005)["undecided"] == 400
     assert outcomes("AB", 0.8, spread=0.005)["regression"] == 400
 
 
 def test_more_runs_on_one_other_day_do_not_make_the_interval_narrow() -> None:
-    few, many = (ratio_of(*rates(order, random.Random(1), 0.005)) for order in ("AA/BB", "A" * 10 + "/" + "B" * 10))
+    few, many = (
+        ratio_of(*rates(order, random.Random(1), 0.005))
+        for order in ("AA/BB", "A" * 10 + "/" + "B" * 10)
+    )
     assert not many.in_turn and many.occasions == (1, 1) and many.assumed
-    assert many.high / many.low > 1.15 and many.high / many.low == pytest.approx(few.high / few.low, rel=0.02)
+    assert many.high / many.low > 1.15 and many.high / many.low == pytest.approx(
+        few.high / few.low, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
     ("order", "expected"),
-    [("AB", True), ("ABBA", True), ("ABABAB", True), ("AABB", False), ("AAABBB", False), ("ABBB", False), ("AB/BA", False)],
+    [
+        ("AB", True),
+        ("ABBA", True),
+        ("ABABAB", True),
+        ("AABB", False),
+        ("AAABBB", False),
+        ("ABBB", False),
+        ("AB/BA", False),
+    ],
 )
 def test_what_is_measured_in_turn(order: str, expected: bool) -> None:
     assert interleaved(*rates(order, random.Random(0), 0.01)) is expected
@@ -101,7 +139,9 @@ def test_what_is_measured_in_turn(order: str, expected: bool) -> None:
 def test_occasions_end_where_the_host_changes_or_time_passes() -> None:
     base, _ = rates("AA/AAA", random.Random(0), 0.01)
     assert [len(unit) for unit in batches(base)] == [2, 3]
-    assert [len(unit) for unit in batches([base[0], base[1]._replace(host="other"), *base[2:]])] == [1, 3, 1]
+    assert [
+        len(unit) for unit in batches([base[0], base[1]._replace(host="other"), *base[2:]])
+    ] == [1, 3, 1]
     assert not interleaved(base[:1], [base[1]._replace(host="other")])
     assert not interleaved([RunRate(0.0)], [RunRate(0.0)])  # without a time, nobody knows
 
@@ -111,22 +151,33 @@ def test_the_needed_runs_decide_at_that_noise() -> None:
     assert needed is not None and 10 < needed < 60
     assert 0.74 <= outcomes("AB" * needed, 0.94, spread=0.03)["regression"] / 400 <= 0.86
     assert runs_needed(0.001, 0.9, 0.97) == 3
-    assert runs_needed(0.02, 0.97, 0.97, 1.0) == 8  # how far one run of each side is from the limit says little
+    # how far one run of each side is from the limit says little
+    assert runs_needed(0.02, 0.97, 0.97, 1.0) == 8
     assert runs_needed(3.0, 0.97, 0.97) is None
 
 
-# --- runs ----------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
-def side(rate: float, place: int, environment: Environment = HERE, delay: float | None = None, **knobs: int) -> MeasuredRun:
+def side(
+    rate: float,
+    place: int,
+    environment: Environment = HERE,
+    delay: float | None = None,
+    **knobs: int,
+) -> MeasuredRun:
     """A run that began 40 s after the run of the place before it."""
     made = run(rate, seed=place, **knobs)
-    made.started = datetime.datetime.fromtimestamp(1.7e9 + 40 * place, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    made.started = datetime.datetime.fromtimestamp(1.7e9 + 40 * place, datetime.UTC).strftime(
+        "%Y-%m-%dT%H:%M:%SZ"
+    )
     made.summary.runq_ratio = delay
     return in_session(made, environment, f"{place}.json")
 
 
-def sides(base: float, new: float, runs: int = 4, **more: object) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+def sides(
+    base: float, new: float, runs: int = 4, **more: object
+) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
     """In turn; runs of a side differ by 0.5 %."""
     made: tuple[list[MeasuredRun], list[MeasuredRun]] = ([], [])
     for place in range(2 * runs):
@@ -137,20 +188,35 @@ def sides(base: float, new: float, runs: int = 4, **more: object) -> tuple[list[
 
 def test_equal_runs_pass_and_slower_runs_fail() -> None:
     same = judge(*sides(1000, 1000), 0.97)
-    assert same.verdict == "no regression" and same.needed == 0 and same.ratio.in_turn and not same.ratio.assumed
+    assert (
+        same.verdict == "no regression"
+        and same.needed == 0
+        and same.ratio.in_turn
+        and not same.ratio.assumed
+    )
     less = judge(*sides(1000, 950), 0.97)
     assert less.verdict == "regression" and less.ratio.estimate == pytest.approx(0.95, abs=0.005)
     rows = {figure.name: figure for figure in less.figures}
-    assert rows["throughput"].relative == pytest.approx(-0.05, abs=0.005) and rows["memory peak"].new == 2e9
+    assert (
+        rows["throughput"].relative == pytest.approx(-0.05, abs=0.005)
+        and rows["memory peak"].new == 2e9
+    )
 
 
 def test_an_undecided_answer_says_how_many_runs_are_needed() -> None:
     base, new = sides(1000, 980, runs=1)
     gate = judge(base, new, 0.97)
-    assert gate.verdict == "undecided" and gate.needed >= 3 and f"about {gate.needed} runs of each side, measured in turn" in gate.why
+    assert (
+        gate.verdict == "undecided"
+        and gate.needed >= 3
+        and f"about {gate.needed} runs of each side, measured in turn" in gate.why
+    )
     kept = [side(1000, place - 10_000) for place in range(3)]
     gate = judge(kept, new, 0.97)
-    assert gate.verdict == "undecided" and "BASE and NEW were measured apart (1 occasion and 1 occasion)" in gate.why
+    assert (
+        gate.verdict == "undecided"
+        and "BASE and NEW were measured apart (1 occasion and 1 occasion)" in gate.why
+    )
 
 
 def test_the_wait_for_a_core_is_taken_off_where_all_runs_know_it() -> None:
@@ -173,11 +239,12 @@ def test_a_loss_under_more_load_of_others_is_no_proof() -> None:
     loaded(base, 0.1)
     loaded(new, 0.5)
     gate = judge(base, new, 0.97)
-    assert (
-        gate.verdict == "undecided"
-        and gate.why == "contention: other programs used 50 % of the CPUs (10 % in the baseline): this alone may be the difference"
+    assert gate.verdict == "undecided" and gate.why == (
+        "contention: other programs used 50 % of the CPUs (10 % in the baseline): this alone"
+        " may be the difference"
     )
-    assert judge(new, base, 0.97).verdict == "undecided"  # the base was disturbed, so that the new runs only look good
+    # the base was disturbed, so that the new runs only look good
+    assert judge(new, base, 0.97).verdict == "undecided"
     loaded(new, 0.2)
     assert judge(base, new, 0.97).verdict == "regression"
 
@@ -193,7 +260,8 @@ def test_other_hardware_work_or_commands_are_refused_in_one_line() -> None:
     base, _ = sides(1000, 1000)
     other = msgspec.structs.replace(HERE, cpu="another CPU", devices=[Device("cpu", "another CPU")])
     assert refused(base, [side(1000, 50, other)]) == (
-        "0.json and 50.json are not comparable: device cpu (a CPU) -> cpu (another CPU); cpu a CPU -> another CPU"
+        "0.json and 50.json are not comparable: device cpu (a CPU) -> cpu (another CPU); cpu a CPU"
+        " -> another CPU"
     )
     assert "cores 2 -> 4" in refused(base, [side(1000, 50, msgspec.structs.replace(HERE, cores=4))])
     new = side(1000, 50)
@@ -236,24 +304,44 @@ def test_degraded_numbers_have_no_verdict() -> None:
 def test_another_version_is_named_and_compared() -> None:
     base, new = sides(1000, 900)
     newer = msgspec.structs.replace(HERE, torch="2.14.0")
-    gate = judge(base, [each._replace(session=msgspec.structs.replace(each.session, environment=newer)) for each in new], 0.97)
-    assert gate.verdict == "regression" and [(changed.name, changed.after) for changed in gate.differences] == [("torch", "2.14.0")]
+    gate = judge(
+        base,
+        [
+            each._replace(session=msgspec.structs.replace(each.session, environment=newer))
+            for each in new
+        ],
+        0.97,
+    )
+    assert gate.verdict == "regression" and [
+        (changed.name, changed.after) for changed in gate.differences
+    ] == [("torch", "2.14.0")]
 
 
 def test_findings_that_most_runs_of_one_side_have_are_new_or_gone() -> None:
     base, new = sides(1000, 1000)
-    for runs, rule, count in ((base, "gone", 4), (new, "new", 3), (base, "both", 4), (new, "both", 4), (new, "once", 1)):
+    for runs, rule, count in (
+        (base, "gone", 4),
+        (new, "new", 3),
+        (base, "both", 4),
+        (new, "both", 4),
+        (new, "once", 1),
+    ):
         for each in runs[:count]:
             each.run.findings = [*each.run.findings, Finding(rule, "fires", f"title of {rule}")]
     gate = judge(base, new, 0.97)
-    assert [(finding.rule, finding.base, finding.new) for finding in gate.findings] == [("new", 0, 3), ("gone", 4, 0)]
+    assert [(finding.rule, finding.base, finding.new) for finding in gate.findings] == [
+        ("new", 0, 3),
+        ("gone", 4, 0),
+    ]
 
 
 def test_the_key_names_work_and_hardware_and_no_version() -> None:
     made: Run = side(1000, 0).run
     key = work_key(made, HERE)
     assert key.startswith("train-gpt-a-CPU-") and key.replace("-", "").isalnum()
-    assert key == work_key(side(900, 5, batch_size=3).run, msgspec.structs.replace(HERE, torch="3", host="other"))
+    assert key == work_key(
+        side(900, 5, batch_size=3).run, msgspec.structs.replace(HERE, torch="3", host="other")
+    )
     assert key != work_key(made, msgspec.structs.replace(HERE, cores=8))
     made.command_digest = "abc"
     assert key != work_key(made, HERE)

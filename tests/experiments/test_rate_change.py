@@ -17,9 +17,15 @@ def alike(*rates: float) -> list[RateBlock]:
     return [RateBlock(rate, 1.0) for rate in rates]
 
 
-def rate_change(now: list[RateBlock], kept: list[list[RateBlock]], live: bool = False) -> RateChange | None:
+def rate_change(
+    now: list[RateBlock], kept: list[list[RateBlock]], live: bool = False
+) -> RateChange | None:
     """As in the comparison of a run with the runs that were kept on other days."""
-    rates = [rate._replace(begun=1e9 + day * 1e5, ended=1e9 + day * 1e5 + 60) for day, run in enumerate(kept) if (rate := of_blocks(run))]
+    rates = [
+        rate._replace(begun=1e9 + day * 1e5, ended=1e9 + day * 1e5 + 60)
+        for day, run in enumerate(kept)
+        if (rate := of_blocks(run))
+    ]
     new = rate_of(in_session(running(now)), live=True) if live else of_blocks(now)
     return ratio_of(rates, [new]).change if rates and new is not None else None
 
@@ -32,8 +38,9 @@ def running(blocks: list[RateBlock]) -> Run:
         [block.seconds for block in blocks],
     )
     return Run(
-        "1", "train-gpt", "training.gpt", {}, "cpu", "running", duration_s=times[-1], steady_from_s=0.0,
-        summary=Summary(tokens_per_s=rate_distribution(blocks)), series={"workload.tokens_per_s{device=cpu}": SeriesData(times, rates, "steps", seconds)},
+        "1", "train-gpt", "training.gpt", {}, "cpu", "running", duration_s=times[-1],
+        steady_from_s=0.0, summary=Summary(tokens_per_s=rate_distribution(blocks)),
+        series={"workload.tokens_per_s{device=cpu}": SeriesData(times, rates, "steps", seconds)},
     )  # fmt: skip
 
 
@@ -41,7 +48,12 @@ ZERO = (0.0,) * (len(PHASES) - 1)
 
 
 def run(
-    chance: random.Random, rate: float = 100.0, n: int = 30, noise: float = 0.04, correlated: float = 0.5, between: float = 0.0
+    chance: random.Random,
+    rate: float = 100.0,
+    n: int = 30,
+    noise: float = 0.04,
+    correlated: float = 0.5,
+    between: float = 0.0,
 ) -> list[RateBlock]:
     """Blocks of a run: AR(1) noise within it, and a level of its own."""
     level, offset, rates = rate * math.exp(chance.gauss(0, between)), chance.gauss(0, noise), []
@@ -65,7 +77,9 @@ def verdicts(kept: int, rate: float = 100.0, live: bool = False, **noise: float)
 @pytest.mark.parametrize("kept", [1, 2, 3, 8])
 @pytest.mark.parametrize("correlated", [0.0, 0.5, 0.7])
 @pytest.mark.parametrize("n", [12, 40])
-def test_the_same_again_is_hardly_ever_called_a_regression(kept: int, correlated: float, n: int) -> None:
+def test_the_same_again_is_hardly_ever_called_a_regression(
+    kept: int, correlated: float, n: int
+) -> None:
     """300 pairs each: autocorrelated noise of 4 % between blocks, of 1 % between runs."""
     found = verdicts(kept, correlated=correlated, n=n, between=0.01)
     assert found.count("slower") + found.count("faster") <= 15
@@ -77,7 +91,9 @@ def test_runs_that_differ_more_than_is_usual_are_learnt_from_the_kept_ones() -> 
     assert verdicts(15, **wild).count("slower") <= 15
 
 
-@pytest.mark.parametrize(("kept", "less", "more"), [(1, 82.0, 122.0), (3, 85.0, 117.0), (8, 85.0, 117.0)])
+@pytest.mark.parametrize(
+    ("kept", "less", "more"), [(1, 82.0, 122.0), (3, 85.0, 117.0), (8, 85.0, 117.0)]
+)
 def test_a_sixth_less_is_found(kept: int, less: float, more: float) -> None:
     quiet = {"noise": 0.02, "correlated": 0.3, "between": 0.005}
     assert verdicts(kept, less, **quiet).count("slower") >= 285
@@ -146,8 +162,13 @@ def test_blocks_are_a_second_long_shorter_in_short_runs_and_few_in_long_ones() -
 
 
 def test_a_long_pause_counts_with_its_time() -> None:
-    """Steps of 10 ms, with an evaluation of 10 s in each thousandth step: half of the time is evaluation."""
-    made = [Step(i, i * 0.01, 0.01 + 10.0 * (i % 1000 == 999), 32, 0, (0.0, *ZERO)) for i in range(4000)]
+    """Steps of 10 ms, with an evaluation of 10 s in each thousandth step: half of the time is
+    evaluation."""
+    made = [
+        Step(i, i * 0.01, 0.01 + 10.0 * (i % 1000 == 999), 32, 0, (0.0, *ZERO)) for i in range(4000)
+    ]
     assert mean_rate(run_blocks(made)) == pytest.approx(1600.0)
     assert estimate(run_blocks(made)).mean == pytest.approx(1600.0)
-    assert estimate(run_blocks(made)).error > 0.1, "so few evaluations do not say how many there are"
+    assert estimate(run_blocks(made)).error > 0.1, (
+        "so few evaluations do not say how many there are"
+    )

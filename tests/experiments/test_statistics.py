@@ -50,7 +50,9 @@ def test_pairs_end_when_most_of_the_doubt_lies_between_the_processes() -> None:
     alike = [0.031, 0.029, 0.03, 0.031, 0.029]
     assert exhausted(alike, (), APART) and not exhausted(alike, (), 0.0)
     assert not exhausted([0.3, -0.2, 0.25, -0.1], (), APART)
-    assert not exhausted(alike, [0.2, -0.2, 0.2], APART), "blocks of one side tell that they agree by chance"
+    assert not exhausted(alike, [0.2, -0.2, 0.2], APART), (
+        "blocks of one side tell that they agree by chance"
+    )
     assert verdict(alike, (), APART) is None and verdict(alike) == "win"
     assert verdict([value + 0.2 for value in alike], (), APART) == "win"
 
@@ -60,7 +62,9 @@ def test_real_differences_are_found() -> None:
     assert [trial(0.5, 0.08, seed) for seed in range(50)].count("worse") >= 48
 
 
-def test_few_pairs_that_agree_by_chance_are_no_win_where_blocks_of_one_side_differ_as_much() -> None:
+def test_few_pairs_that_agree_by_chance_are_no_win_where_blocks_of_one_side_differ_as_much() -> (
+    None
+):
     agree = [0.10, 0.101, 0.099, 0.10]
     assert verdict(agree) == "win"
     assert verdict(agree, [0.08, -0.07, 0.09]) is None
@@ -94,16 +98,25 @@ def test_the_interval_holds_the_truth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "alpha", "expected"), [(1, 0.05, 12.706), (2, 0.001, 31.599), (3, 0.01, 5.841), (9, 0.05, 2.262), (30, 0.001, 3.646)]
+    ("degrees", "alpha", "expected"),
+    [(1, 0.05, 12.706), (2, 0.001, 31.599), (3, 0.01, 5.841), (9, 0.05, 2.262), (30, 0.001, 3.646)],
 )
-def test_the_quantile_of_students_t_agrees_with_printed_tables(degrees: int, alpha: float, expected: float) -> None:
+def test_the_quantile_of_students_t_agrees_with_printed_tables(
+    degrees: int, alpha: float, expected: float
+) -> None:
     assert student_quantile(degrees, alpha) == pytest.approx(expected, abs=5e-4)
 
 
 def test_one_interval_is_the_confidence_sequence_and_more_intervals_are_wider() -> None:
     values = [9.0, 10.0, 11.0, 10.0]
     _, low, high = confidence_sequence(values)
-    assert simultaneous_interval(values, 1) == (pytest.approx(low, rel=1e-3), pytest.approx(high, rel=1e-3))
-    widths = [high - low for low, high in filter(None, (simultaneous_interval(values, n) for n in (1, 4, 16)))]
+    assert simultaneous_interval(values, 1) == (
+        pytest.approx(low, rel=1e-3),
+        pytest.approx(high, rel=1e-3),
+    )
+    widths = [
+        high - low
+        for low, high in filter(None, (simultaneous_interval(values, n) for n in (1, 4, 16)))
+    ]
     assert widths == sorted(widths) and len(set(widths)) == 3
     assert simultaneous_interval([5.0], 4) is None

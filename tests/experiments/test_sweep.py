@@ -40,18 +40,27 @@ def test_a_grid_has_every_combination() -> None:
     assert len(points({"batch_size": [4, 8], "num_workers": [0, 1, 2]}, BASE, True)) == 6
 
 
-# --- statistics ----------------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------
 
 
 def swept(*rates: list[float]) -> Sweep:
-    sweep = Sweep("s", "cpu", "tokens/s", {}, [SweepPoint({"batch_size": n}, values) for n, values in enumerate(rates)], len(rates[0]))
+    sweep = Sweep(
+        "s",
+        "cpu",
+        "tokens/s",
+        {},
+        [SweepPoint({"batch_size": n}, values) for n, values in enumerate(rates)],
+        len(rates[0]),
+    )
     evaluate(sweep)
     return sweep
 
 
 def test_a_point_that_is_clearly_slower_is_settled_and_a_point_that_may_be_best_is_not() -> None:
     sweep = swept([10.0, 10.1, 9.9, 10.0], [9.9, 10.2, 9.8, 10.1], [5.0, 5.1, 4.9, 5.0], [1.0, 1.0])
-    assert [one.settled for one in sweep.points] == [False, False, True, False], "two repeats prove nothing"
+    assert [one.settled for one in sweep.points] == [False, False, True, False], (
+        "two repeats prove nothing"
+    )
     assert sweep.best is sweep.points[0] and sweep.rivals == [sweep.points[1]]
 
 
@@ -61,7 +70,8 @@ def test_a_single_repeat_has_no_interval() -> None:
 
 
 def test_points_that_do_not_differ_are_hardly_ever_told_apart_however_often_one_evaluates() -> None:
-    """200 sweeps of 8 equal settings with 5 % noise, evaluated after every round: at most 5 % may claim a difference."""
+    """200 sweeps of 8 equal settings with 5 % noise, evaluated after every round: at most 5 % may
+    claim a difference."""
     wrong = 0
     for seed in range(200):
         chance, found = random.Random(seed), [SweepPoint({"batch_size": n}) for n in range(8)]
@@ -77,11 +87,14 @@ def test_points_that_do_not_differ_are_hardly_ever_told_apart_however_often_one_
 
 
 def test_the_best_of_many_is_not_overstated() -> None:
-    """The interval of the fastest of 16 equal settings must hold the truth, although the fastest was chosen because it was fast."""
+    """The interval of the fastest of 16 equal settings must hold the truth, although the fastest
+    was chosen because it was fast."""
     missed = 0
     for seed in range(200):
         chance = random.Random(seed)
-        best = swept(*([100 * (1 + chance.gauss(0, 0.03)) for _ in range(5)] for _ in range(16))).best
+        best = swept(
+            *([100 * (1 + chance.gauss(0, 0.03)) for _ in range(5)] for _ in range(16))
+        ).best
         assert best is not None and best.low is not None and best.high is not None
         missed += not best.low <= 100 <= best.high
     assert missed <= 10
@@ -89,15 +102,18 @@ def test_the_best_of_many_is_not_overstated() -> None:
 
 def test_a_real_difference_is_found() -> None:
     chance = random.Random(1)
-    sweep = swept(*([rate * (1 + chance.gauss(0, 0.02)) for _ in range(10)] for rate in (100.0, 80.0, 60.0)))
+    sweep = swept(
+        *([rate * (1 + chance.gauss(0, 0.02)) for _ in range(10)] for rate in (100.0, 80.0, 60.0))
+    )
     assert sweep.best is sweep.points[0] and not sweep.rivals
 
 
-# --- workers -------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 class FakeWorker:
-    """Makes a step of 1 s whenever somebody waits for steps; hangs where its knobs have `d_model` 999."""
+    """Makes a step of 1 s whenever somebody waits for steps; hangs where its knobs have `d_model`
+    999."""
 
     all: ClassVar[list[FakeWorker]] = []
     live_limit: ClassVar[bool] = True
@@ -114,7 +130,11 @@ class FakeWorker:
 
     def start(self, workload: str, knobs: Knobs, device: Device, options: dict[str, str]) -> None:
         self.knobs, self.running = dict(knobs), True
-        facts = {"live_limit.max_num_seqs": float(knobs["max_num_seqs"])} if self.live_limit and "max_num_seqs" in knobs else {}
+        facts = (
+            {"live_limit.max_num_seqs": float(knobs["max_num_seqs"])}
+            if self.live_limit and "max_num_seqs" in knobs
+            else {}
+        )
         self.last_started = Started(0.0, knobs, facts)
 
     async def next_steps(self) -> None:
@@ -158,7 +178,12 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
         chosen = find_scenario(scenario)
 
         async def body() -> Sweep:
-            sweeper = Sweeper(chosen, {**chosen.knobs_for("cpu"), **overrides}, Device("cpu", "cpu"), ServingChoice())
+            sweeper = Sweeper(
+                chosen,
+                {**chosen.knobs_for("cpu"), **overrides},
+                Device("cpu", "cpu"),
+                ServingChoice(),
+            )
             try:
                 return await sweeper.run(found, 2, False, lambda sweep: None)
             finally:
@@ -169,8 +194,11 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
     return run
 
 
-def test_a_point_that_times_out_leaves_no_worker_beside_the_others(sweep: Callable[..., Sweep]) -> None:
-    """The fake worker fails the test where another worker still runs. A second point that needs the same worker is not waited for again."""
+def test_a_point_that_times_out_leaves_no_worker_beside_the_others(
+    sweep: Callable[..., Sweep],
+) -> None:
+    """The fake worker fails the test where another worker still runs. A second point that needs the
+    same worker is not waited for again."""
     found = sweep("train-gpt", points({"d_model": [64, 999], "batch_size": [4, 8]}, {}, True))
     assert [bool(point.error) for point in found.points] == [False, False, True, True]
     assert "no step within" in found.points[2].error
@@ -191,7 +219,11 @@ def test_a_server_that_reports_no_live_limit_is_started_for_every_value(
 ) -> None:
     """In each order: with the largest value first, a second server with this value was started."""
     others = [place for place in range(3) if place != (4, 16, 8).index(first)]
-    monkeypatch.setattr(sweeping, "rounds", lambda *_: [[((4, 16, 8).index(first), 1.0), *((place, 1.0) for place in others)]] * 3)
+    monkeypatch.setattr(
+        sweeping,
+        "rounds",
+        lambda *_: [[((4, 16, 8).index(first), 1.0), *((place, 1.0) for place in others)]] * 3,
+    )
     FakeWorker.live_limit = False
     found = sweep("serve-chat", [{"max_num_seqs": seats} for seats in (4, 16, 8)])
     assert all(len(point.rates) == 2 for point in found.points)

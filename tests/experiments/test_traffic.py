@@ -1,4 +1,5 @@
-"""The statistics of a trial under the traffic of other clients: on servers in a loop, steady and bursty, open and closed."""
+"""The statistics of a trial under the traffic of other clients: on servers in a loop, steady and
+bursty, open and closed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ TRAFFIC = {
     "bursty": {"rate": 5.0, "bursts": 1.9},
     "closed": {"users": 16},
 }
-"""Load below what the server can do, bursts of three times the quiet rate, and clients that wait for their answers."""
+"""Load below what the server can do, bursts of three times the quiet rate, and clients that wait
+for their answers."""
 
 
 @pytest.mark.slow
@@ -33,13 +35,17 @@ def test_the_same_limit_on_both_sides_is_no_win_and_no_loss(traffic: str) -> Non
 
 
 THRASHES = {"fits": 8, "each_s": 0.008, "base_s": 0.01}
-"""More than eight running requests slow each other down, as where a cache overflows: eight at a time are faster than 32."""
+"""More than eight running requests slow each other down, as where a cache overflows: eight at a
+time are faster than 32."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("traffic", [{"rate": 14.0}, {"rate": 11.0, "bursts": 1.5}])
 def test_a_limit_that_helps_is_proven_under_each_traffic(traffic: dict[str, Any]) -> None:
-    verdicts = [(judged := trial(32, 8, seed, **THRASHES, **traffic)).verdict or judged.reason for seed in range(5)]
+    verdicts = [
+        (judged := trial(32, 8, seed, **THRASHES, **traffic)).verdict or judged.reason
+        for seed in range(5)
+    ]
     assert verdicts.count("win") >= 4, verdicts
 
 
@@ -47,23 +53,29 @@ def test_a_limit_that_helps_is_proven_under_each_traffic(traffic: dict[str, Any]
 def test_clients_that_wait_get_more_tokens_and_later_first_tokens_and_that_is_a_trade() -> None:
     judged = trial(32, 8, 1, **THRASHES, users=32)
     assert judged.effects["tokens_per_s"].low > 1.02
-    assert judged.verdict == "undecided" and judged.reason.startswith("a trade: time of a token, waiting included ")
+    assert judged.verdict == "undecided" and judged.reason.startswith(
+        "a trade: time of a token, waiting included "
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("traffic", [{"users": 16}, {"rate": 8.0}])
 def test_a_limit_that_harms_is_worse(traffic: dict[str, Any]) -> None:
-    """The time between tokens is better with fewer at a time; the time of a token with its wait is not."""
+    """The time between tokens is better with fewer at a time; the time of a token with its wait is
+    not."""
     judged = trial(32, 2, 1, **traffic)
-    assert judged.verdict == "worse" and judged.effects["time_per_token_s"].high < 1 < judged.effects["itl_s"].estimate
+    assert (
+        judged.verdict == "worse"
+        and judged.effects["time_per_token_s"].high < 1 < judged.effects["itl_s"].estimate
+    )
 
 
 def test_a_load_below_the_limit_is_undecided_with_the_reason() -> None:
     judged = trial(64, 32, 1, users=4)
     assert judged.verdict == "undecided"
-    assert (
-        judged.reason
-        == "the load is too small for the limit to matter: at most 4 requests were in the server, below the limit of 32 (--max-num-seqs)"
+    assert judged.reason == (
+        "the load is too small for the limit to matter: at most 4 requests were in the server,"
+        " below the limit of 32 (--max-num-seqs)"
     )
 
 
@@ -82,7 +94,8 @@ def test_arrivals_are_those_that_left_and_the_growth_inside() -> None:
 
 
 def test_more_tokens_because_more_came_is_no_gain() -> None:
-    """The load with the change is two and a half times as high, in requests that come and in requests inside."""
+    """The load with the change is two and a half times as high, in requests that come and in
+    requests inside."""
     blocks = {BASELINE: steady_block(4, 6, 100), CHANGED: steady_block(10, 15, 250)}
     judged = judge([TrafficPair(BASELINE, blocks)] * 12, {"max_num_seqs": 8}, {"max_num_seqs": 16})
     assert judged.verdict is None and judged.reason.startswith("the load differed: 0 of 12 pairs")
@@ -100,28 +113,53 @@ def test_a_gain_that_costs_the_first_token_is_a_trade() -> None:
             ServerState(
                 float(t),
                 {"requests_running": inside, "requests_waiting": 0.0},
-                {"requests": 4.0 * t, "generation_tokens": 100.0 * t, "ttft_s_sum": 4.0 * t * ttft, "ttft_s_count": 4.0 * t},
+                {
+                    "requests": 4.0 * t,
+                    "generation_tokens": 100.0 * t,
+                    "ttft_s_sum": 4.0 * t * ttft,
+                    "ttft_s_count": 4.0 * t,
+                },
             )
             for t in range(9)
         ]
         return block_of(states)
 
-    pairs = [TrafficPair(BASELINE, {BASELINE: block(10 + n % 2 / 50, 0.1), CHANGED: block(6, 0.3)}) for n in range(12)]
+    pairs = [
+        TrafficPair(BASELINE, {BASELINE: block(10 + n % 2 / 50, 0.1), CHANGED: block(6, 0.3)})
+        for n in range(12)
+    ]
     judged = judge(pairs, {"max_num_seqs": 4}, {"max_num_seqs": 10})
-    assert judged.verdict == "undecided" and judged.reason.startswith("a trade: time of a token") and "TTFT 0.33x as good" in judged.reason
+    assert (
+        judged.verdict == "undecided"
+        and judged.reason.startswith("a trade: time of a token")
+        and "TTFT 0.33x as good" in judged.reason
+    )
 
 
-# --- with an objective ---------------------------------------------------------------------------------------
+# --- with an objective ----------------------------------------------------------------------------
 
 
 def answering(inside: float, *ttft: float, rate: int = 10) -> Any:
-    """A block of eight seconds with so many requests inside, and `rate` answers a second, whose TTFT are spread evenly over `ttft`."""
+    """A block of eight seconds with so many requests inside, and `rate` answers a second, whose
+    TTFT are spread evenly over `ttft`."""
 
     def reading(t: int) -> ServerState:
         count = float(rate * t)
-        up_to = [(bound, count * sum(value <= bound for value in ttft) / len(ttft)) for bound in SECONDS]
-        totals = {"ttft_s_sum": count * sum(ttft) / len(ttft), "ttft_s_count": count, "requests": count, "generation_tokens": 100.0 * t}
-        return ServerState(float(t), {"requests_running": inside, "requests_waiting": 0.0}, totals, {"ttft_s": up_to})
+        up_to = [
+            (bound, count * sum(value <= bound for value in ttft) / len(ttft)) for bound in SECONDS
+        ]
+        totals = {
+            "ttft_s_sum": count * sum(ttft) / len(ttft),
+            "ttft_s_count": count,
+            "requests": count,
+            "generation_tokens": 100.0 * t,
+        }
+        return ServerState(
+            float(t),
+            {"requests_running": inside, "requests_waiting": 0.0},
+            totals,
+            {"ttft_s": up_to},
+        )
 
     return block_of([reading(t) for t in range(9)])
 
@@ -132,7 +170,9 @@ QUICK, TAIL = (0.2,) * 20, (0.2,) * 19 + (0.8,)
 
 def judged_under(slo: str, before: Any, after: Any, number: int = 12) -> Any:
     pairs = [TrafficPair(BASELINE, {BASELINE: before, CHANGED: after})] * number
-    return judge(pairs, {"max_num_seqs": 4}, {"max_num_seqs": 6}, objective=parse_latency_bounds(slo))
+    return judge(
+        pairs, {"max_num_seqs": 4}, {"max_num_seqs": 6}, objective=parse_latency_bounds(slo)
+    )
 
 
 def test_a_gain_that_breaks_the_objective_is_worse_and_says_by_how_much() -> None:
@@ -141,7 +181,8 @@ def test_a_gain_that_breaks_the_objective_is_worse_and_says_by_how_much() -> Non
     judged = judged_under("ttft_p99=0.5", before, after)
     assert judged.verdict == "worse"
     assert judged.reason == (
-        "breaks the objective: ttft_p99 at most 500 ms: 0.75 to 1.00 s with the change (missed), 100 to 250 ms without it (kept)"
+        "breaks the objective: ttft_p99 at most 500 ms: 0.75 to 1.00 s with the change (missed),"
+        " 100 to 250 ms without it (kept)"
     )
 
 
@@ -151,13 +192,20 @@ def test_a_change_that_begins_to_keep_the_objective_wins() -> None:
         "meets the objective: ttft_p99 at most 500 ms: 100 to 250 ms with the change (kept)"
     )
     costs = judged_under("ttft_p99=0.5", answering(8, *TAIL), answering(16, *QUICK))
-    assert costs.verdict == "win" and costs.reason.endswith("the price: time of a token, waiting included 0.50x as good")
+    assert costs.verdict == "win" and costs.reason.endswith(
+        "the price: time of a token, waiting included 0.50x as good"
+    )
 
 
 def test_a_gain_that_keeps_the_objective_wins_and_one_that_misses_it_as_before_does_not() -> None:
-    assert judged_under("ttft_p99=0.5", answering(10, *QUICK), answering(6, *QUICK)).verdict == "win"
+    assert (
+        judged_under("ttft_p99=0.5", answering(10, *QUICK), answering(6, *QUICK)).verdict == "win"
+    )
     missed = judged_under("ttft_p99=0.5", answering(10, *TAIL), answering(6, *TAIL))
-    assert missed.verdict == "undecided" and "1.67x as good, but the objective is missed: ttft_p99" in missed.reason
+    assert (
+        missed.verdict == "undecided"
+        and "1.67x as good, but the objective is missed: ttft_p99" in missed.reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,23 +217,37 @@ def test_a_gain_that_keeps_the_objective_wins_and_one_that_misses_it_as_before_d
         ("ttft_p90=1000,ttft_p99=0.2", QUICK, 10),  # one of two
     ],
 )
-def test_an_objective_that_the_histogram_cannot_prove_leaves_the_trial_undecided(slo: str, ttft: tuple[float, ...], rate: int) -> None:
+def test_an_objective_that_the_histogram_cannot_prove_leaves_the_trial_undecided(
+    slo: str, ttft: tuple[float, ...], rate: int
+) -> None:
     judged = judged_under(slo, answering(10, *ttft, rate=rate), answering(6, *ttft, rate=rate))
-    assert judged.verdict is None and judged.reason.startswith("the objective is not proven: ") and "1.67x as good" in judged.reason
+    assert (
+        judged.verdict is None
+        and judged.reason.startswith("the objective is not proven: ")
+        and "1.67x as good" in judged.reason
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slo", ["ttft_p50=0.5", "ttft_p99=1", "ttft_mean=0.3"])
 def test_the_same_limit_on_both_sides_neither_meets_nor_breaks_an_objective(slo: str) -> None:
     """The limits are near the figure."""
-    judged = [trial(3, 3, seed, parse_latency_bounds(slo), rate=4.0, base_s=0.012) for seed in range(20)]
-    assert [found.reason for found in judged if found.verdict in ("win", "worse") and "objective" in found.reason] == []
+    judged = [
+        trial(3, 3, seed, parse_latency_bounds(slo), rate=4.0, base_s=0.012) for seed in range(20)
+    ]
+    assert [
+        found.reason
+        for found in judged
+        if found.verdict in ("win", "worse") and "objective" in found.reason
+    ] == []
 
 
 def test_a_mean_is_known_without_buckets() -> None:
     judged = judged_under("ttft_mean=0.22", answering(10, *QUICK), answering(6, *TAIL))
     assert (
-        judged.verdict == "worse" and "ttft_mean at most 220 ms: 230 ms with the change (missed), 200 ms without it (kept)" in judged.reason
+        judged.verdict == "worse"
+        and "ttft_mean at most 220 ms: 230 ms with the change (missed), 200 ms without it (kept)"
+        in judged.reason
     )
 
 
@@ -203,4 +265,6 @@ def test_the_verdict_of_a_trial_with_an_objective_names_it() -> None:
     )
     assert verdict(trial).startswith("worse; breaks the objective: ttft_p99")
     assert printed(trial_report(trial, None)).count("ttft_p99") == 1, "once, in the verdict"
-    assert "objective ttft_p99 at most 500 ms" in printed(trial_report(msgspec.structs.replace(trial, reason=""), None))
+    assert "objective ttft_p99 at most 500 ms" in printed(
+        trial_report(msgspec.structs.replace(trial, reason=""), None)
+    )

@@ -1,4 +1,5 @@
-"""The random order and lengths of the blocks of a trial: they follow from the seed, and a rhythm of the machine is no effect."""
+"""The random order and lengths of the blocks of a trial: they follow from the seed, and a rhythm of
+the machine is no effect."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ STEP_S = 0.01
 
 
 class Sides:
-    """A job in which both sides make steps of STEP_S at once. `blocks`: the arm and the number of steps of each block."""
+    """A job in which both sides make steps of STEP_S at once. `blocks`: the arm and the number of
+    steps of each block."""
 
     method = "live ABBA"
 
@@ -40,7 +42,8 @@ class Sides:
 
     async def next_steps(self) -> None:
         phases = (STEP_S, *[0.0] * (len(PHASES) - 1))
-        seconds = STEP_S * (1 + 0.1 * (self.blocks[-1][1] % 2))  # without noise the first pairs would decide
+        # without noise the first pairs would decide
+        seconds = STEP_S * (1 + 0.1 * (self.blocks[-1][1] % 2))
         self.trial_steps.append(Step(0, 0.0, seconds, 4, 0, phases, phases, arm=self.blocks[-1][0]))
         self.blocks[-1][1] += 1
 
@@ -62,23 +65,31 @@ def test_the_order_and_the_lengths_follow_from_the_seed() -> None:
 
 
 def test_no_rhythm_looks_like_an_effect_in_the_pairs_that_are_drawn() -> None:
-    """At every moment at which a verdict is possible; by a coin alone, five in six of the draws of four pairs are in danger."""
+    """At every moment at which a verdict is possible; by a coin alone, five in six of the draws of
+    four pairs are in danger."""
     dangers = []
     for seed in range(60):
         pairs = list(itertools.islice(order(seed), 12))
         dangers += [Exposure().after(pairs[:count]).danger for count in range(MIN_PAIRS, 13)]
     assert sum(danger >= 1 for danger in dangers) < 0.1 * len(dangers)
-    in_step = [(Block(first, 1.0), Block(other_variant(first), 1.0)) for first in (BASELINE, CHANGED) * 2]
+    in_step = [
+        (Block(first, 1.0), Block(other_variant(first), 1.0)) for first in (BASELINE, CHANGED) * 2
+    ]
     assert Exposure().after(in_step).danger > 2
 
 
 def test_either_arm_may_come_first_in_every_pair() -> None:
-    firsts = ["".join(str(first.arm) for first, _ in itertools.islice(order(seed), 4)) for seed in range(300)]
+    firsts = [
+        "".join(str(first.arm) for first, _ in itertools.islice(order(seed), 4))
+        for seed in range(300)
+    ]
     assert all(100 < sum(orders[place] == "1" for orders in firsts) < 200 for place in range(4))
     assert len(set(firsts)) > 8
 
 
-def test_the_time_of_the_first_change_is_not_charged_to_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_the_first_change_is_not_charged_to_the_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch.compile may work for minutes then: the trial would end with its fewest blocks."""
     usual, blocks = measured(5)
     clock, plain = [0.0], Sides.switch_to
@@ -98,10 +109,14 @@ def test_the_time_of_the_first_change_is_not_charged_to_the_trial(monkeypatch: p
 def test_a_trial_measures_the_blocks_of_its_seed_and_its_record_keeps_the_seed() -> None:
     trial, blocks = measured(None)
     assert trial.state == "done" and trial.order_seed is not None
-    planned = list(itertools.chain.from_iterable(itertools.islice(order(trial.order_seed), len(blocks) // 2)))
+    planned = list(
+        itertools.chain.from_iterable(itertools.islice(order(trial.order_seed), len(blocks) // 2))
+    )
     assert [arm for arm, _ in blocks] == [block.arm for block in planned]
     steps = [count for _, count in blocks]
-    longest, shortest = (choose(range(len(planned)), key=lambda n: planned[n].stretch) for choose in (max, min))
+    longest, shortest = (
+        choose(range(len(planned)), key=lambda n: planned[n].stretch) for choose in (max, min)
+    )
     assert steps[longest] > steps[shortest]
     kept = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
     assert measured(kept.order_seed)[1] == blocks, "the record is enough to repeat the order"
@@ -109,7 +124,9 @@ def test_a_trial_measures_the_blocks_of_its_seed_and_its_record_keeps_the_seed()
 
 
 def test_records_of_earlier_versions_have_no_seed() -> None:
-    assert msgspec.convert({"id": "1", "baseline_run": "1", "changes": {}}, Trial).order_seed is None
+    assert (
+        msgspec.convert({"id": "1", "baseline_run": "1", "changes": {}}, Trial).order_seed is None
+    )
 
 
 def test_every_pair_after_the_first_compares_two_blocks_of_one_side() -> None:
@@ -117,8 +134,12 @@ def test_every_pair_after_the_first_compares_two_blocks_of_one_side() -> None:
     pairs.add(BASELINE, {BASELINE: 1.0, CHANGED: 2.0})
     pairs.add(BASELINE, {BASELINE: 1.25, CHANGED: 2.0})  # A B, A B: the block before the last
     pairs.add(CHANGED, {BASELINE: 1.0, CHANGED: 2.5})  # A B, B A: the last block
-    before, after = ([math.exp(-rate) for rate in rates] for rates in ((1.0, 1.25, 1.0), (2.0, 2.0, 2.5)))
-    assert statistics.fmean(pairs.log_ratios) == pytest.approx(math.log(sum(before) / sum(after))), "the ratio of the mean times"
+    before, after = (
+        [math.exp(-rate) for rate in rates] for rates in ((1.0, 1.25, 1.0), (2.0, 2.0, 2.5))
+    )
+    assert statistics.fmean(pairs.log_ratios) == pytest.approx(
+        math.log(sum(before) / sum(after))
+    ), "the ratio of the mean times"
     assert pairs.log_ratios == pytest.approx([1.0, 0.75, 1.5], abs=0.1)
     assert pairs.null_log_ratios == pytest.approx([0.25, 0.5], abs=0.05)
 
@@ -142,16 +163,25 @@ def test_a_rhythm_of_four_blocks_is_no_effect(shape: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["a rhythm of 3 blocks, sine", "a rhythm of 3.7 blocks, on and off"])
+@pytest.mark.parametrize(
+    "noise", ["a rhythm of 3 blocks, sine", "a rhythm of 3.7 blocks, on and off"]
+)
 def test_a_strong_rhythm_is_no_effect(noise: str) -> None:
-    """A rhythm of 10 %, in 400 trials without an effect: by a coin alone, the first four pairs of 1.5 % of the trials were in step with it."""
+    """A rhythm of 10 %, in 400 trials without an effect: by a coin alone, the first four pairs of
+    1.5 % of the trials were in step with it."""
     ended = [simulated(noise, seed, 1.0, deviation=0.10) for seed in range(400)]
     assert sum(trial.verdict in ("win", "worse") for trial in ended) <= 2
     assert sum(trial.covered for trial in ended) >= 390
 
 
 def test_real_effects_are_found_in_a_rhythm() -> None:
-    assert sum(simulated("a rhythm of 4 blocks, sine", seed, 1.1).verdict == "win" for seed in range(50)) >= 48
+    assert (
+        sum(
+            simulated("a rhythm of 4 blocks, sine", seed, 1.1).verdict == "win"
+            for seed in range(50)
+        )
+        >= 48
+    )
 
 
 def test_reports_name_the_order_that_a_trial_had() -> None:

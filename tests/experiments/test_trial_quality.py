@@ -1,4 +1,5 @@
-"""What a change does to what is computed: held-out loss in a training job, and what costs too much is not kept."""
+"""What a change does to what is computed: held-out loss in a training job, and what costs too much
+is not kept."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import msgspec
 import pytest
 
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS
-from gpuconsole.experiments.trial import FiniteLoss, LossNotFinite, run_trial, with_quality, with_training_loss
+from gpuconsole.experiments.trial import (
+    FiniteLoss,
+    LossNotFinite,
+    run_trial,
+    with_quality,
+    with_training_loss,
+)
 from gpuconsole.model.experiments import HeldOutLoss, Speedup, Trial
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Run, Step
@@ -39,23 +46,48 @@ class Sides:
     async def probe(self, name: str) -> ProbeDone:
         self.looks.append(self.arm)
         value = 2.0 - 0.01 * len(self.looks) + (self.worse if self.arm == CHANGED else 0.0)
-        return ProbeDone(0.0, 1, name, {"quality.held_out_loss": Signal(value, "", "test")}, None, 0.0)
+        return ProbeDone(
+            0.0, 1, name, {"quality.held_out_loss": Signal(value, "", "test")}, None, 0.0
+        )
 
 
 def judged(worse: float, **changes: object) -> Trial:
-    won = Trial("1", "1", changes or {"precision": "bf16"}, "done", Speedup(1.5, 1.4, 1.6), verdict="win")  # type: ignore[arg-type]
+    won = Trial(
+        "1", "1", changes or {"precision": "bf16"}, "done", Speedup(1.5, 1.4, 1.6), verdict="win"
+    )  # type: ignore[arg-type]
     return asyncio.run(with_quality(won, Sides(worse)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "worse", "too_high"),
-    [(-2.0, -1.0, 0.5, True), (-2.0, -2.2, -0.1, False), (0.0, 0.0, None, False), (0.0, 0.5, None, True)],
+    [
+        (-2.0, -1.0, 0.5, True),
+        (-2.0, -2.2, -0.1, False),
+        (0.0, 0.0, None, False),
+        (0.0, 0.5, None, True),
+    ],
 )
-def test_a_loss_may_be_negative_or_zero(before: float, after: float, worse: float | None, too_high: bool) -> None:
-    """A contrastive loss or a bound of a likelihood is often negative. A loss of 0 ended the console by a division."""
+def test_a_loss_may_be_negative_or_zero(
+    before: float, after: float, worse: float | None, too_high: bool
+) -> None:
+    """A contrastive loss or a bound of a likelihood is often negative. A loss of 0 ended the
+    console by a division."""
     loss = HeldOutLoss(before, after)
-    assert loss.cost_ratio == (None if worse is None else pytest.approx(worse)) and loss.too_high == too_high
-    trial = Trial("1", "1", {"precision": "bf16"}, "done", Speedup(1.2, 1.1, 1.3), None, 8, verdict="win", held_out_loss=loss)
+    assert (
+        loss.cost_ratio == (None if worse is None else pytest.approx(worse))
+        and loss.too_high == too_high
+    )
+    trial = Trial(
+        "1",
+        "1",
+        {"precision": "bf16"},
+        "done",
+        Speedup(1.2, 1.1, 1.3),
+        None,
+        8,
+        verdict="win",
+        held_out_loss=loss,
+    )
     assert printed(trial_report(trial, None))
 
 
@@ -84,7 +116,8 @@ def test_arms_are_those_of_blocks() -> None:
 
 @pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.05, False)])
 def test_the_loss_of_a_job_is_that_of_its_own_steps(worse: float, keeps: bool) -> None:
-    """The loss falls while the trial runs, and the noise of single batches is larger than the progress."""
+    """The loss falls while the trial runs, and the noise of single batches is larger than the
+    progress."""
     noise = random.Random(1)
 
     def block(number: int, change: float) -> list[float]:
@@ -98,7 +131,9 @@ def test_the_loss_of_a_job_is_that_of_its_own_steps(worse: float, keeps: bool) -
 
 
 def test_without_a_loss_of_the_job_a_change_of_numerics_is_not_kept() -> None:
-    trial = with_training_loss(Trial("1", "1", {"precision": "bf16"}, "done", verdict="win"), [([], [])] * 4)
+    trial = with_training_loss(
+        Trial("1", "1", {"precision": "bf16"}, "done", verdict="win"), [([], [])] * 4
+    )
     assert not trial.worth_keeping and trial.error == "no loss of the job was seen"
 
 
@@ -114,21 +149,32 @@ WON = Trial("1", "1", {"precision": "bf16"}, "done", verdict="win")
     ],
     ids=["a side loses its losses", "not a number", "infinite"],
 )
-def test_a_change_that_destroys_the_loss_is_worse(pairs: list[tuple[list[float], list[float]]]) -> None:
+def test_a_change_that_destroys_the_loss_is_worse(
+    pairs: list[tuple[list[float], list[float]]],
+) -> None:
     trial = with_training_loss(WON, pairs)
-    assert trial.verdict == "worse" and trial.reason == "the loss is not finite" and not trial.worth_keeping
+    assert (
+        trial.verdict == "worse"
+        and trial.reason == "the loss is not finite"
+        and not trial.worth_keeping
+    )
     assert verdict(trial) == "worse, the loss is not finite: reverted"
 
 
 def test_a_fast_fall_of_the_loss_hides_no_rise() -> None:
     assert HeldOutLoss(2.5, 3.4, drift=1.0).too_high
-    assert not HeldOutLoss(2.5, 2.7, drift=0.25).too_high, "as noisy as that: a rise of 8 % is nothing"
+    assert not HeldOutLoss(2.5, 2.7, drift=0.25).too_high, (
+        "as noisy as that: a rise of 8 % is nothing"
+    )
 
 
 @pytest.mark.parametrize("first", [BASELINE, CHANGED])
 @pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.05, False)])
-def test_the_progress_of_the_training_is_no_effect_of_the_change(first: int, worse: float, keeps: bool) -> None:
-    """The loss falls by a tenth from one block to the next, and the same side always comes first."""
+def test_the_progress_of_the_training_is_no_effect_of_the_change(
+    first: int, worse: float, keeps: bool
+) -> None:
+    """The loss falls by a tenth from one block to the next, and the same side always comes
+    first."""
     blocks = [4.0 * 0.9**place for place in range(12)]
     pairs = []
     for early, late in zip(blocks[::2], blocks[1::2], strict=True):
@@ -147,8 +193,17 @@ class Falling(Sides):
         self.looks.append(self.arm)
         value = 5.0 * 0.8 ** len(self.looks) * (1 + (self.worse if self.arm == CHANGED else 0.0))
         if not math.isfinite(value):
-            return ProbeDone(0.0, 1, name, {"quality.held_out_loss_not_finite": Signal(1.0, "", "test")}, None, 0.0)
-        return ProbeDone(0.0, 1, name, {"quality.held_out_loss": Signal(value, "", "test")}, None, 0.0)
+            return ProbeDone(
+                0.0,
+                1,
+                name,
+                {"quality.held_out_loss_not_finite": Signal(1.0, "", "test")},
+                None,
+                0.0,
+            )
+        return ProbeDone(
+            0.0, 1, name, {"quality.held_out_loss": Signal(value, "", "test")}, None, 0.0
+        )
 
 
 @pytest.mark.parametrize(("worse", "keeps"), [(0.0, True), (0.36, False), (math.nan, False)])
@@ -160,7 +215,8 @@ def test_held_out_losses_are_compared_while_the_loss_falls_fast(worse: float, ke
 
 
 class Diverges(FakeJob):
-    """A job whose changed side is faster, and whose loss is NaN from some step on, on both sides."""
+    """A job whose changed side is faster, and whose loss is NaN from some step on, on both
+    sides."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -181,7 +237,11 @@ class Diverges(FakeJob):
 def test_a_trial_ends_with_the_first_block_whose_loss_is_no_number() -> None:
     job = Diverges(100)
     run = Run("1", "train.py", "job", {"precision": "fp32"}, "gpu:0")
-    trial = asyncio.run(run_trial(Trial("1", "1", {"precision": "bf16"}, order_seed=3), run, job, lambda trial: None))  # type: ignore[arg-type]
+    trial = asyncio.run(
+        run_trial(
+            Trial("1", "1", {"precision": "bf16"}, order_seed=3), run, job, lambda trial: None
+        )
+    )  # type: ignore[arg-type]
     assert (trial.state, trial.verdict, trial.reason) == ("done", "worse", "the loss is not finite")
     assert job.blocks < 2 * MIN_PAIRS and not trial.worth_keeping
     kept = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
@@ -223,5 +283,12 @@ def steps_of(losses: list[float]) -> list[Step]:
 
 def test_a_loss_that_was_never_finite_is_not_the_work_of_the_change() -> None:
     run = Run("1", "train.py", "job", {"optim": "adamw"}, "gpu:0")
-    trial = asyncio.run(run_trial(Trial("1", "1", {"optim": "adamw_fused"}, order_seed=3), run, Diverges(0), lambda trial: None))  # type: ignore[arg-type]
+    trial = asyncio.run(
+        run_trial(
+            Trial("1", "1", {"optim": "adamw_fused"}, order_seed=3),
+            run,
+            Diverges(0),
+            lambda trial: None,
+        )
+    )  # type: ignore[arg-type]
     assert trial.verdict == "win" and not trial.reason

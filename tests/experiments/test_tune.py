@@ -1,4 +1,5 @@
-"""When the tuner starts a trial, and when it ends: a made-up run with a probe that has not answered yet."""
+"""When the tuner starts a trial, and when it ends: a made-up run with a probe that has not answered
+yet."""
 
 from __future__ import annotations
 
@@ -31,14 +32,19 @@ ANSWER_S = 1.0
 
 
 class Engine:
-    """A slow loader with the gain `predicted`. The rule `lacking` has no answer of its probe for ANSWER_S. Every change wins and clears the
-    finding."""
+    """A slow loader with the gain `predicted`. The rule `lacking` has no answer of its probe for
+    ANSWER_S. Every change wins and clears the finding."""
 
     def __init__(self, predicted: Interval, lacking: str = "input.jitter") -> None:
         self._lacking = LACKING[lacking]
         self.probed_for: list[set[str]] = []
         self.duration_s, self.step_s = 60.0, 0.01
-        found = Finding("input.too_few_workers", "fires", "", suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),))
+        found = Finding(
+            "input.too_few_workers",
+            "fires",
+            "",
+            suggestions=(Suggestion({"num_workers": 2}, predicted, "", ""),),
+        )
         self._found, self._begun = [found], time.monotonic()
         self._knobs: Knobs = {"num_workers": 0, "batch_size": 8, "optim": "adamw"}
         self.answered_before_trial: list[bool] = []
@@ -49,8 +55,20 @@ class Engine:
 
     def view(self) -> View:
         findings = [*self._found, *([] if self._answered else [self._lacking])]
-        run = Run("1", "data-starved", "training.vision", dict(self._knobs), "cpu", "running", findings=findings)
-        run.steady_from_s, run.duration_s, run.signals = 1.0, self.duration_s, {"step_s": Signal(self.step_s, "s", "")}
+        run = Run(
+            "1",
+            "data-starved",
+            "training.vision",
+            dict(self._knobs),
+            "cpu",
+            "running",
+            findings=findings,
+        )
+        run.steady_from_s, run.duration_s, run.signals = (
+            1.0,
+            self.duration_s,
+            {"step_s": Signal(self.step_s, "s", "")},
+        )
         return cast("View", SimpleNamespace(run=run, probing=""))
 
     def environment(self) -> Environment:
@@ -85,7 +103,8 @@ def test_a_large_predicted_gain_is_tried_before_the_probes_have_answered(
 ) -> None:
     engine = Engine(predicted)
     engine.step_s = step_s
-    certificate = asyncio.run(Tuner(engine, "data-starved", 90.0).run())  # eight blocks of 5 to 15 s fit
+    # eight blocks of 5 to 15 s fit
+    certificate = asyncio.run(Tuner(engine, "data-starved", 90.0).run())
     assert engine.answered_before_trial == [waited]
     assert certificate.changed == {"num_workers": 2}
 
@@ -93,7 +112,8 @@ def test_a_large_predicted_gain_is_tried_before_the_probes_have_answered(
 @pytest.mark.parametrize(
     ("lacking", "allow", "only", "waited"),
     [
-        ("gpu.small_batch", False, (), False),  # suggests another batch size, which changes what the model learns per step
+        # suggests another batch size, which changes what the model learns per step
+        ("gpu.small_batch", False, (), False),
         ("gpu.small_batch", True, (), True),
         ("gpu.optimizer_unfused", False, (), True),
         ("gpu.optimizer_unfused", False, ("num_workers",), False),
@@ -117,7 +137,10 @@ class RareFinding(Engine):
         shown = super().view()
         assert shown.run is not None
         if young:
-            shown.run.findings, shown.run.duration_s = [Finding("host.checkpoint_stall", "clear", "")], 3.0
+            shown.run.findings, shown.run.duration_s = (
+                [Finding("host.checkpoint_stall", "clear", "")],
+                3.0,
+            )
         return shown
 
 
@@ -140,9 +163,12 @@ def test_the_end_names_the_change_that_is_left_out_because_it_changes_training(q
     certificate = asyncio.run(Tuner(engine, "tiny-batch", 60.0).run())
     assert not engine.answered_before_trial
     (left,) = certificate.left_alone
-    assert left.changes == {"batch_size": 64} and left.why.endswith("--allow-training-changes allows it")
+    assert left.changes == {"batch_size": 64} and left.why.endswith(
+        "--allow-training-changes allows it"
+    )
     assert (
-        "Left alone: batch_size 8 -> 64   predicted 1.80-2.70x: it changes what the model learns per step; --allow-training-changes allows it."
+        "Left alone: batch_size 8 -> 64   predicted 1.80-2.70x: it changes what the model learns"
+        " per step; --allow-training-changes allows it."
     ) in printed(certificate_report(certificate))
 
 
@@ -169,25 +195,32 @@ class JobEngine(Engine):
 LACKS_PASSES = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.batch_cost_ratio",))
 
 
-def test_the_end_names_the_change_of_a_job_that_needs_permission_and_the_experiments_that_wait(quick: None) -> None:
+def test_the_end_names_the_change_of_a_job_that_needs_permission_and_the_experiments_that_wait(
+    quick: None,
+) -> None:
     certificate = asyncio.run(asyncio.wait_for(Tuner(JobEngine(), "train.py", 60.0).run(), 20.0))
     words = printed(certificate_report(certificate))
     assert not certificate.attempts
     assert "Left alone: num_workers 0 -> 2   predicted 1.50-2.50x: it changes numerics" in words
     assert "--allow-numerics allows it (on the screen: N)." in " ".join(words.split())
     assert certificate.stopped == (
-        "no other change is predicted to gain 5 %; probes in the job may find more: --probe allows them (on the screen: P)"
+        "no other change is predicted to gain 5 %; probes in the job may find more: --probe allows"
+        " them (on the screen: P)"
     )
 
 
 class LateFinding(Engine):
-    """A finding about the batch size that needs its probe, and the probe runs only where it is allowed."""
+    """A finding about the batch size that needs its probe, and the probe runs only where it is
+    allowed."""
 
     def view(self) -> View:
         probed = any("batch_size" in knobs for knobs in self.probed_for)
         suggestion = Suggestion({"batch_size": 64}, Interval(1.8, 2.7), "", "")
         fires = Finding("gpu.small_batch", "fires", "", 0.5, suggestions=(suggestion,))
-        self._found = [fires if probed else LACKING["gpu.small_batch"], Finding("input.jitter", "clear", "")]
+        self._found = [
+            fires if probed else LACKING["gpu.small_batch"],
+            Finding("input.jitter", "clear", ""),
+        ]
         state = super().view()
         assert state.run is not None
         state.run.findings = self._found
@@ -198,4 +231,6 @@ def test_the_end_of_a_session_runs_the_probes_for_changes_of_training_too(quick:
     """Otherwise the session could not name the change that it leaves out."""
     engine = LateFinding(Interval(1.5, 2.5))
     certificate = asyncio.run(asyncio.wait_for(Tuner(engine, "tiny-batch", 60.0).run(), 20.0))
-    assert [one.changes for one in certificate.left_alone] == [{"batch_size": 64}] and not certificate.attempts
+    assert [one.changes for one in certificate.left_alone] == [
+        {"batch_size": 64}
+    ] and not certificate.attempts

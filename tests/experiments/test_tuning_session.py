@@ -1,4 +1,5 @@
-"""A tuning session beside a user: it waits while another trial runs, refuses other changes while it runs, and ends before its run."""
+"""A tuning session beside a user: it waits while another trial runs, refuses other changes while it
+runs, and ends before its run."""
 
 from __future__ import annotations
 
@@ -28,11 +29,17 @@ SLOW = Finding(
     "Training waits for logging",
     0.4,
     "high",
-    suggestions=(Suggestion({"log_every": 20}, Interval(1.4, 1.6), "rarer", "if step % 20 == 0: log()"),),
+    suggestions=(
+        Suggestion({"log_every": 20}, Interval(1.4, 1.6), "rarer", "if step % 20 == 0: log()"),
+    ),
 )
 
 
-JUDGED: dict[str, Any] = {"steady_from_s": 0.5, "duration_s": 60.0, "signals": {"step_s": Signal(0.01, "s", "")}}
+JUDGED: dict[str, Any] = {
+    "steady_from_s": 0.5,
+    "duration_s": 60.0,
+    "signals": {"step_s": Signal(0.01, "s", "")},
+}
 
 
 class Engine:
@@ -41,7 +48,16 @@ class Engine:
     job = None
 
     def __init__(self, findings: list[Finding]) -> None:
-        self.run = Run("1", "chatty-logging", "training.gpt", {"log_every": 1}, "cpu", "running", findings=findings, **JUDGED)
+        self.run = Run(
+            "1",
+            "chatty-logging",
+            "training.gpt",
+            {"log_every": 1},
+            "cpu",
+            "running",
+            findings=findings,
+            **JUDGED,
+        )
         self.calls = 0
 
     def view(self) -> View:
@@ -57,8 +73,26 @@ class Engine:
         self.calls += 1
         if self.calls == 1:
             raise Busy("a trial is under way")
-        self.run = Run("2", "chatty-logging", "training.gpt", {**self.run.knobs, **changes}, "cpu", "running", findings=[FINE], **JUDGED)
-        return Trial("1", "1", changes, "done", Speedup(1.5, 1.4, 1.6), predicted=predicted, verdict="win", kept=True)
+        self.run = Run(
+            "2",
+            "chatty-logging",
+            "training.gpt",
+            {**self.run.knobs, **changes},
+            "cpu",
+            "running",
+            findings=[FINE],
+            **JUDGED,
+        )
+        return Trial(
+            "1",
+            "1",
+            changes,
+            "done",
+            Speedup(1.5, 1.4, 1.6),
+            predicted=predicted,
+            verdict="win",
+            kept=True,
+        )
 
 
 FINE = Finding("host.logging_io", "clear", "Logging takes little time")
@@ -73,7 +107,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_busy_engine_is_waited_for_and_the_candidate_is_tried_again() -> None:
     events: list[AnyEvent] = []
-    certificate = asyncio.run(TuningSession(Engine([SLOW]), events.append).run("chatty-logging", {"batch_size": 2}, 60.0))
+    certificate = asyncio.run(
+        TuningSession(Engine([SLOW]), events.append).run("chatty-logging", {"batch_size": 2}, 60.0)
+    )
     assert [one.trial.kept for one in certificate.attempts] == [True]
     assert certificate.stopped == "no further change is predicted to gain 5 %"
     assert certificate.flags == "--set batch_size=2 --set log_every=20"
@@ -83,7 +119,8 @@ def test_a_busy_engine_is_waited_for_and_the_candidate_is_tried_again() -> None:
 
 def test_a_session_ends_before_its_run_and_refuses_other_changes_until_then() -> None:
     async def scenario() -> str:
-        session = TuningSession(Engine([]), lambda event: None)  # no findings: the session waits for ever
+        # no findings: the session waits for ever
+        session = TuningSession(Engine([]), lambda event: None)
         work = asyncio.create_task(session.run("chatty-logging", {}, 60.0))
         await until(lambda: session._task is not None)
         with pytest.raises(SessionError, match="a tuning session is running"):

@@ -1,7 +1,10 @@
-"""Result files of other clients, made from the field names of the programs that write them; and a simulated server whose requests fill them.
+"""Result files of other clients, made from the field names of the programs that write them; and a
+simulated server whose requests fill them.
 
-Sources: vllm `vllm/benchmarks/serve.py` at 009e6d4 and `benchmarks/benchmark_serving.py` at 0049e29; sglang 0.5.23 `sglang/benchmark/serving.py`; aiperf 0.13.0 and
-0.4.0 `aiperf/common/models/export_models.py`, `record_models.py`; guidellm 0.8.1 `guidellm/benchmark/schemas` and 0.3.1 `guidellm/benchmark/benchmark.py`.
+Sources: vllm `vllm/benchmarks/serve.py` at 009e6d4 and `benchmarks/benchmark_serving.py` at
+0049e29; sglang 0.5.23 `sglang/benchmark/serving.py`; aiperf 0.13.0 and 0.4.0
+`aiperf/common/models/export_models.py`, `record_models.py`; guidellm 0.8.1
+`guidellm/benchmark/schemas` and 0.3.1 `guidellm/benchmark/benchmark.py`.
 """
 
 from __future__ import annotations
@@ -55,8 +58,9 @@ def serve(
     failing: float = 0.0,
     spread: float = 0.0,
 ) -> list[Sent]:
-    """The requests of a run on a server with `seats` sequences. `rate`: an open loop with Poisson arrivals; 0: a closed loop of `users`. `slower`: the times of the
-    server are longer by this factor. `spread`: standard deviation of the log speed between runs."""
+    """The requests of a run on a server with `seats` sequences. `rate`: an open loop with Poisson
+    arrivals; 0: a closed loop of `users`. `slower`: the times of the server are longer by this
+    factor. `spread`: standard deviation of the log speed between runs."""
     chance = random.Random(seed)
     slower *= math.exp(chance.gauss(0, spread)) if spread else 1.0
     free = [0.0] * seats
@@ -75,7 +79,11 @@ def serve(
         tokens = max(2, round(output * chance.uniform(0.8, 1.2)))
         gaps = tuple(slower * drift * token_s * chance.uniform(0.8, 1.2) for _ in range(tokens - 1))
         one = Sent(
-            due, first, gaps, round(prompt * chance.uniform(0.9, 1.1)), "ServerDisconnectedError" if chance.random() < failing else ""
+            due,
+            first,
+            gaps,
+            round(prompt * chance.uniform(0.9, 1.1)),
+            "ServerDisconnectedError" if chance.random() < failing else "",
         )
         sent.append(one)
         heapq.heappush(free, one.end)
@@ -99,11 +107,15 @@ def _percentiles(name: str, values: Sequence[float], shares: Sequence[int]) -> d
     def at(share: float) -> float:
         place = (len(ordered) - 1) * share / 100
         low = math.floor(place)
-        return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (place - low)
+        return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (
+            place - low
+        )
 
     mean = statistics.fmean(ordered)
     deviation = math.sqrt(statistics.fmean((value - mean) ** 2 for value in ordered))
-    figures = {"mean": mean, "median": at(50), "std": deviation} | {f"p{share}": at(share) for share in shares}
+    figures = {"mean": mean, "median": at(50), "std": deviation} | {
+        f"p{share}": at(share) for share in shares
+    }
     return {f"{word}_{name}_ms": value * 1000 for word, value in figures.items()}
 
 
@@ -143,7 +155,8 @@ def vllm(
     old: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
-    """A result of `vllm bench serve`. `old`: of benchmark_serving.py, without failures and the times of sending."""
+    """A result of `vllm bench serve`. `old`: of benchmark_serving.py, without failures and the
+    times of sending."""
     good, seconds, latencies = answered(sent), duration(sent), _latencies(sent)
     ended = datetime.datetime.fromtimestamp(begun + seconds)
     result = {
@@ -175,19 +188,45 @@ def vllm(
     for name in ("ttft", "tpot", "itl"):
         result |= _percentiles(name, latencies[name], (99,))
     if old:
-        for name in ("failed", "start_times", "latencies", "queue_times", "label", "endpoint_type", "max_output_tokens_per_s", "rtfx"):
+        for name in (
+            "failed",
+            "start_times",
+            "latencies",
+            "queue_times",
+            "label",
+            "endpoint_type",
+            "max_output_tokens_per_s",
+            "rtfx",
+        ):
             del result[name]
         result["request_goodput:"] = result.pop("request_goodput")
     if not detailed:
-        for name in ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors", "latencies", "queue_times"):
+        for name in (
+            "input_lens",
+            "output_lens",
+            "start_times",
+            "ttfts",
+            "itls",
+            "generated_texts",
+            "errors",
+            "latencies",
+            "queue_times",
+        ):
             result.pop(name, None)
     return result | more
 
 
 def sglang(
-    sent: Sequence[Sent], *, detailed: bool = True, rate: float = 0.0, users: int | None = 8, backend: str = "sglang", **more: Any
+    sent: Sequence[Sent],
+    *,
+    detailed: bool = True,
+    rate: float = 0.0,
+    users: int | None = 8,
+    backend: str = "sglang",
+    **more: Any,
 ) -> dict[str, Any]:
-    """A result of SGLang's bench_serving. It has no time; a rate without a limit is Infinity, which Python writes."""
+    """A result of SGLang's bench_serving. It has no time; a rate without a limit is Infinity, which
+    Python writes."""
     good, seconds, latencies = answered(sent), duration(sent), _latencies(sent)
     result = {
         "tag": None,
@@ -224,13 +263,25 @@ def _metric(values: Sequence[float], unit: str) -> dict[str, Any]:
 
 
 def aiperf(
-    sent: Sequence[Sent], *, rate: float = 0.0, users: int | None = 8, begun: float = BEGUN, old: bool = False, **more: Any
+    sent: Sequence[Sent],
+    *,
+    rate: float = 0.0,
+    users: int | None = 8,
+    begun: float = BEGUN,
+    old: bool = False,
+    **more: Any,
 ) -> dict[str, Any]:
     """A summary of AIPerf 0.13; `old`: of 0.4."""
     good, seconds, latencies = answered(sent), duration(answered(sent)), _latencies(sent)
-    phase = {"type": "poisson", "rate": rate} if rate else {"type": "concurrency", "concurrency": users}
+    phase = (
+        {"type": "poisson", "rate": rate} if rate else {"type": "concurrency", "concurrency": users}
+    )
     if old:
-        loadgen = {"request_rate": rate, "request_rate_mode": "poisson"} if rate else {"concurrency": users}
+        loadgen = (
+            {"request_rate": rate, "request_rate_mode": "poisson"}
+            if rate
+            else {"concurrency": users}
+        )
         config: dict[str, Any] = {
             "endpoint": {"model_names": [MODEL], "streaming": True},
             "loadgen": {"request_count": len(sent), **loadgen},
@@ -240,7 +291,9 @@ def aiperf(
             "models": {"items": [{"name": MODEL}]},
             "phases": [{"name": "warmup", "type": "concurrency", "concurrency": 1, "requests": 5}],
         }
-        config["phases"].append({"name": "profiling", "kind": "profiling", "requests": len(sent), **phase})
+        config["phases"].append(
+            {"name": "profiling", "kind": "profiling", "requests": len(sent), **phase}
+        )
     local = [datetime.datetime.fromtimestamp(begun + offset).isoformat() for offset in (0, seconds)]
     return {
         "schema_version": "1.0" if old else "1.4",
@@ -250,14 +303,26 @@ def aiperf(
         "request_count": {"unit": "requests", "avg": float(len(good))},
         "time_to_first_token": _metric([value * 1000 for value in latencies["ttft"]], "ms"),
         "inter_token_latency": _metric([value * 1000 for value in latencies["tpot"]], "ms"),
-        "output_token_throughput": {"unit": "tokens/sec", "avg": sum(one.output for one in good) / seconds},
+        "output_token_throughput": {
+            "unit": "tokens/sec",
+            "avg": sum(one.output for one in good) / seconds,
+        },
         "output_sequence_length": _metric([one.output for one in good], "tokens"),
         "input_sequence_length": _metric([one.prompt for one in good], "tokens"),
         "benchmark_duration": {"unit": "sec", "avg": seconds},
-        **({"error_request_count": {"unit": "requests", "avg": float(len(sent) - len(good))}} if len(good) < len(sent) else {}),
+        **(
+            {"error_request_count": {"unit": "requests", "avg": float(len(sent) - len(good))}}
+            if len(good) < len(sent)
+            else {}
+        ),
         "input_config": config,
         "was_cancelled": False,
-        "error_summary": [{"error_details": {"code": 503, "type": "ServerError", "message": "busy"}, "count": len(sent) - len(good)}]
+        "error_summary": [
+            {
+                "error_details": {"code": 503, "type": "ServerError", "message": "busy"},
+                "count": len(sent) - len(good),
+            }
+        ]
         if len(good) < len(sent)
         else [],
         "start_time": local[0],
@@ -277,7 +342,10 @@ def aiperf_records(sent: Sequence[Sent], *, begun: float = BEGUN, warmup: int = 
             if one.error
             else {
                 "time_to_first_token": {"value": one.ttft * 1000, "unit": "ms"},
-                "inter_token_latency": {"value": (one.e2e - one.ttft) / (one.output - 1) * 1000, "unit": "ms"},
+                "inter_token_latency": {
+                    "value": (one.e2e - one.ttft) / (one.output - 1) * 1000,
+                    "unit": "ms",
+                },
                 "inter_chunk_latency": {"value": [gap * 1000 for gap in one.gaps], "unit": "ms"},
                 "request_latency": {"value": one.e2e * 1000, "unit": "ms"},
                 "output_sequence_length": {"value": one.output, "unit": "tokens"},
@@ -295,16 +363,29 @@ def aiperf_records(sent: Sequence[Sent], *, begun: float = BEGUN, warmup: int = 
             "was_cancelled": False,
         }
         error = {"code": 503, "type": "ServerError", "message": one.error} if one.error else None
-        lines.append(json.dumps({"metadata": metadata, "metrics": metrics, **({"error": error} if error else {})}))
+        lines.append(
+            json.dumps(
+                {"metadata": metadata, "metrics": metrics, **({"error": error} if error else {})}
+            )
+        )
     return "\n".join(lines) + "\n"
 
 
 def _distribution(values: Sequence[float], scale: float = 1.0) -> dict[str, Any]:
     named = {
-        key.removesuffix("_x_ms"): value / 1000 * scale for key, value in _percentiles("x", values, (1, 5, 10, 25, 75, 90, 95, 99)).items()
+        key.removesuffix("_x_ms"): value / 1000 * scale
+        for key, value in _percentiles("x", values, (1, 5, 10, 25, 75, 90, 95, 99)).items()
     }
-    percentiles = {f"p{int(key[1:]):02d}": value for key, value in named.items() if key[1:].isdigit()} | {"p50": named["median"]}
-    summary = {"mean": named["mean"], "median": named["median"], "std_dev": named["std"], "count": len(values), "percentiles": percentiles}
+    percentiles = {
+        f"p{int(key[1:]):02d}": value for key, value in named.items() if key[1:].isdigit()
+    } | {"p50": named["median"]}
+    summary = {
+        "mean": named["mean"],
+        "median": named["median"],
+        "std_dev": named["std"],
+        "count": len(values),
+        "percentiles": percentiles,
+    }
     return {"successful": summary, "incomplete": {}, "errored": {}, "total": summary}
 
 
@@ -319,17 +400,31 @@ def guidellm(
     warmup_s: float = 0.0,
     **more: Any,
 ) -> dict[str, Any]:
-    """A report of GuideLLM 0.8.1 with a benchmark for each run; `old`: of 0.3.1. `sampled`: with only a few of the requests. `warmup_s`:
-    the measured time begins later; the figures are those of the requests that overlap it, and all requests are in the report."""
+    """A report of GuideLLM 0.8.1 with a benchmark for each run; `old`: of 0.3.1. `sampled`: with
+    only a few of the requests. `warmup_s`: the measured time begins later; the figures are those of
+    the requests that overlap it, and all requests are in the report."""
     benchmarks = []
     for place, sent in enumerate(runs):
         counted = [one for one in sent if one.end > warmup_s]
         good, seconds, latencies = answered(counted), duration(sent) - warmup_s, _latencies(counted)
         started = begun + 1000.0 * place
         rate = rates[place] if rates else 0.0
-        strategy = {"type_": "poisson", "rate": rate, "random_seed": 42} if rate else {"type_": "concurrent", "streams": users}
-        totals = {"successful": len(good), "errored": len(counted) - len(good), "incomplete": 0, "total": len(counted)}
-        requests: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
+        strategy = (
+            {"type_": "poisson", "rate": rate, "random_seed": 42}
+            if rate
+            else {"type_": "concurrent", "streams": users}
+        )
+        totals = {
+            "successful": len(good),
+            "errored": len(counted) - len(good),
+            "incomplete": 0,
+            "total": len(counted),
+        }
+        requests: dict[str, list[dict[str, Any]]] = {
+            "successful": [],
+            "errored": [],
+            "incomplete": [],
+        }
         for number, one in enumerate(sent[:10] if sampled else sent):
             times = {
                 "request_latency": one.e2e,
@@ -338,8 +433,15 @@ def guidellm(
                 "output_tokens": one.output,
             }
             if old:
-                entry = {"request_id": str(number), "start_time": started + one.start, "end_time": started + one.end, **times}
-                entry |= {"first_token_time": started + one.start + one.ttft} | ({"error": one.error} if one.error else {})
+                entry = {
+                    "request_id": str(number),
+                    "start_time": started + one.start,
+                    "end_time": started + one.end,
+                    **times,
+                }
+                entry |= {"first_token_time": started + one.start + one.ttft} | (
+                    {"error": one.error} if one.error else {}
+                )
             else:
                 entry = {
                     "request_id": str(number),
@@ -347,11 +449,18 @@ def guidellm(
                     "request_end_time": started + one.end,
                     **times,
                 }
-                entry |= {"info": {"status": "errored" if one.error else "completed", "error": one.error or None}}
+                entry |= {
+                    "info": {
+                        "status": "errored" if one.error else "completed",
+                        "error": one.error or None,
+                    }
+                }
             requests["errored" if one.error else "successful"].append(entry)
         metrics: dict[str, Any] = {
             "requests_per_second": _distribution([len(good) / seconds] * 2),
-            "output_tokens_per_second": _distribution([sum(one.output for one in good) / seconds] * 2),
+            "output_tokens_per_second": _distribution(
+                [sum(one.output for one in good) / seconds] * 2
+            ),
             "request_latency": _distribution(latencies["e2e"]),
             "prompt_token_count": _distribution([one.prompt for one in good]),
             "output_token_count": _distribution([one.output for one in good]),
@@ -360,10 +469,26 @@ def guidellm(
             "time_per_output_token_ms": _distribution([one.e2e / one.output for one in good], 1000),
         }
         if old:
-            where = {"args": {"strategy": strategy, "max_number": len(sent)}, "worker": {"backend_model": MODEL}, "request_totals": totals}
+            where = {
+                "args": {"strategy": strategy, "max_number": len(sent)},
+                "worker": {"backend_model": MODEL},
+                "request_totals": totals,
+            }
         else:
-            limit = {"max_requests": {"type_": "max_requests", "args": {"kind": "max_requests", "count": len(sent)}, "current_index": 0}}
-            where = {"config": {"strategy": strategy, "constraints": limit, "backend": {"model": MODEL, "target": "http://localhost:8000"}}}
+            limit = {
+                "max_requests": {
+                    "type_": "max_requests",
+                    "args": {"kind": "max_requests", "count": len(sent)},
+                    "current_index": 0,
+                }
+            }
+            where = {
+                "config": {
+                    "strategy": strategy,
+                    "constraints": limit,
+                    "backend": {"model": MODEL, "target": "http://localhost:8000"},
+                }
+            }
             metrics["request_totals"] = totals
         benchmarks.append(
             {
@@ -376,5 +501,16 @@ def guidellm(
             }
             | where
         )
-    metadata = {} if old else {"metadata": {"version": 2, "guidellm_version": "0.8.1", "python_version": "3.12.3", "platform": "Linux"}}
+    metadata = (
+        {}
+        if old
+        else {
+            "metadata": {
+                "version": 2,
+                "guidellm_version": "0.8.1",
+                "python_version": "3.12.3",
+                "platform": "Linux",
+            }
+        }
+    )
     return metadata | {"benchmarks": benchmarks} | more

@@ -1,9 +1,12 @@
-"""A scripted model server that fails in the ways in which real servers fail. It speaks the words of vLLM on real sockets, in a process of its own.
+"""A scripted model server that fails in the ways in which real servers fail. It speaks the words of
+vLLM on real sockets, in a process of its own.
 
-    python -m tests.fakes.faulty_server --port 0 [--fault NAME] [--dialect NAME] ...      prints `serving PORT`
+    python -m tests.fakes.faulty_server --port 0 [--fault NAME] [--dialect NAME] ...
+            prints `serving PORT`
 
-Commands come on stdin, one word each: the name of a fault in FAULTS, or `healthy`. The answer on stdout is `fault NAME T`, T on CLOCK_MONOTONIC.
-The first moment at which a client can notice a fault that was there from the start is printed in the same way.
+Commands come on stdin, one word each: the name of a fault in FAULTS, or `healthy`. The answer on
+stdout is `fault NAME T`, T on CLOCK_MONOTONIC. The first moment at which a client can notice a
+fault that was there from the start is printed in the same way.
 
 `FaultyServer` starts the process, kills it, and starts it again on the same port.
 """
@@ -27,24 +30,46 @@ from typing import Any
 
 MODEL = "scripted-model"
 FAULTS = ("silent", "stall", "half-500", "all-500", "overloaded")
-"""`silent`: new requests get no byte. `stall`: open streams stop. `half-500`, `all-500`: HTTP 500 to half of the requests, or to all.
-`overloaded`: HTTP 429 with Retry-After to every request. A dead, stopped or restarted process is the work of `FaultyServer`.
+"""`silent`: new requests get no byte. `stall`: open streams stop. `half-500`, `all-500`: HTTP 500
+to half of the requests, or to all. `overloaded`: HTTP 429 with Retry-After to every request. A
+dead, stopped or restarted process is the work of `FaultyServer`.
 """
-DIALECTS = ("plain", "close", "http10", "crlf", "bytes", "utf8", "gzip", "redirect", "no-tokens", "blocked-metrics", "old-vllm")
-"""Ways to write a correct answer. `close`: no keep-alive. `bytes`: one byte in each TCP segment. `utf8`: characters of several bytes, cut
-between two segments. `no-tokens`: answers without a token. `blocked-metrics`: /metrics gets no answer. `old-vllm`: prompt and answer together
-must fit in the context.
+DIALECTS = (
+    "plain",
+    "close",
+    "http10",
+    "crlf",
+    "bytes",
+    "utf8",
+    "gzip",
+    "redirect",
+    "no-tokens",
+    "blocked-metrics",
+    "old-vllm",
+)
+"""Ways to write a correct answer. `close`: no keep-alive. `bytes`: one byte in each TCP segment.
+`utf8`: characters of several bytes, cut between two segments. `no-tokens`: answers without a token.
+`blocked-metrics`: /metrics gets no answer. `old-vllm`: prompt and answer together must fit in the
+context.
 """
 BLOCK = 16
 BLOCKS = 512
-HTTP = {200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
+HTTP = {
+    200: "OK",
+    307: "Temporary Redirect",
+    400: "Bad Request",
+    404: "Not Found",
+    429: "Too Many Requests",
+}
 HTTP |= {500: "Internal Server Error", 503: "Service Unavailable"}
 
 
 class Connection:
     """One connection of a client: its requests one after the other."""
 
-    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._server, self._reader, self._writer = server, reader, writer
         self._dialect = server.options.dialect
         self._version = "HTTP/1.0" if self._dialect == "http10" else "HTTP/1.1"
@@ -61,7 +86,8 @@ class Connection:
                 return
 
     async def _request(self) -> tuple[str, str, bytes]:
-        """Method, path and body. Raises ValueError for a line that is not HTTP, for example the greeting of a TLS client."""
+        """Method, path and body. Raises ValueError for a line that is not HTTP, for example the
+        greeting of a TLS client."""
         line = await self._reader.readline()
         if not line:
             raise ValueError("closed")
@@ -76,9 +102,16 @@ class Connection:
                 length = int(value)
         return words[0], words[1], await self._reader.readexactly(length)
 
-    async def whole(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
+    async def whole(
+        self, status: int, body: bytes, kind: str = "application/json", **headers: str
+    ) -> None:
         """A complete answer."""
-        lines = [f"{self._version} {status} {HTTP[status]}", "server: uvicorn", f"content-type: {kind}", f"content-length: {len(body)}"]
+        lines = [
+            f"{self._version} {status} {HTTP[status]}",
+            "server: uvicorn",
+            f"content-type: {kind}",
+            f"content-length: {len(body)}",
+        ]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         lines += ["connection: close"] if self._dialect in ("close", "http10") else []
         self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
@@ -86,10 +119,19 @@ class Connection:
 
     async def error(self, status: int, message: str, kind: str, param: str | None = None) -> None:
         """An error in the form of vLLM."""
-        await self.whole(status, json.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}}).encode())
+        await self.whole(
+            status,
+            json.dumps(
+                {"error": {"message": message, "type": kind, "param": param, "code": status}}
+            ).encode(),
+        )
 
     async def begin_stream(self) -> None:
-        lines = [f"{self._version} 200 OK", "server: uvicorn", "content-type: text/event-stream; charset=utf-8"]
+        lines = [
+            f"{self._version} 200 OK",
+            "server: uvicorn",
+            "content-type: text/event-stream; charset=utf-8",
+        ]
         lines += ["transfer-encoding: chunked"] if self._chunked else []
         lines += ["content-encoding: gzip"] if self._dialect == "gzip" else []
         self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
@@ -134,7 +176,15 @@ class Server:
         self._resumed = asyncio.Event()
         self.running = self.waiting = self.asked = self.blocks = 0
         self.totals: dict[str, float] = dict.fromkeys(
-            ("prompt_tokens", "generation_tokens", "request_success", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits"), 0.0
+            (
+                "prompt_tokens",
+                "generation_tokens",
+                "request_success",
+                "num_preemptions",
+                "prefix_cache_queries",
+                "prefix_cache_hits",
+            ),
+            0.0,
         )
         self.times: dict[str, list[float]] = {}
 
@@ -170,14 +220,22 @@ class Server:
 
     async def _route(self, to: Connection, path: str, body: bytes) -> None:
         if path == "/v1/models":
-            listed: dict[str, Any] = {"id": self.options.model, "object": "model", "owned_by": "vllm"}
-            listed |= {} if self.options.secretive else {"max_model_len": self.options.max_model_len}
+            listed: dict[str, Any] = {
+                "id": self.options.model,
+                "object": "model",
+                "owned_by": "vllm",
+            }
+            listed |= (
+                {} if self.options.secretive else {"max_model_len": self.options.max_model_len}
+            )
             await to.whole(200, json.dumps({"object": "list", "data": [listed]}).encode())
         elif path == "/metrics":
             if self.options.dialect == "blocked-metrics":
                 self.manifest("no metrics")
                 await asyncio.sleep(3600)
-            await to.whole(200, self.metrics().encode(), kind="text/plain; version=0.0.4; charset=utf-8")
+            await to.whole(
+                200, self.metrics().encode(), kind="text/plain; version=0.0.4; charset=utf-8"
+            )
         elif path == "/version":
             await to.whole(200, b'{"version":"0.32.0"}')
         elif path in ("/health", "/ping"):
@@ -185,7 +243,16 @@ class Server:
         elif path == "/tokenize" and not self.options.secretive:
             asked = json.loads(body)
             count = self._tokens(str(asked.get("prompt", "")))
-            await to.whole(200, json.dumps({"count": count, "max_model_len": self.options.max_model_len, "tokens": [0] * count}).encode())
+            await to.whole(
+                200,
+                json.dumps(
+                    {
+                        "count": count,
+                        "max_model_len": self.options.max_model_len,
+                        "tokens": [0] * count,
+                    }
+                ).encode(),
+            )
         elif path in ("/v1/completions", "/v1/chat/completions"):
             await self._complete(to, json.loads(body))
         else:
@@ -198,23 +265,40 @@ class Server:
         prompt, wanted = self._tokens(text), int(asked.get("max_tokens") or 16)
         if asked.get("model") != self.options.model:
             self.manifest("wrong model")
-            await to.error(404, f"The model `{asked.get('model')}` does not exist.", "NotFoundError", "model")
+            await to.error(
+                404, f"The model `{asked.get('model')}` does not exist.", "NotFoundError", "model"
+            )
         elif self.fault == "silent":
             self.manifest("silent")
             await self._resumed.wait()
         elif self.fault == "overloaded":
             self.manifest("overloaded")
-            await to.whole(429, b'{"error":{"message":"Too many requests","type":"rate_limit","code":429}}', retry_after="5")
+            await to.whole(
+                429,
+                b'{"error":{"message":"Too many requests","type":"rate_limit","code":429}}',
+                retry_after="5",
+            )
         elif self.fault == "all-500" or (self.fault == "half-500" and self.asked % 2):
             self.manifest(self.fault)
-            await to.error(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.", "InternalServerError")
+            await to.error(
+                500,
+                "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+                "InternalServerError",
+            )
         elif prompt > limit or (self.options.dialect == "old-vllm" and prompt + wanted > limit):
             self.manifest("too long prompt")
-            await to.error(400, too_long(prompt, wanted, limit, old=self.options.dialect == "old-vllm"), "BadRequestError", "input_tokens")
+            await to.error(
+                400,
+                too_long(prompt, wanted, limit, old=self.options.dialect == "old-vllm"),
+                "BadRequestError",
+                "input_tokens",
+            )
         else:
             await self._generate(to, asked, prompt, min(wanted, limit - prompt))
 
-    async def _generate(self, to: Connection, asked: dict[str, Any], prompt: int, wanted: int) -> None:
+    async def _generate(
+        self, to: Connection, asked: dict[str, Any], prompt: int, wanted: int
+    ) -> None:
         asked_at = time.monotonic()
         options = asked.get("stream_options") or {}
         if not asked.get("stream"):  # a short question of a client before the load
@@ -231,7 +315,9 @@ class Server:
         try:
             admitted = time.monotonic()
             self._observe("request_queue_time_seconds", admitted - asked_at)
-            sent = await self._stream(to, asked, prompt, 0 if self.options.dialect == "no-tokens" else wanted, asked_at)
+            sent = await self._stream(
+                to, asked, prompt, 0 if self.options.dialect == "no-tokens" else wanted, asked_at
+            )
             if options.get("include_usage"):
                 await to.event({"id": "cmpl-1", "choices": [], "usage": usage(prompt, sent)})
             await to.event("[DONE]")
@@ -239,32 +325,55 @@ class Server:
             self.totals["request_success"] += 1
             self._observe("e2e_request_latency_seconds", time.monotonic() - asked_at)
             self._observe("request_prefill_time_seconds", self.options.ttft_s)
-            self._observe("request_decode_time_seconds", time.monotonic() - admitted - self.options.ttft_s)
+            self._observe(
+                "request_decode_time_seconds", time.monotonic() - admitted - self.options.ttft_s
+            )
         finally:
             self.running, self.blocks = self.running - 1, self.blocks - held
             self._slots.release()
 
-    async def _stream(self, to: Connection, asked: dict[str, Any], prompt: int, wanted: int, asked_at: float) -> int:
+    async def _stream(
+        self, to: Connection, asked: dict[str, Any], prompt: int, wanted: int, asked_at: float
+    ) -> int:
         """One event for each token, by absolute times; returns the number of tokens."""
-        chat, continuous = "messages" in asked, bool((asked.get("stream_options") or {}).get("continuous_usage_stats"))
+        chat, continuous = (
+            "messages" in asked,
+            bool((asked.get("stream_options") or {}).get("continuous_usage_stats")),
+        )
         begun, last = time.monotonic(), asked_at
         if chat:
-            await to.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            await to.event(
+                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+            )
         self.totals["prompt_tokens"] += prompt
         self.totals["prefix_cache_queries"] += prompt
         for number in range(wanted):
-            await asyncio.sleep(max(0.0, begun + self.options.ttft_s + number * self.options.itl_s - time.monotonic()))
+            await asyncio.sleep(
+                max(
+                    0.0,
+                    begun + self.options.ttft_s + number * self.options.itl_s - time.monotonic(),
+                )
+            )
             while self.fault == "stall":
                 self.manifest("stall")
                 await self._resumed.wait()
             text = " é漢" if self.options.dialect == "utf8" else " a"
             said: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
-            event: dict[str, Any] = {"id": "cmpl-1", "object": "text_completion", "model": self.options.model}
-            event["choices"] = [{"index": 0, **said, "finish_reason": "length" if number + 1 == wanted else None}]
+            event: dict[str, Any] = {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "model": self.options.model,
+            }
+            event["choices"] = [
+                {"index": 0, **said, "finish_reason": "length" if number + 1 == wanted else None}
+            ]
             if continuous:
                 event["usage"] = usage(prompt, number + 1)
             await to.event(event)
-            self._observe("inter_token_latency_seconds" if number else "time_to_first_token_seconds", time.monotonic() - last)
+            self._observe(
+                "inter_token_latency_seconds" if number else "time_to_first_token_seconds",
+                time.monotonic() - last,
+            )
             self._observe("iteration_tokens_total", float(self.running))
             self.totals["generation_tokens"] += 1
             last = time.monotonic()
@@ -277,9 +386,18 @@ class Server:
         await asyncio.sleep(self.options.ttft_s + wanted * self.options.itl_s)
         self.totals["prompt_tokens"] += prompt
         self.totals["generation_tokens"] += wanted
-        said: dict[str, Any] = {"message": {"role": "assistant", "content": " a" * wanted}} if chat else {"text": " a" * wanted}
+        said: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": " a" * wanted}}
+            if chat
+            else {"text": " a" * wanted}
+        )
         choices = [{"index": 0, **said, "finish_reason": "length"}]
-        await to.whole(200, json.dumps({"model": self.options.model, "choices": choices, "usage": usage(prompt, wanted)}).encode())
+        await to.whole(
+            200,
+            json.dumps(
+                {"model": self.options.model, "choices": choices, "usage": usage(prompt, wanted)}
+            ).encode(),
+        )
 
     def _tokens(self, text: str) -> int:
         characters_per_token: float = self.options.characters_per_token
@@ -294,23 +412,57 @@ class Server:
         """The page of vLLM, without buckets."""
         label = f'{{engine="0",model_name="{self.options.model}"}}'
         tokens = BLOCK * BLOCKS
-        config = f'block_size="{BLOCK}",num_gpu_blocks="{BLOCKS}",kv_cache_size_tokens="{tokens}",cache_dtype="auto",engine="0"'
-        gauges = {"num_requests_running": self.running, "num_requests_waiting": self.waiting, "kv_cache_usage_perc": self.blocks / BLOCKS}
-        lines = [f'# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{config},enable_prefix_caching="True"}} 1.0']
-        lines += [f"# TYPE vllm:{name} gauge\nvllm:{name}{label} {value}" for name, value in gauges.items()]
-        lines += [f"# TYPE vllm:{name} counter\nvllm:{name}_total{label} {value}" for name, value in self.totals.items()]
+        config = (
+            f'block_size="{BLOCK}",num_gpu_blocks="{BLOCKS}",kv_cache_size_tokens="{tokens}",'
+            'cache_dtype="auto",engine="0"'
+        )
+        gauges = {
+            "num_requests_running": self.running,
+            "num_requests_waiting": self.waiting,
+            "kv_cache_usage_perc": self.blocks / BLOCKS,
+        }
+        lines = [
+            (
+                "# TYPE vllm:cache_config_info gauge\n"
+                f'vllm:cache_config_info{{{config},enable_prefix_caching="True"}} 1.0'
+            )
+        ]
+        lines += [
+            f"# TYPE vllm:{name} gauge\nvllm:{name}{label} {value}"
+            for name, value in gauges.items()
+        ]
+        lines += [
+            f"# TYPE vllm:{name} counter\nvllm:{name}_total{label} {value}"
+            for name, value in self.totals.items()
+        ]
         for name, (total, count) in self.times.items():
-            lines.append(f"# TYPE vllm:{name} histogram\nvllm:{name}_sum{label} {total}\nvllm:{name}_count{label} {count}")
+            lines.append(
+                f"# TYPE vllm:{name} histogram\nvllm:{name}_sum{label} {total}\n"
+                f"vllm:{name}_count{label} {count}"
+            )
         return "\n".join(lines) + "\n"
 
 
 def too_long(prompt: int, wanted: int, limit: int, *, old: bool) -> str:
-    """The refusal of a prompt by vLLM 0.32, which shortens the answer where only prompt and answer together are too long; and of older versions."""
+    """The refusal of a prompt by vLLM 0.32, which shortens the answer where only prompt and answer
+    together are too long; and of older versions."""
     if old:
-        asked = f"you requested {prompt + wanted} tokens ({prompt} in the messages, {wanted} in the completion)"
-        return f"This model's maximum context length is {limit} tokens. However, {asked}. Please reduce the length of the messages or completion."
-    contains = f"your prompt contains {prompt} input tokens, which exceeds this limit even without any output tokens"
-    return f"This model's maximum context length is {limit} tokens. However, {contains}. Please reduce the length of the input prompt."
+        asked = (
+            f"you requested {prompt + wanted} tokens ({prompt} in the messages, {wanted} in the"
+            " completion)"
+        )
+        return (
+            f"This model's maximum context length is {limit} tokens. However, {asked}. Please"
+            " reduce the length of the messages or completion."
+        )
+    contains = (
+        f"your prompt contains {prompt} input tokens, which exceeds this limit even without any"
+        " output tokens"
+    )
+    return (
+        f"This model's maximum context length is {limit} tokens. However, {contains}. Please reduce"
+        " the length of the input prompt."
+    )
 
 
 def usage(prompt: int, output: int) -> dict[str, int]:
@@ -350,14 +502,24 @@ class FaultyServer:
 
     def start(self) -> None:
         """Start the process; returns when the port is open. The counters are at 0."""
-        command = [sys.executable, "-m", "tests.fakes.faulty_server", "--port", str(self.port), *self._words]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fakes.faulty_server",
+            "--port",
+            str(self.port),
+            *self._words,
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline().split()[1])
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
 
     def begin(self, fault: str) -> float:
-        """Begin a fault of FAULTS, or `dies`, `restarts` (3 s without a process) or `stops` (SIGSTOP: the kernel accepts, nobody answers)."""
+        """Begin a fault of FAULTS, or `dies`, `restarts` (3 s without a process) or `stops`
+        (SIGSTOP: the kernel accepts, nobody answers)."""
         if fault in ("dies", "restarts"):
             self.kill()
             self.fault_at = time.monotonic()
@@ -374,7 +536,9 @@ class FaultyServer:
         self._process.stdin.write(f"{fault}\n")
         self._process.stdin.flush()
         with self._told:
-            assert self._told.wait_for(lambda: self.fault_at not in (None, before), 5.0), f"the server did not confirm {fault}"
+            assert self._told.wait_for(lambda: self.fault_at not in (None, before), 5.0), (
+                f"the server did not confirm {fault}"
+            )
         assert self.fault_at is not None
         return self.fault_at
 
@@ -401,10 +565,27 @@ class FaultyServer:
 
 
 def make_certificate(folder: Path) -> Path:
-    """A self-signed certificate for localhost in `folder`, as cert.pem and key.pem. Needs the program `openssl`."""
-    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    """A self-signed certificate for localhost in `folder`, as cert.pem and key.pem. Needs the
+    program `openssl`."""
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(["openssl", *words, "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", *files], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", *words, "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", *files],
+        check=True,
+        capture_output=True,
+    )
     return folder
 
 
@@ -413,12 +594,16 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--port", type=int, default=0)
     words.add_argument("--model", default=MODEL)
     words.add_argument("--max-model-len", type=int, default=2048)
-    words.add_argument("--secretive", action="store_true", help="no max_model_len in /v1/models, and no /tokenize")
+    words.add_argument(
+        "--secretive", action="store_true", help="no max_model_len in /v1/models, and no /tokenize"
+    )
     words.add_argument("--max-num-seqs", type=int, default=32)
     words.add_argument("--characters-per-token", type=float, default=4.0)
     words.add_argument("--ttft-s", type=float, default=0.05)
     words.add_argument("--itl-s", type=float, default=0.01)
-    words.add_argument("--loading-s", type=float, default=0.0, help="HTTP 503 for this time, as from a proxy")
+    words.add_argument(
+        "--loading-s", type=float, default=0.0, help="HTTP 503 for this time, as from a proxy"
+    )
     words.add_argument("--fault", default="healthy", choices=("healthy", *FAULTS))
     words.add_argument("--dialect", default="plain", choices=DIALECTS)
     words.add_argument("--tls", type=Path, help="folder with cert.pem and key.pem")
@@ -432,10 +617,14 @@ async def main() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(options.tls / "cert.pem", options.tls / "key.pem")
     server = Server(options)
-    listening = await asyncio.start_server(server.accept, "127.0.0.1", options.port, ssl=context, backlog=512)
+    listening = await asyncio.start_server(
+        server.accept, "127.0.0.1", options.port, ssl=context, backlog=512
+    )
     print(f"serving {listening.sockets[0].getsockname()[1]}", flush=True)
     commands = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
+    )
     while line := await commands.readline():
         server.begin(line.decode().strip())
     os._exit(0)  # the starter has ended

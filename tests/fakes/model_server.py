@@ -1,9 +1,11 @@
-"""A model server that answers at known times, and one that misbehaves in every known way. A process of its own:
+"""A model server that answers at known times, and one that misbehaves in every known way. A process
+of its own:
 
     python -m tests.fakes.model_server      prints `serving http://127.0.0.1:PORT`
 
-Each behaviour has an address of its own, `http://127.0.0.1:PORT/BEHAVIOUR`; `/switched` behaves as `FakeServer.mode` says. The script: first token after TTFT_S, then one every ITL_S,
-by absolute times, so that it does not drift. `/four` sends the first token alone and then four at a time.
+Each behaviour has an address of its own, `http://127.0.0.1:PORT/BEHAVIOUR`; `/switched` behaves as
+`FakeServer.mode` says. The script: first token after TTFT_S, then one every ITL_S, by absolute
+times, so that it does not drift. `/four` sends the first token alone and then four at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ CONTEXT_TOKENS = 512
 UNKNOWN_FIELDS = {
     "ignore_eos": ("Unexpected fields: ignore_eos", 422),
     "stream_options": (
-        {"detail": [{"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]},
+        {
+            "detail": [
+                {
+                    "type": "extra_forbidden",
+                    "loc": ["body", "stream_options"],
+                    "msg": "Extra inputs are not permitted",
+                }
+            ]
+        },
         422,
     ),
     "continuous_usage_stats": ("unrecognized field: stream_options.continuous_usage_stats", 400),
@@ -70,14 +80,19 @@ class FakeServer:
         if behaviour == "key" and request.headers.get("Authorization") != f"Bearer {KEY}":
             return web.Response(status=401)
         if behaviour == "pressed":
-            return web.json_response({"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": 512}]})
+            return web.json_response(
+                {"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": 512}]}
+            )
         if behaviour == "restarts":
             length = 1024 if self.restarted_s() is not None else 512
-            return web.json_response({"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": length}]})
+            return web.json_response(
+                {"data": [{"id": "scripted", "owned_by": "vllm", "max_model_len": length}]}
+            )
         return web.json_response({"data": [{"id": "scripted"}]})
 
     def restarted_s(self) -> float | None:
-        """Seconds since `/restarts` restarted with other arguments: RESTART_S after the first reading of its metrics."""
+        """Seconds since `/restarts` restarted with other arguments: RESTART_S after the first
+        reading of its metrics."""
         since = time.monotonic() - (self.first_reading or time.monotonic()) - RESTART_S
         return since if since >= 0 else None
 
@@ -86,7 +101,9 @@ class FakeServer:
         if request.match_info.get("behaviour") != "context":
             return web.Response(status=404)
         body = await request.json()
-        return web.json_response({"count": characters(body), "max_model_len": CONTEXT_TOKENS, "tokens": []})
+        return web.json_response(
+            {"count": characters(body), "max_model_len": CONTEXT_TOKENS, "tokens": []}
+        )
 
     async def metrics(self, request: web.Request) -> web.Response:
         behaviour = request.match_info.get("behaviour", "steady")
@@ -94,32 +111,66 @@ class FakeServer:
             self.first_reading = self.first_reading or time.monotonic()
             again = self.restarted_s()
             blocks, up_s = (18, time.monotonic() - self.begun) if again is None else (36, again)
-            info = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",num_gpu_blocks_override="{blocks}"}} 1'
-            return web.Response(text=f"vllm:num_requests_running {RUNNING}\nvllm:generation_tokens_total {100 * up_s:.3f}\n{info}\n")
+            info = (
+                f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",'
+                f'num_gpu_blocks_override="{blocks}"}} 1'
+            )
+            return web.Response(
+                text=(
+                    f"vllm:num_requests_running {RUNNING}\n"
+                    f"vllm:generation_tokens_total {100 * up_s:.3f}\n{info}\n"
+                )
+            )
         if behaviour == "pressed":
             return web.Response(text=self.pressed())
         if behaviour != "steady":
             return web.Response(status=404)
-        lines = [f"vllm:num_requests_running {RUNNING}", f"vllm:num_requests_waiting {WAITING}", "vllm:kv_cache_usage_perc 0.25"]
+        lines = [
+            f"vllm:num_requests_running {RUNNING}",
+            f"vllm:num_requests_waiting {WAITING}",
+            "vllm:kv_cache_usage_perc 0.25",
+        ]
         lines += [f"vllm:generation_tokens_total {100 * (time.monotonic() - self.begun):.3f}"]
         return web.Response(text="\n".join(lines) + "\n")
 
     def pressed(self) -> str:
-        """A page of vLLM with a full KV cache of 18 blocks, one preemption for each of 10 requests in a second, and a long queue."""
+        """A page of vLLM with a full KV cache of 18 blocks, one preemption for each of 10 requests
+        in a second, and a long queue."""
         up_s = time.monotonic() - self.begun
         labels = (
-            'block_size="16",num_gpu_blocks="18",num_gpu_blocks_override="18",gpu_memory_utilization="0.9",enable_prefix_caching="True"'
+            'block_size="16",num_gpu_blocks="18",num_gpu_blocks_override="18",'
+            'gpu_memory_utilization="0.9",enable_prefix_caching="True"'
         )
-        totals = {"num_preemptions": 10, "request_success": 10, "generation_tokens": 160, "prompt_tokens": 200}
-        times = {"request_queue_time_seconds": 1.0, "e2e_request_latency_seconds": 2.0, "request_prefill_time_seconds": 0.1}
+        totals = {
+            "num_preemptions": 10,
+            "request_success": 10,
+            "generation_tokens": 160,
+            "prompt_tokens": 200,
+        }
+        times = {
+            "request_queue_time_seconds": 1.0,
+            "e2e_request_latency_seconds": 2.0,
+            "request_prefill_time_seconds": 0.1,
+        }
         times |= {"request_decode_time_seconds": 0.9}
-        lines = ["vllm:num_requests_running 10", "vllm:num_requests_waiting 5", "vllm:kv_cache_usage_perc 1.0"]
-        lines += [f"vllm:cache_config_info{{{labels}}} 1", *(f"vllm:{name}_total {rate * up_s:.0f}" for name, rate in totals.items())]
-        lines += [f"vllm:{name}_count {10 * up_s:.0f}\nvllm:{name}_sum {10 * up_s * mean:.1f}" for name, mean in times.items()]
+        lines = [
+            "vllm:num_requests_running 10",
+            "vllm:num_requests_waiting 5",
+            "vllm:kv_cache_usage_perc 1.0",
+        ]
+        lines += [
+            f"vllm:cache_config_info{{{labels}}} 1",
+            *(f"vllm:{name}_total {rate * up_s:.0f}" for name, rate in totals.items()),
+        ]
+        lines += [
+            f"vllm:{name}_count {10 * up_s:.0f}\nvllm:{name}_sum {10 * up_s * mean:.1f}"
+            for name, mean in times.items()
+        ]
         return "\n".join(lines) + "\n"
 
     async def lateness(self, request: web.Request) -> web.Response:
-        """By how many seconds it has missed its own script since it was last asked, median: event loops wake late."""
+        """By how many seconds it has missed its own script since it was last asked, median: event
+        loops wake late."""
         told = {name: statistics.median(values) for name, values in self.late.items() if values}
         self.late = {"first": [], "last": []}
         return web.json_response(told)
@@ -144,8 +195,13 @@ class FakeServer:
         if behaviour == "every-other" and self.asked % 2:
             return web.json_response({"error": {"message": "too many requests"}}, status=429)
         if behaviour == "strict" and {"ignore_eos"} & body.keys():
-            return web.json_response({"error": {"message": "Unexpected fields: ignore_eos"}}, status=422)
-        if behaviour.startswith("refuses-") and (refused := refuses(behaviour.removeprefix("refuses-"), body)) is not None:
+            return web.json_response(
+                {"error": {"message": "Unexpected fields: ignore_eos"}}, status=422
+            )
+        if (
+            behaviour.startswith("refuses-")
+            and (refused := refuses(behaviour.removeprefix("refuses-"), body)) is not None
+        ):
             return refused
         if behaviour == "context" and (refused := too_long(body)) is not None:
             return refused
@@ -154,19 +210,31 @@ class FakeServer:
         if behaviour == "hang":
             await asyncio.sleep(3600)
         if not body.get("stream"):
-            return web.json_response({"choices": [{"text": "x"}], "usage": {"prompt_tokens": prompt_tokens(body, behaviour)}})
+            return web.json_response(
+                {
+                    "choices": [{"text": "x"}],
+                    "usage": {"prompt_tokens": prompt_tokens(body, behaviour)},
+                }
+            )
         return await self.stream(request, behaviour, body, begun)
 
     def answer(self, body: dict[str, object]) -> web.Response:
-        """Reads the passkey out of the prompt; scores every byte of an echoed one with probability 1/4."""
+        """Reads the passkey out of the prompt; scores every byte of an echoed one with probability
+        1/4."""
         prompt = str(body.get("prompt", ""))
         if body.get("echo"):
             scores = [None, *[math.log(0.25)] * (len(prompt) - 1)]
-            return web.json_response({"choices": [{"text": prompt, "logprobs": {"token_logprobs": scores}}]})
+            return web.json_response(
+                {"choices": [{"text": prompt, "logprobs": {"token_logprobs": scores}}]}
+            )
         found = re.search(rf"{PASSKEY_WORDS}(\d+)", prompt)
-        return web.json_response({"choices": [{"text": f" {found.group(1)}." if found else " none"}]})
+        return web.json_response(
+            {"choices": [{"text": f" {found.group(1)}." if found else " none"}]}
+        )
 
-    async def stream(self, request: web.Request, behaviour: str, body: dict[str, object], begun: float) -> web.StreamResponse:
+    async def stream(
+        self, request: web.Request, behaviour: str, body: dict[str, object], begun: float
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         chat = "messages" in body
@@ -180,13 +248,19 @@ class FakeServer:
         if chat:
             await response.write(line(piece({"role": "assistant", "content": ""}, chat)))
         while sent < tokens or behaviour == "endless":
-            take = 64 if behaviour == "endless" else min(4 if behaviour == "four" and sent else 1, tokens - sent)
+            take = (
+                64
+                if behaviour == "endless"
+                else min(4 if behaviour == "four" and sent else 1, tokens - sent)
+            )
             sent += take
             if behaviour != "endless":  # a chunk goes out when its last token is there
                 due = begun + TTFT_S + ITL_S * (sent - 1)
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
                 if sent in (1, tokens):
-                    self.late["first" if sent == 1 else "last"].append(asyncio.get_running_loop().time() - due)
+                    self.late["first" if sent == 1 else "last"].append(
+                        asyncio.get_running_loop().time() - due
+                    )
             if sent > tokens // 2 and behaviour == "breaks-off":
                 assert request.transport is not None
                 request.transport.abort()
@@ -196,18 +270,32 @@ class FakeServer:
             if sent > tokens // 2 and behaviour == "ends-early":
                 return response
             if sent > tokens // 2 and behaviour == "reports-an-error":
-                await response.write(b'data: {"error": {"message": "out of memory", "type": "server_error", "code": 500}}\n\n')
+                await response.write(
+                    b'data: {"error": {"message": "out of memory", "type": "server_error", "code":'
+                    b" 500}}\n\n"
+                )
             if behaviour == "broken":
                 await response.write(b'data: {"choices": [{"text": \n\n')
                 continue
             chunk = piece("x" * take, chat, "length" if sent >= tokens else None)
             if continuous:
-                chunk["usage"] = {"prompt_tokens": prompt_tokens(body, behaviour), "completion_tokens": sent}
+                chunk["usage"] = {
+                    "prompt_tokens": prompt_tokens(body, behaviour),
+                    "completion_tokens": sent,
+                }
             await response.write(line(chunk))
             self.sent += take
         if tells:
             await response.write(
-                line({"choices": [], "usage": {"prompt_tokens": prompt_tokens(body, behaviour), "completion_tokens": sent}})
+                line(
+                    {
+                        "choices": [],
+                        "usage": {
+                            "prompt_tokens": prompt_tokens(body, behaviour),
+                            "completion_tokens": sent,
+                        },
+                    }
+                )
             )
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -218,9 +306,15 @@ def refuses(field: str, body: dict[str, object]) -> web.Response | None:
     words, status = UNKNOWN_FIELDS[field]
     options = body.get("stream_options") or {}
     assert isinstance(options, dict)
-    if not ({"ignore_eos", "stream_options"} & body.keys() if field == "some" else field in body | options):
+    if not (
+        {"ignore_eos", "stream_options"} & body.keys()
+        if field == "some"
+        else field in body | options
+    ):
         return None
-    return web.json_response(words if isinstance(words, dict) else {"error": {"message": words}}, status=status)
+    return web.json_response(
+        words if isinstance(words, dict) else {"error": {"message": words}}, status=status
+    )
 
 
 def too_long(body: dict[str, object]) -> web.Response | None:
@@ -229,27 +323,47 @@ def too_long(body: dict[str, object]) -> web.Response | None:
     if tokens + output <= CONTEXT_TOKENS:
         return None
     words = (
-        f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, you requested {output} output tokens and your prompt contains "
-        f"at least {tokens} input tokens, for a total of at least {tokens + output} tokens. Please reduce the length of the input prompt or the "
-        "number of requested output tokens."
+        f"This model's maximum context length is {CONTEXT_TOKENS} tokens. However, you requested"
+        f" {output} output tokens and your prompt contains at least {tokens} input tokens, for a"
+        f" total of at least {tokens + output} tokens. Please reduce the length of the input prompt"
+        " or the number of requested output tokens."
     )
-    return web.json_response({"error": {"message": words, "type": "BadRequestError", "param": "input_tokens", "code": 400}}, status=400)
+    return web.json_response(
+        {
+            "error": {
+                "message": words,
+                "type": "BadRequestError",
+                "param": "input_tokens",
+                "code": 400,
+            }
+        },
+        status=400,
+    )
 
 
 def characters(body: dict[str, object]) -> int:
     """The length of the prompt in characters, without a chat template."""
     messages = body.get("messages")
-    return sum(len(one["content"]) for one in messages) if isinstance(messages, list) else len(str(body.get("prompt", "")))
+    return (
+        sum(len(one["content"]) for one in messages)
+        if isinstance(messages, list)
+        else len(str(body.get("prompt", "")))
+    )
 
 
 def prompt_tokens(body: dict[str, object], behaviour: str) -> int:
-    """Four characters for a token and a chat template of ten tokens; one character for a token in `/context` and `/characters`."""
+    """Four characters for a token and a chat template of ten tokens; one character for a token in
+    `/context` and `/characters`."""
     each = 1 if behaviour in ("context", "characters") else 4
     return max(1, characters(body) // each) + (10 if "messages" in body else 0)
 
 
 def piece(content: object, chat: bool, reason: str | None = None) -> dict[str, object]:
-    said = {"delta": content if isinstance(content, dict) else {"content": content}} if chat else {"text": content}
+    said = (
+        {"delta": content if isinstance(content, dict) else {"content": content}}
+        if chat
+        else {"text": content}
+    )
     return {"choices": [{"index": 0, **said, "finish_reason": reason}]}
 
 
@@ -258,8 +372,11 @@ def line(event: dict[str, object]) -> bytes:
 
 
 async def main() -> None:
-    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # clients that hang up are what it is for
-    runner = web.AppRunner(FakeServer().application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    # clients that hang up are what it is for
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+    runner = web.AppRunner(
+        FakeServer().application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+    )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(f"serving http://127.0.0.1:{runner.addresses[0][1]}", flush=True)

@@ -1,4 +1,5 @@
-"""A model server under traffic, in a loop over iterations: what its metrics page would say. For the statistics of trials, without time."""
+"""A model server under traffic, in a loop over iterations: what its metrics page would say. For the
+statistics of trials, without time."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ READ_S = 0.5
 
 @dataclass
 class ServedTraffic:
-    """`users`: a closed loop of so many clients; 0: requests come at random, `rate` per second on average, in bursts where `bursts` is above 1. An iteration takes
-    `base_s`, and `each_s` for each running request beyond `fits`, so a batch can be too large."""
+    """`users`: a closed loop of so many clients; 0: requests come at random, `rate` per second on
+    average, in bursts where `bursts` is above 1. An iteration takes `base_s`, and `each_s` for each
+    running request beyond `fits`, so a batch can be too large."""
 
     seed: int
     users: int = 0
@@ -52,11 +54,15 @@ class ServedTraffic:
     def _arrive(self) -> None:
         while not self.users and self._next <= self.now:
             self.waiting.append(self._next)
-            if self.bursts > 1 and self._next >= self._busy_until:  # a burst and a quiet time follow each other, of some seconds each
+            # a burst and a quiet time follow each other, of some seconds each
+            if self.bursts > 1 and self._next >= self._busy_until:
                 self._burst = not self._burst
                 self._busy_until = self._next + self._chance.expovariate(1 / 3.0)
             rate = (
-                self.rate * (self.bursts if self._burst else 2 - self.bursts if self.bursts < 2 else 0.1) if self.bursts > 1 else self.rate
+                self.rate
+                * (self.bursts if self._burst else 2 - self.bursts if self.bursts < 2 else 0.1)
+                if self.bursts > 1
+                else self.rate
             )
             self._next += self._chance.expovariate(rate)
 
@@ -95,22 +101,36 @@ class ServedTraffic:
 
     def state(self) -> ServerState:
         totals: Mapping[str, float] = {
-            "requests": self.ended, "generation_tokens": self.made, "ttft_s_sum": self.ttft[0], "ttft_s_count": self.ttft[1],
-            "itl_s_sum": self.itl[0], "itl_s_count": self.itl[1],
-        }  # fmt: skip
+            "requests": self.ended,
+            "generation_tokens": self.made,
+            "ttft_s_sum": self.ttft[0],
+            "ttft_s_count": self.ttft[1],
+            "itl_s_sum": self.itl[0],
+            "itl_s_count": self.itl[1],
+        }
         return ServerState(
             self.now,
             {"requests_running": len(self.running), "requests_waiting": len(self.waiting)},
             {k: float(v) for k, v in totals.items()},
-            {"ttft_s": [(bound, float(count)) for bound, count in zip(SECONDS, itertools.accumulate(self.first_tokens), strict=False)]},
+            {
+                "ttft_s": [
+                    (bound, float(count))
+                    for bound, count in zip(
+                        SECONDS, itertools.accumulate(self.first_tokens), strict=False
+                    )
+                ]
+            },
         )
 
 
 SETTLE_S, BLOCK_S, CAP_S = 1.0, 4.0, 300.0
 
 
-def trial(before: int, after: int, seed: int, objective: Sequence[LatencyBound] = (), **traffic: Any) -> Judged:
-    """A trial of `max_num_seqs` on such a server, with the blocks of a real one (`experiments/traffic_trial.py`)."""
+def trial(
+    before: int, after: int, seed: int, objective: Sequence[LatencyBound] = (), **traffic: Any
+) -> Judged:
+    """A trial of `max_num_seqs` on such a server, with the blocks of a real one
+    (`experiments/traffic_trial.py`)."""
     server = ServedTraffic(seed, seats=before, **traffic)
     list(server.run(10))
     pairs: list[TrafficPair] = []
@@ -122,8 +142,15 @@ def trial(before: int, after: int, seed: int, objective: Sequence[LatencyBound] 
             list(server.run(SETTLE_S))
             blocks[block.arm] = block_of(list(server.run(block_s * block.stretch)))
         if all(blocks.values()):
-            pairs.append(TrafficPair(planned[0].arm, {arm: block for arm, block in blocks.items() if block is not None}))
-        judged = judge(pairs, {"max_num_seqs": after}, {"max_num_seqs": before}, objective=objective)
+            pairs.append(
+                TrafficPair(
+                    planned[0].arm,
+                    {arm: block for arm, block in blocks.items() if block is not None},
+                )
+            )
+        judged = judge(
+            pairs, {"max_num_seqs": after}, {"max_num_seqs": before}, objective=objective
+        )
         if judged.compared < 0.75 * len(pairs):
             block_s = min(20.0, 1.5 * block_s)
         if judged.verdict is not None or server.now - begun > CAP_S:

@@ -1,4 +1,5 @@
-"""A day of a model server and its GPUs, as events of the wire at one reading per second, with things that happen at given times."""
+"""A day of a model server and its GPUs, as events of the wire at one reading per second, with
+things that happen at given times."""
 
 from __future__ import annotations
 
@@ -17,16 +18,39 @@ KINDS = ("preemptions", "prompts", "clock", "restart", "process", "arrivals", "s
 """What can happen. `slow`: the latency rises, and nothing else changes."""
 
 
-def day(happens: dict[float, str], seconds: float = 24 * HOUR, lasts: float = 60.0, seed: int = 1, gpus: int = 1) -> Iterator[AnyEvent]:
-    """`happens`: a kind by the second in which it begins; each lasts `lasts` seconds and raises the latencies four times, a restart for half of that."""
+def day(
+    happens: dict[float, str],
+    seconds: float = 24 * HOUR,
+    lasts: float = 60.0,
+    seed: int = 1,
+    gpus: int = 1,
+) -> Iterator[AnyEvent]:
+    """`happens`: a kind by the second in which it begins; each lasts `lasts` seconds and raises the
+    latencies four times, a restart for half of that."""
     chance = random.Random(seed)
     yield Hello(t=0.0, role="recording", pid=1, version="1", wall_time=WALL)
     yield Devices(
-        t=0.0, devices=[Device(f"gpu:{number}", "H100", memory_bytes=80 * 2**30) for number in range(gpus)] + [Device("cpu", "host")]
+        t=0.0,
+        devices=[Device(f"gpu:{number}", "H100", memory_bytes=80 * 2**30) for number in range(gpus)]
+        + [Device("cpu", "host")],
     )
     yield Processes(t=0.0, processes=[OWN])
-    totals = dict.fromkeys(("requests", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"), 0.0)
-    totals |= {f"{name}_{end}": 0.0 for name in ("ttft_s", "e2e_s", "itl_s", "queue_s") for end in ("sum", "count")}
+    totals = dict.fromkeys(
+        (
+            "requests",
+            "preemptions",
+            "prompt_tokens",
+            "generation_tokens",
+            "prefix_queries",
+            "prefix_hits",
+        ),
+        0.0,
+    )
+    totals |= {
+        f"{name}_{end}": 0.0
+        for name in ("ttft_s", "e2e_s", "itl_s", "queue_s")
+        for end in ("sum", "count")
+    }
     for second in range(int(seconds)):
         t = float(second)
         kind = next((kind for begun, kind in happens.items() if begun <= t < begun + lasts), "")
@@ -35,7 +59,11 @@ def day(happens: dict[float, str], seconds: float = 24 * HOUR, lasts: float = 60
             yield Processes(t=t, processes=[OWN, OTHER])
         if begins == "restart":
             totals = dict.fromkeys(totals, 0.0)
-        load = 1 + 0.5 * math.sin(2 * math.pi * t / (24 * HOUR)) + 0.05 * math.sin(2 * math.pi * t / 600)
+        load = (
+            1
+            + 0.5 * math.sin(2 * math.pi * t / (24 * HOUR))
+            + 0.05 * math.sin(2 * math.pi * t / 600)
+        )
         rate = 4 * load * (2.0 if kind == "arrivals" else 1.0)
         ended = sum(chance.random() < rate / 10 for _ in range(10))
         slow = 4.0 if kind else 1.0
@@ -60,7 +88,10 @@ def day(happens: dict[float, str], seconds: float = 24 * HOUR, lasts: float = 60
         yield ServerState(t=t, gauges=gauges, totals=dict(totals))
         for number in range(gpus):
             clock = 1.2e9 if kind == "clock" else 1.98e9
-            heat = {"gpu.thermal_time_ratio": 0.9 if kind == "clock" else 0.0, "gpu.power_cap_time_ratio": 0.0}
+            heat = {
+                "gpu.thermal_time_ratio": 0.9 if kind == "clock" else 0.0,
+                "gpu.power_cap_time_ratio": 0.0,
+            }
             busy = {
                 "gpu.sm_active_ratio": 0.8 + 0.1 * chance.random(),
                 "gpu.power_w": 500 + 50 * chance.random(),
@@ -68,11 +99,24 @@ def day(happens: dict[float, str], seconds: float = 24 * HOUR, lasts: float = 60
             }
             more = {
                 f"gpu.{name}": chance.random() * 1e9
-                for name in ("hbm_bytes_per_s", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "hbm_used_bytes")
+                for name in (
+                    "hbm_bytes_per_s",
+                    "pcie_rx_bytes_per_s",
+                    "pcie_tx_bytes_per_s",
+                    "hbm_used_bytes",
+                )
             }
-            yield Sample(t=t, device=f"gpu:{number}", values={"gpu.sm_clock_hz": clock, **heat, **busy, **more})
+            yield Sample(
+                t=t,
+                device=f"gpu:{number}",
+                values={"gpu.sm_clock_hz": clock, **heat, **busy, **more},
+            )
         yield Sample(
             t=t,
             device="cpu",
-            values={"host.run_queue_delay_ratio": 0.02 * chance.random(), "host.io_pressure_ratio": 0.0, "host.memory_pressure_ratio": 0.0},
+            values={
+                "host.run_queue_delay_ratio": 0.02 * chance.random(),
+                "host.io_pressure_ratio": 0.0,
+                "host.memory_pressure_ratio": 0.0,
+            },
         )

@@ -1,4 +1,5 @@
-"""A proxy before a model server, which lets each request for tokens wait. A process of its own, which prints its address:
+"""A proxy before a model server, which lets each request for tokens wait. A process of its own,
+which prints its address:
 
 python -m tests.fakes.slow_proxy URL SECONDS
 """
@@ -20,9 +21,15 @@ async def serve(url: str, wait_s: float) -> None:
             if request.method == "POST":
                 await asyncio.sleep(wait_s)
             async with session.request(
-                request.method, f"{url}{request.path_qs}", data=body, headers={"Content-Type": request.content_type}
+                request.method,
+                f"{url}{request.path_qs}",
+                data=body,
+                headers={"Content-Type": request.content_type},
             ) as got:
-                answer = web.StreamResponse(status=got.status, headers={"Content-Type": got.headers.get("Content-Type", "text/plain")})
+                answer = web.StreamResponse(
+                    status=got.status,
+                    headers={"Content-Type": got.headers.get("Content-Type", "text/plain")},
+                )
                 await answer.prepare(request)
                 async for piece in got.content.iter_any():
                     await answer.write(piece)

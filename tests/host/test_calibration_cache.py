@@ -1,4 +1,5 @@
-"""A calibration holds for the machine, driver and torch that it was taken with, and lies in every snapshot."""
+"""A calibration holds for the machine, driver and torch that it was taken with, and lies in every
+snapshot."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuconsole.host.environment import KEPT, cache_path, figures, fingerprint, load, machine_of, of_this_machine, save
+from gpuconsole.host.environment import (
+    KEPT,
+    cache_path,
+    figures,
+    fingerprint,
+    load,
+    machine_of,
+    of_this_machine,
+    save,
+)
 from gpuconsole.model.machine import CalibrationRecord, Device, Reached
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.state import SessionState
@@ -15,7 +25,9 @@ from gpuconsole.session.view import make_snapshot
 
 CPU = Device("cpu", "a CPU")
 GPU = Device("gpu:0", "NVIDIA H200", uuid="GPU-1")
-HERE = Environment(host="here", cpu="a CPU", cores=8, driver="580.1", torch="2.13.0", devices=[GPU, CPU])
+HERE = Environment(
+    host="here", cpu="a CPU", cores=8, driver="580.1", torch="2.13.0", devices=[GPU, CPU]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +35,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def record_of(environment: Environment, device: str = "cpu", value: float = 1e9) -> CalibrationRecord:
-    reached = [Reached("copy_bytes_per_s", "bytes/s", value, value, 0.0, 3), Reached("gemm_tf32_flops_per_s", "FLOP/s", reason="no GPU")]
+def record_of(
+    environment: Environment, device: str = "cpu", value: float = 1e9
+) -> CalibrationRecord:
+    reached = [
+        Reached("copy_bytes_per_s", "bytes/s", value, value, 0.0, 3),
+        Reached("gemm_tf32_flops_per_s", "FLOP/s", reason="no GPU"),
+    ]
     return CalibrationRecord(machine_of(environment), device, "2026-01-01T00:00:00Z", reached)
 
 
@@ -56,7 +73,9 @@ def test_a_change_asks_for_a_new_one(changed: dict[str, object]) -> None:
     assert load(HERE, "cpu") is not None
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": "gpuconsole.calibration/2", "records": []}', b"\xff\x00"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b'{"schema": "gpuconsole.calibration/2", "records": []}', b"\xff\x00"]
+)
 def test_a_file_of_another_kind_holds_none_and_is_replaced(content: bytes) -> None:
     cache_path().parent.mkdir(parents=True)
     cache_path().write_bytes(content)
@@ -76,4 +95,6 @@ def test_it_lies_in_every_snapshot() -> None:
     save(record_of(fingerprint([CPU], None)))
     assert fingerprint([CPU], None).calibration == {}  # whose is not said
     environment = fingerprint([CPU], None, device="cpu")
-    assert make_snapshot(SessionState(), environment, 0.0).environment.calibration == {"copy_bytes_per_s": 1e9}
+    assert make_snapshot(SessionState(), environment, 0.0).environment.calibration == {
+        "copy_bytes_per_s": 1e9
+    }

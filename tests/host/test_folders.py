@@ -16,7 +16,14 @@ import psutil
 import pytest
 
 from gpuconsole.host import folders
-from gpuconsole.host.folders import NoPrivateFolder, Scratch, data_folder, runtime_folder, sweep_scratch, why_not_private
+from gpuconsole.host.folders import (
+    NoPrivateFolder,
+    Scratch,
+    data_folder,
+    runtime_folder,
+    sweep_scratch,
+    why_not_private,
+)
 
 
 @pytest.fixture
@@ -27,17 +34,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_sockets_lie_below_the_runtime_folder_and_data_below_the_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_lie_below_the_runtime_folder_and_data_below_the_cache(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = home / "run"
     run.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
     assert runtime_folder() == run / "gpuconsole"
     assert data_folder() == home / "cache" / "gpuconsole" / "run"
-    assert stat.S_IMODE(runtime_folder().stat().st_mode) == stat.S_IMODE(data_folder().stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(runtime_folder().stat().st_mode)
+        == stat.S_IMODE(data_folder().stat().st_mode)
+        == 0o700
+    )
 
 
 @pytest.mark.parametrize("kind", ["missing", "open", "link", "relative", "empty"])
-def test_a_runtime_folder_that_is_not_the_users_alone_is_not_taken(home: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_runtime_folder_that_is_not_the_users_alone_is_not_taken(
+    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     run = home / "run"
     if kind == "open":
         run.mkdir()
@@ -55,11 +70,16 @@ def test_an_own_folder_that_was_open_is_closed(home: Path) -> None:
     assert stat.S_IMODE(data_folder().stat().st_mode) == 0o700
 
 
-def test_a_cache_below_a_folder_that_everybody_can_write_is_refused_in_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_below_a_folder_that_everybody_can_write_is_refused_in_one_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / "cache").mkdir()
     (home / "cache").chmod(0o777)
-    monkeypatch.setattr(folders.pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))  # no second candidate
-    with pytest.raises(NoPrivateFolder, match=r"everybody can write .*Set XDG_RUNTIME_DIR to a directory of yours") as raised:
+    # no second candidate
+    monkeypatch.setattr(folders.pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    with pytest.raises(
+        NoPrivateFolder, match=r"everybody can write .*Set XDG_RUNTIME_DIR to a directory of yours"
+    ) as raised:
         data_folder()
     assert "\n" not in str(raised.value)
 
@@ -68,7 +88,9 @@ def test_a_group_that_can_write_a_folder_above_is_named(home: Path) -> None:
     folder = home / "shared" / "run"
     folder.mkdir(parents=True, mode=0o700)
     folder.chmod(0o700)
-    os.chown(home / "shared", -1, os.getgid()) if os.geteuid() else os.chown(home / "shared", -1, 12345)
+    os.chown(home / "shared", -1, os.getgid()) if os.geteuid() else os.chown(
+        home / "shared", -1, 12345
+    )
     (home / "shared").chmod(0o775)
     reason = why_not_private(folder)
     assert ("can write" in reason and "chmod g-w" in reason) or os.geteuid()
@@ -87,8 +109,8 @@ def test_a_link_on_the_way_counts_with_both_of_its_ends(home: Path) -> None:
 
 
 def test_a_link_to_a_link_counts_with_what_is_between(home: Path) -> None:
-    """The attack: ~/.cache leads to a link in an open folder, which leads to a folder of the user's own. Whoever replaces the link in the middle
-    chooses the folder."""
+    """The attack: ~/.cache leads to a link in an open folder, which leads to a folder of the user's
+    own. Whoever replaces the link in the middle chooses the folder."""
     (home / "real" / "run").mkdir(parents=True)
     for folder in (home / "real", home / "real" / "run"):
         folder.chmod(0o700)
@@ -105,7 +127,9 @@ def test_a_link_to_a_link_counts_with_what_is_between(home: Path) -> None:
     assert "Too many levels" in why_not_private(home / "circle" / "run")
 
 
-def test_a_member_by_primary_group_is_another_member(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_by_primary_group_is_another_member(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user = folders.pwd.getpwuid(os.geteuid())
     folder = home / "shared" / "run"
     folder.mkdir(parents=True, mode=0o700)
@@ -130,9 +154,14 @@ sys.stdin.read()
 """
 
 
-def test_scratch_folders_of_live_consoles_stay_and_those_of_dead_ones_go(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another PID namespace the owner's pid says nothing: the folder's name here holds a pid that does not exist."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def test_scratch_folders_of_live_consoles_stay_and_those_of_dead_ones_go(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another PID namespace the owner's pid says nothing: the folder's name here holds a pid
+    that does not exist."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     path = Path(holder.stdout.readline().strip())
     monkeypatch.setattr(psutil, "pid_exists", lambda pid: False)
@@ -148,7 +177,10 @@ def test_scratch_folders_of_live_consoles_stay_and_those_of_dead_ones_go(home: P
 
 def test_folders_of_other_machines_stay_until_they_are_very_old(home: Path) -> None:
     """A home folder may be shared by NFS. A lock of another machine is not seen here."""
-    for name, age_s in (("scratch-0123abcd-1-used", 3600.0), ("scratch-0123abcd-1-forgotten", 15 * 86400.0)):
+    for name, age_s in (
+        ("scratch-0123abcd-1-used", 3600.0),
+        ("scratch-0123abcd-1-forgotten", 15 * 86400.0),
+    ):
         folder = data_folder() / name
         folder.mkdir()
         os.utime(folder, (time.time() - age_s,) * 2)
@@ -157,8 +189,11 @@ def test_folders_of_other_machines_stay_until_they_are_very_old(home: Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
-def test_nothing_is_created_in_the_home_folder_of_another_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sudo may keep HOME. A folder of root's in a user's cache would stop gpuconsole for that user."""
+def test_nothing_is_created_in_the_home_folder_of_another_user(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sudo may keep HOME. A folder of root's in a user's cache would stop gpuconsole for that
+    user."""
     (home / "cache").mkdir()
     os.chown(home / "cache", 12345, 12345)
     monkeypatch.setattr(folders.pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
@@ -167,7 +202,9 @@ def test_nothing_is_created_in_the_home_folder_of_another_user(home: Path, monke
     assert list((home / "cache").iterdir()) == []
 
 
-def test_the_folder_for_sockets_serves_for_data_where_there_is_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_for_sockets_serves_for_data_where_there_is_no_other(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_home(*words: object) -> str:
         raise RuntimeError("could not determine the home directory")
 
@@ -189,8 +226,11 @@ def test_a_scratch_folder_goes_when_it_is_closed(home: Path) -> None:
     assert not scratch.path.exists()
 
 
-def test_a_folder_that_another_console_sweeps_at_once_is_made_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the creation of the folder and its lock, the folder looks as if its owner had been killed."""
+def test_a_folder_that_another_console_sweeps_at_once_is_made_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the creation of the folder and its lock, the folder looks as if its owner had been
+    killed."""
     make, swept = tempfile.mkdtemp, []
 
     def make_and_sweep(prefix: str, dir: Path) -> str:

@@ -11,11 +11,15 @@ from gpuconsole.engine.catalog import user_folder
 from gpuconsole.experiments.baselines import baselines_folder
 from gpuconsole.host.environment import cache_path
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the folders differ on other systems")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the folders differ on other systems"
+)
 VARIABLES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
 
 
-def test_the_xdg_variables_choose_the_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_xdg_variables_choose_the_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, str(tmp_path / name))
     assert user_folder() == tmp_path / "XDG_CONFIG_HOME" / "gpuconsole" / "scenarios"
@@ -24,7 +28,9 @@ def test_the_xdg_variables_choose_the_folders(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_without_the_xdg_variables_the_folders_are_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: bool) -> None:
+def test_without_the_xdg_variables_the_folders_are_in_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: bool
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in VARIABLES:
         monkeypatch.setenv(name, "") if empty else monkeypatch.delenv(name, raising=False)

@@ -66,7 +66,9 @@ ENTRIES = tomllib.loads((files("gpuconsole") / "data/devices.toml").read_text())
         ("Tesla V100-PCIE-32GB", 0.9e12, None),
     ],
 )
-def test_peaks_are_of_the_named_device(name: str, bytes_per_s: float | None, bf16: float | None) -> None:
+def test_peaks_are_of_the_named_device(
+    name: str, bytes_per_s: float | None, bf16: float | None
+) -> None:
     found = peaks_of(name)
     assert (found.memory_bytes_per_s, found.bf16_flops_per_s) == (bytes_per_s, bf16)
     assert found.source
@@ -104,8 +106,11 @@ def test_another_product_has_no_peaks_rather_than_a_guess(name: str) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["match"][0])
 def test_every_figure_is_dense(entry: dict[str, float]) -> None:
-    """Each halving of the width doubles the rate; a figure with sparsity among dense ones would be twice off."""
-    bf16, fp16, tf32, fp8 = (entry.get(f"{name}_flops_per_s") for name in ("bf16", "fp16", "tf32", "fp8"))
+    """Each halving of the width doubles the rate; a figure with sparsity among dense ones would be
+    twice off."""
+    bf16, fp16, tf32, fp8 = (
+        entry.get(f"{name}_flops_per_s") for name in ("bf16", "fp16", "tf32", "fp8")
+    )
     if bf16 and fp16:
         assert bf16 == fp16
     if bf16 and tf32:
@@ -113,7 +118,9 @@ def test_every_figure_is_dense(entry: dict[str, float]) -> None:
     if bf16 and fp8:
         assert fp8 / bf16 == pytest.approx(2, rel=0.03)
     if fp8 and "int8_ops_per_s" in entry:
-        assert entry["int8_ops_per_s"] / fp8 == pytest.approx(2 if "fp32 accumulation" in str(entry["source"]) else 1, rel=0.03)
+        assert entry["int8_ops_per_s"] / fp8 == pytest.approx(
+            2 if "fp32 accumulation" in str(entry["source"]) else 1, rel=0.03
+        )
     assert "dense" in str(entry["source"])
 
 
@@ -132,16 +139,24 @@ def test_every_figure_is_dense(entry: dict[str, float]) -> None:
     ],
 )
 def test_four_bits_have_a_peak_from_blackwell_on(name: str, fp4: float | None) -> None:
-    """Dense: half of the figure with sparsity, and on the Ultra chips three times the rate of 8 bits."""
+    """Dense: half of the figure with sparsity, and on the Ultra chips three times the rate of 8
+    bits."""
     assert peaks_of(name).fp4_flops_per_s == fp4
 
 
 def test_the_clock_of_a_data_center_card_is_the_one_of_its_peaks() -> None:
-    """16-bit products of an SM: 1024 operations a cycle on Volta, Turing and GA10x, 2048 on GA100."""
-    for name, processors, operations in (("Tesla T4", 40, 1024), ("NVIDIA L4", 58, 1024), ("NVIDIA A100-SXM4-80GB", 108, 2048)):
+    """16-bit products of an SM: 1024 operations a cycle on Volta, Turing and GA10x, 2048 on
+    GA100."""
+    for name, processors, operations in (
+        ("Tesla T4", 40, 1024),
+        ("NVIDIA L4", 58, 1024),
+        ("NVIDIA A100-SXM4-80GB", 108, 2048),
+    ):
         found = peaks_of(name)
         assert found.boost_clock_hz is not None and found.fp16_flops_per_s is not None
-        assert found.fp16_flops_per_s == pytest.approx(processors * operations * found.boost_clock_hz, rel=0.01)
+        assert found.fp16_flops_per_s == pytest.approx(
+            processors * operations * found.boost_clock_hz, rel=0.01
+        )
 
 
 def test_each_entry_can_be_reached_by_its_own_name() -> None:
@@ -154,4 +169,9 @@ def test_published_throughput_is_of_the_named_device() -> None:
     h200 = published_of("NVIDIA H200")
     assert max(run.tokens_per_s for run in h200 if run.parameters == 6.74e9) == 10_471
     assert {run.source for run in published_of("NVIDIA A100-SXM4-80GB")} >= {"IBM fms-fsdp"}
-    assert published_of("NVIDIA H200 NVL") == () == published_of("NVIDIA H100 PCIe") == published_of("cpu")
+    assert (
+        published_of("NVIDIA H200 NVL")
+        == ()
+        == published_of("NVIDIA H100 PCIe")
+        == published_of("cpu")
+    )

@@ -9,15 +9,19 @@ from gpuconsole.host.torch_build import Card, Driver, TorchBuild, lacks_code, wh
 PYPI = TorchBuild("2.13.0+cu130", "13.0")
 OLD = Driver("535.104.05", "12.2")
 NEW = Driver("580.159.03", "13.0")
-H100, V100, B200 = Card("NVIDIA H100", "9.0"), Card("Tesla V100-SXM2-16GB", "7.0"), Card("NVIDIA B200", "10.0")
+H100, V100, B200 = (
+    Card("NVIDIA H100", "9.0"),
+    Card("Tesla V100-SXM2-16GB", "7.0"),
+    Card("NVIDIA B200", "10.0"),
+)
 CU126 = "--index-url https://download.pytorch.org/whl/cu126"
 CU130_CODE = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 
 
 def test_the_driver_is_too_old_for_the_wheel_of_pypi() -> None:
     assert why_unusable(PYPI, OLD, H100) == (
-        f"driver 535.104.05 is too old for torch 2.13.0 (CUDA 13.0), which needs driver 580 or newer: "
-        f"pip install --force-reinstall torch==2.13.0 {CU126}"
+        "driver 535.104.05 is too old for torch 2.13.0 (CUDA 13.0), which needs driver 580 or"
+        f" newer: pip install --force-reinstall torch==2.13.0 {CU126}"
     )
 
 
@@ -38,8 +42,18 @@ def test_what_runs_is_not_accused(torch: TorchBuild, driver: Driver) -> None:
 @pytest.mark.parametrize(
     ("torch", "driver", "card", "command"),
     [
-        (PYPI, Driver("570.133.20", "12.8"), B200, "'torch<2.12' --index-url https://download.pytorch.org/whl/cu128"),
-        (PYPI, Driver("470.57.02", "11.4"), H100, "'torch<2.8' --index-url https://download.pytorch.org/whl/cu118"),
+        (
+            PYPI,
+            Driver("570.133.20", "12.8"),
+            B200,
+            "'torch<2.12' --index-url https://download.pytorch.org/whl/cu128",
+        ),
+        (
+            PYPI,
+            Driver("470.57.02", "11.4"),
+            H100,
+            "'torch<2.8' --index-url https://download.pytorch.org/whl/cu118",
+        ),
         (TorchBuild("2.15.0+cu132", "13.2"), OLD, H100, f"'torch<2.15' {CU126}"),
         (TorchBuild("2.13.0+cpu"), NEW, H100, "torch==2.13.0"),
         (TorchBuild("2.13.0+cpu"), OLD, H100, f"torch==2.13.0 {CU126}"),
@@ -60,8 +74,8 @@ def test_a_card_that_the_wheel_has_no_code_for() -> None:
     asked = PYPI._replace(archs=CU130_CODE)
     for torch in (PYPI, asked):
         assert why_unusable(torch, NEW, V100) == (
-            "torch 2.13.0 (CUDA 13.0) has no code for Tesla V100-SXM2-16GB (compute capability 7.0): "
-            f"pip install --force-reinstall torch==2.13.0 {CU126}"
+            "torch 2.13.0 (CUDA 13.0) has no code for Tesla V100-SXM2-16GB (compute capability"
+            f" 7.0): pip install --force-reinstall torch==2.13.0 {CU126}"
         )
 
 

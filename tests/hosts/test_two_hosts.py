@@ -16,7 +16,9 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 SMALL = ["batch_size=2", "seq_len=32", "d_model=64", "n_layer=1", "num_threads=1", "nproc=1"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"
+} | {"OMP_NUM_THREADS": "1"}
 """Processes find the interface to each other by themselves."""
 
 
@@ -26,13 +28,20 @@ def test_a_run_spans_two_hosts_and_its_console_follows_both(tmp_path: Path) -> N
         console = start_console(first, tmp_path)
         try:
             joining = command_for(second, tmp_path)
-            other = subprocess.Popen(joining, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=(tmp_path / "other").open("w"))
+            other = subprocess.Popen(
+                joining,
+                env=ENVIRONMENT,
+                stdout=subprocess.DEVNULL,
+                stderr=(tmp_path / "other").open("w"),
+            )
             out, err = console.communicate(timeout=120)
             assert console.returncode == 0, err + (tmp_path / "other").read_text()
             run = json.loads(out)["runs"][0]
             assert run["state"] == "finished"
             assert {rank["host"] for rank in run["ranks"]} == {"node-a", "node-b"}
-            assert all(rank["steps"] > 5 and rank["phases_ratio"]["comm"] > 0 for rank in run["ranks"])
+            assert all(
+                rank["steps"] > 5 and rank["phases_ratio"]["comm"] > 0 for rank in run["ranks"]
+            )
             other.wait(30)  # the job is over there too
             assert "all 2 processes on 2 machines have joined" in (tmp_path / "console").read_text()
             assert "Traceback" not in (tmp_path / "other").read_text()
@@ -41,11 +50,33 @@ def test_a_run_spans_two_hosts_and_its_console_follows_both(tmp_path: Path) -> N
 
 
 def start_console(host: Host, tmp_path: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "gpuconsole", "run", "ddp-small-batch", "--json", "--duration", "4"]
-    words += ["--nnodes", "2", "--rdzv-endpoint", f"{host.address}:29555", "--rdzv-id", "both", "--device", "cpu"]
+    words = [
+        sys.executable,
+        "-m",
+        "gpuconsole",
+        "run",
+        "ddp-small-batch",
+        "--json",
+        "--duration",
+        "4",
+    ]
+    words += [
+        "--nnodes",
+        "2",
+        "--rdzv-endpoint",
+        f"{host.address}:29555",
+        "--rdzv-id",
+        "both",
+        "--device",
+        "cpu",
+    ]
     words += [word for knob in SMALL for word in ("--set", knob)]
     return subprocess.Popen(
-        host.command(*words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=(tmp_path / "console").open("w"), text=True
+        host.command(*words),
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "console").open("w"),
+        text=True,
     )
 
 
@@ -53,7 +84,14 @@ def command_for(host: Host, tmp_path: Path) -> list[str]:
     """The command that the console shows for the other machines, as its user would run it there."""
 
     def told() -> str:
-        return next((line for line in (tmp_path / "console").read_text().splitlines() if "torchrun" in line), "")
+        return next(
+            (
+                line
+                for line in (tmp_path / "console").read_text().splitlines()
+                if "torchrun" in line
+            ),
+            "",
+        )
 
     wait_until(told, 60, "the command for the other machines")
     words = shlex.split(told()[told().index("torchrun") :].replace("ADDRESS", host.address))

@@ -1,4 +1,5 @@
-"""Two hosts on one machine: network namespaces of their own, with their own host names, joined by a cable."""
+"""Two hosts on one machine: network namespaces of their own, with their own host names, joined by a
+cable."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def why_not() -> str:
         return f"no {', '.join(missing)} here"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    probe = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, text=True, check=False)
+    probe = subprocess.run(
+        ["unshare", "--net", "--uts", "true"], capture_output=True, text=True, check=False
+    )
     return probe.stderr.strip()
 
 
@@ -26,12 +29,29 @@ class Host:
     """A network namespace: commands run in it see its interface alone, and its name."""
 
     def __init__(self, namespace: str, name: str, address: str, interface: str) -> None:
-        self.namespace, self.name, self.address, self.interface = namespace, name, address, interface
+        self.namespace, self.name, self.address, self.interface = (
+            namespace,
+            name,
+            address,
+            interface,
+        )
 
     def command(self, *words: str) -> list[str]:
         """`words` as run on this host."""
         script = f'hostname {self.name}; exec "$@"'
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", script, "sh", *words]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.namespace,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *words,
+        ]
 
 
 @contextlib.contextmanager
@@ -39,7 +59,10 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two hosts that reach each other and nothing else."""
     tag = f"gc{os.getpid() % 100000}"
     hosts = tuple(
-        Host(f"{tag}{letter}", f"node-{letter}", f"10.77.{os.getpid() % 250}.{n}", f"v{tag}{letter}") for n, letter in ((1, "a"), (2, "b"))
+        Host(
+            f"{tag}{letter}", f"node-{letter}", f"10.77.{os.getpid() % 250}.{n}", f"v{tag}{letter}"
+        )
+        for n, letter in ((1, "a"), (2, "b"))
     )
     try:
         for host in hosts:
@@ -56,7 +79,9 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         yield hosts[0], hosts[1]
     finally:
         for host in hosts:
-            subprocess.run(["ip", "netns", "delete", host.namespace], capture_output=True, check=False)
+            subprocess.run(
+                ["ip", "netns", "delete", host.namespace], capture_output=True, check=False
+            )
 
 
 def _ip(*words: str) -> None:

@@ -1,4 +1,5 @@
-"""A client of `gpuconsole mcp` that writes what it wants, line by line: for clients that misbehave."""
+"""A client of `gpuconsole mcp` that writes what it wants, line by line: for clients that
+misbehave."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ class RawClient:
 
     def __init__(self, folder: Path, *args: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpuconsole", "mcp", *(() if "--connect" in args else ("--device", "cpu")), *args],
+            [
+                sys.executable,
+                "-m",
+                "gpuconsole",
+                "mcp",
+                *(() if "--connect" in args else ("--device", "cpu")),
+                *args,
+            ],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -47,7 +55,12 @@ class RawClient:
 
     def send(self, method: str, params: object) -> int:
         self._number += 1
-        self.write(json.dumps({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}).encode() + b"\n")
+        self.write(
+            json.dumps(
+                {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
+            ).encode()
+            + b"\n"
+        )
         return self._number
 
     def answer(self, number: int, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -65,10 +78,17 @@ class RawClient:
         return answer["result"]  # type: ignore[no-any-return]
 
     def call(self, tool: str, timeout_s: float = 60.0, **arguments: object) -> dict[str, Any]:
-        """The result of a tool; `error` holds the text of a refusal. The text that an agent reads is in `text`."""
-        result = self.answer(self.send("tools/call", {"name": tool, "arguments": arguments}), timeout_s)["result"]
+        """The result of a tool; `error` holds the text of a refusal. The text that an agent reads
+        is in `text`."""
+        result = self.answer(
+            self.send("tools/call", {"name": tool, "arguments": arguments}), timeout_s
+        )["result"]
         text = result["content"][0]["text"]
-        return {"text": text, "error": text if result.get("isError") else "", **(result.get("structuredContent") or {})}
+        return {
+            "text": text,
+            "error": text if result.get("isError") else "",
+            **(result.get("structuredContent") or {}),
+        }
 
     def vanish(self) -> None:
         """Close both pipes, as the kernel does for a client that is killed."""

@@ -1,4 +1,5 @@
-"""What the tools answer in the situations of the golden screens: small, typed, and without control characters."""
+"""What the tools answer in the situations of the golden screens: small, typed, and without control
+characters."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def run(work: Coroutine[Any, Any, msgspec.Struct]) -> Any:
 
 
 def schema(answer: type[msgspec.Struct]) -> Any:
-    """The JSON Schema of an answer. The import of the SDK takes two seconds, so it is not done by each process that collects tests."""
+    """The JSON Schema of an answer. The import of the SDK takes two seconds, so it is not done by
+    each process that collects tests."""
     from gpuconsole.mcp.server import schema
 
     return schema(answer)
@@ -54,17 +56,31 @@ def test_a_profile_has_the_longest_kernels_with_their_share_of_what_the_device_c
     answer = run(tools(profiled_view()).call("profile", {}, ignore))
     jsonschema.validate(msgspec.to_builtins(answer), schema(BY_NAME["profile"].gives))
     gemm, gelu = answer.longest
-    assert (gemm.of_peak, gelu.of_peak) == (pytest.approx(0.617, abs=0.001), pytest.approx(0.807, abs=0.001))
-    assert (gemm.launched_by, gemm.blocks_per_sm, answer.attention[0]) == ("aten::addmm", 7.8, "flash")
+    assert (gemm.of_peak, gelu.of_peak) == (
+        pytest.approx(0.617, abs=0.001),
+        pytest.approx(0.807, abs=0.001),
+    )
+    assert (gemm.launched_by, gemm.blocks_per_sm, answer.attention[0]) == (
+        "aten::addmm",
+        7.8,
+        "flash",
+    )
 
 
-def test_a_status_with_everything_too_long_stays_small_and_says_that_it_left_something_out() -> None:
+def test_a_status_with_everything_too_long_stays_small_and_says_that_it_left_something_out() -> (
+    None
+):
     shown = gpu_view()
     assert shown.run is not None
     long = "a" * 5000
     evidence = tuple(Evidence(f"signal_{n}", n / 7, "ratio", 0.1, long) for n in range(20))
-    suggestions = tuple(Suggestion({"num_workers": n}, Interval(1.1, 1.2), long, long) for n in range(1, 9))
-    findings = [Finding(f"rule.{n}", "fires", long, 0.3, "high", long, evidence, suggestions) for n in range(40)]
+    suggestions = tuple(
+        Suggestion({"num_workers": n}, Interval(1.1, 1.2), long, long) for n in range(1, 9)
+    )
+    findings = [
+        Finding(f"rule.{n}", "fires", long, 0.3, "high", long, evidence, suggestions)
+        for n in range(40)
+    ]
     crowded = msgspec.structs.replace(shown.run, findings=findings, error=long)
     shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], crowded), notes=(long,) * 20)
     status = run(tools(shown).call("status", {}, ignore))
@@ -78,7 +94,16 @@ def test_a_status_with_everything_too_long_stays_small_and_says_that_it_left_som
 def test_text_of_the_job_is_marked_and_has_no_control_characters() -> None:
     shown = gpu_view()
     assert shown.run is not None
-    finding = Finding("input.x", "fires", HOSTILE, 0.3, "high", HOSTILE, (), (Suggestion({"num_workers": 2}, None, HOSTILE, HOSTILE),))
+    finding = Finding(
+        "input.x",
+        "fires",
+        HOSTILE,
+        0.3,
+        "high",
+        HOSTILE,
+        (),
+        (Suggestion({"num_workers": 2}, None, HOSTILE, HOSTILE),),
+    )
     failed = msgspec.structs.replace(shown.run, state="failed", error=HOSTILE, findings=[finding])
     shown = msgspec.structs.replace(shown, runs=(failed,), notes=(HOSTILE,))
     for name, arguments in (("status", {}), ("explain", {"finding": "input.x"}), ("report", {})):
@@ -93,12 +118,21 @@ def test_text_of_the_job_is_marked_and_has_no_control_characters() -> None:
 def texts(answer: object) -> list[str]:
     if isinstance(answer, str):
         return [answer]
-    parts = list(answer.values()) if isinstance(answer, dict) else answer if isinstance(answer, list) else []
+    parts = (
+        list(answer.values())
+        if isinstance(answer, dict)
+        else answer
+        if isinstance(answer, list)
+        else []
+    )
     return [text for part in parts for text in texts(part)]
 
 
 def test_a_long_text_is_cut_and_says_by_how_much() -> None:
-    assert (from_job("x" * 1000, 100).cut_characters, from_job("ab\ncd", 3, last=True).from_job) == (900, "\ncd")
+    assert (
+        from_job("x" * 1000, 100).cut_characters,
+        from_job("ab\ncd", 3, last=True).from_job,
+    ) == (900, "\ncd")
     assert from_job("a\n\tb\n").from_job == "a\n\tb\n"  # a patch needs each line as it is
     assert from_job("a\x0bb\r\n").from_job == "a\\x0bb\\x0d\n"
 
@@ -123,7 +157,9 @@ def test_a_long_text_is_cut_and_says_by_how_much() -> None:
         ("patch", {}, "no change was kept"),
     ],
 )
-def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_allowed(tool: str, arguments: object, words: str) -> None:
+def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_allowed(
+    tool: str, arguments: object, words: str
+) -> None:
     session = FakeSession(gpu_view())
     with pytest.raises(ToolError, match=words.replace("(", r"\(")) as refusal:
         run(Tools(session, lambda snapshot: (Patch(), [])).call(tool, arguments, ignore))
@@ -141,9 +177,13 @@ def test_a_wrong_call_is_refused_in_one_line_that_names_what_is_allowed(tool: st
 )
 def test_a_patch_says_where_it_is_applied(folders: tuple[str, ...], how: str) -> None:
     patch = Patch(tuple(FolderPatch(folder, "--- a/data.py\n") for folder in folders), ("by hand",))
-    answer = run(Tools(FakeSession(gpu_view()), lambda snapshot: (patch, [])).call("patch", {}, ignore))
+    answer = run(
+        Tools(FakeSession(gpu_view()), lambda snapshot: (patch, [])).call("patch", {}, ignore)
+    )
     assert answer.how.startswith(how)
-    assert [f"in {folder or 'the current folder'}:\n" in answer.text.from_job for folder in folders] == [len(folders) > 1] * len(folders)
+    assert [
+        f"in {folder or 'the current folder'}:\n" in answer.text.from_job for folder in folders
+    ] == [len(folders) > 1] * len(folders)
 
 
 def test_without_a_run_only_what_needs_none_answers() -> None:
@@ -152,7 +192,16 @@ def test_without_a_run_only_what_needs_none_answers() -> None:
     assert run(idle.call("devices", {}, ignore)).no_gpu
     for name in ("settings", "try_change", "explain"):
         with pytest.raises(ToolError, match="nothing is running"):
-            run(idle.call(name, {"explain": {"finding": "x"}, "try_change": {"changes": {"num_workers": 2}}}.get(name, {}), ignore))
+            run(
+                idle.call(
+                    name,
+                    {
+                        "explain": {"finding": "x"},
+                        "try_change": {"changes": {"num_workers": 2}},
+                    }.get(name, {}),
+                    ignore,
+                )
+            )
 
 
 def test_every_tool_has_a_schema_of_an_object_and_says_what_it_does() -> None:

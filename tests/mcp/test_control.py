@@ -1,4 +1,5 @@
-"""An agent on an open console (`run --control`, `mcp --connect`): the person sees it on the real screen, and a key takes the control back."""
+"""An agent on an open console (`run --control`, `mcp --connect`): the person sees it on the real
+screen, and a key takes the control back."""
 
 from __future__ import annotations
 
@@ -26,10 +27,16 @@ from tests.waiting import wait_until
 def console(tmp_path: Path) -> Iterator[Terminal]:
     """A console with an idle job."""
     (tmp_path / "idle.py").write_text(IDLE)
-    with Terminal("run", "--control", "--device", "cpu", "--", sys.executable, "idle.py", cwd=tmp_path) as terminal:
+    with Terminal(
+        "run", "--control", "--device", "cpu", "--", sys.executable, "idle.py", cwd=tmp_path
+    ) as terminal:
         terminal.wait_for("idle.py")
         wait_until(lambda: terminal.process.pid in control.open_consoles(), what="the socket")
-        job = next(child for child in psutil.Process(terminal.process.pid).children(recursive=True) if child.cmdline()[-1] == "idle.py")
+        job = next(
+            child
+            for child in psutil.Process(terminal.process.pid).children(recursive=True)
+            if child.cmdline()[-1] == "idle.py"
+        )
         yield terminal
         with contextlib.suppress(psutil.NoSuchProcess):
             job.kill()  # also the one that a test left
@@ -41,9 +48,21 @@ def socket_of(terminal: Terminal) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a job")
-def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_back(tmp_path: Path) -> None:
+def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_back(
+    tmp_path: Path,
+) -> None:
     shutil.copy(STARVED, tmp_path / "starved.py")
-    words = ["run", "--control", "--allow-loader", "--device", "cpu", "--", sys.executable, "starved.py", "end"]
+    words = [
+        "run",
+        "--control",
+        "--allow-loader",
+        "--device",
+        "cpu",
+        "--",
+        sys.executable,
+        "starved.py",
+        "end",
+    ]
     with Terminal(*words, cwd=tmp_path) as terminal:
         terminal.wait_for("starved.py", "recoverable")
         client = RawClient(tmp_path, "--connect", str(terminal.process.pid))
@@ -51,9 +70,15 @@ def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_bac
         assert client.call("status", wait_s=60)["findings"][0]["rule"] == "input.slow_storage"
         terminal.wait_for("an agent is connected: it waits", "take control")
         client.call("allow", what="loader")
-        number = client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
+        number = client.send(
+            "tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}}
+        )
         terminal.wait_for("an agent is connected: try_change num_workers=2", "on trial")
-        job = next(child for child in psutil.Process(terminal.process.pid).children(recursive=True) if child.cmdline()[-1] == "end")
+        job = next(
+            child
+            for child in psutil.Process(terminal.process.pid).children(recursive=True)
+            if child.cmdline()[-1] == "end"
+        )
         wait_until(lambda: loads(job), 30, "the side with two workers")
         terminal.press("c")
         refused = client.answer(number)["result"]
@@ -65,7 +90,9 @@ def test_the_screen_shows_the_trial_of_the_agent_and_a_key_takes_the_control_bac
         terminal.press("c")
         terminal.wait_for("an agent is connected: it waits")
         assert client.call("settings", name="num_workers")["settings"][0]["value"] == 0
-        client.send("tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}})
+        client.send(
+            "tools/call", {"name": "try_change", "arguments": {"changes": {"num_workers": 2}}}
+        )
         wait_until(lambda: loads(job), 30, "the side with two workers")
         client.process.kill()  # in the middle of its trial
         terminal.wait_gone("an agent is connected")
@@ -105,11 +132,17 @@ def test_one_agent_at_a_time_and_the_console_outlives_it(console: Terminal, tmp_
 
 
 def socket_folder(terminal: Terminal) -> list[Path]:
-    return [path for path in control.runtime_folder().glob(f"scratch-*-{terminal.process.pid}-*") if (path / control.SOCKET).exists()]
+    return [
+        path
+        for path in control.runtime_folder().glob(f"scratch-*-{terminal.process.pid}-*")
+        if (path / control.SOCKET).exists()
+    ]
 
 
 @pytest.mark.slow
-def test_garbage_on_the_socket_ends_that_connection_alone(console: Terminal, tmp_path: Path) -> None:
+def test_garbage_on_the_socket_ends_that_connection_alone(
+    console: Terminal, tmp_path: Path
+) -> None:
     path = socket_of(console)
     status = path.parent.stat()
     assert status.st_mode & 0o777 == 0o700 and path.stat().st_mode & 0o777 == 0o600

@@ -17,14 +17,23 @@ SECRET = "s3cretS3CRET"
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        (f"API request to http://mon:{SECRET}@127.0.0.1:5000/log-batch failed", "API request to http://127.0.0.1:5000/log-batch failed"),
-        (f"clone 'https://oauth2:{SECRET}p@ss@git.example/x.git' failed", "clone 'https://git.example/x.git' failed"),
+        (
+            f"API request to http://mon:{SECRET}@127.0.0.1:5000/log-batch failed",
+            "API request to http://127.0.0.1:5000/log-batch failed",
+        ),
+        (
+            f"clone 'https://oauth2:{SECRET}p@ss@git.example/x.git' failed",
+            "clone 'https://git.example/x.git' failed",
+        ),
         (f"GET https://h/v1?key={SECRET}&n=2: 403", "GET https://h/v1?*** 403"),
         (
             f"Max retries exceeded with url: /v1/models?api_key={SECRET} (Caused by ...)",
             "Max retries exceeded with url: /v1/models?*** (Caused by ...)",
         ),
-        (f"{{'Authorization': 'Bearer {SECRET}', 'Accept': '*/*'}}", "{'Authorization': '***', 'Accept': '*/*'}"),
+        (
+            f"{{'Authorization': 'Bearer {SECRET}', 'Accept': '*/*'}}",
+            "{'Authorization': '***', 'Accept': '*/*'}",
+        ),
         (f"headers: X-Api-Key: {SECRET}", "headers: X-Api-Key: ***"),
         (f"invalid header Bearer {SECRET}", "invalid header Bearer ***"),
         (f"HF_TOKEN={SECRET} is not valid", "HF_TOKEN=*** is not valid"),
@@ -80,9 +89,15 @@ def test_the_time_is_in_proportion_to_the_text() -> None:
 
 def test_what_a_child_sends_and_what_the_console_says_is_cut_and_the_rest_is_the_same() -> None:
     failed = Failed(1.0, f"http://a:{SECRET}@h/", f"line\nTOKEN={SECRET}")
-    assert decode_event(encode(failed)) == without_credentials_of(failed) == Failed(1.0, "http://h/", "line\nTOKEN=***")
+    assert (
+        decode_event(encode(failed))
+        == without_credentials_of(failed)
+        == Failed(1.0, "http://h/", "line\nTOKEN=***")
+    )
     refused = KnobsSet(1.0, 1, 1, {"num_workers": 4}, error=f"token={SECRET}")
-    assert decode_event(encode(refused)) == KnobsSet(1.0, 1, 1, {"num_workers": 4}, error="token=***")
+    assert decode_event(encode(refused)) == KnobsSet(
+        1.0, 1, 1, {"num_workers": 4}, error="token=***"
+    )
     plain = Note(1.0, "nothing to hide")
     assert without_credentials_of(plain) is plain
     assert str(SessionError(f"http://a:{SECRET}@h/: no answer")) == "http://h/: no answer"

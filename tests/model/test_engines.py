@@ -13,15 +13,28 @@ def test_every_way_is_one_that_can_be_read() -> None:
     assert {source.engine.name for source in _sources()} == {
         engine.name for engine in engines() if engine.gauges or engine.totals or engine.times
     }
-    assert all(part.name.startswith(source.engine.prefix) for source in _sources() for way in source.ways for part in way)
+    assert all(
+        part.name.startswith(source.engine.prefix)
+        for source in _sources()
+        for way in source.ways
+        for part in way
+    )
 
 
 @pytest.mark.parametrize("engine", engines(), ids=lambda engine: engine.name)
-def test_an_engine_has_a_series_for_each_gauge_and_no_reason_for_what_it_always_reports(engine: ServingEngine) -> None:
+def test_an_engine_has_a_series_for_each_gauge_and_no_reason_for_what_it_always_reports(
+    engine: ServingEngine,
+) -> None:
     assert [name for name in engine.gauges if f"server.{name}" not in CATALOGUE] == []
     always = ("requests_running", "prompt_tokens")
-    assert [name for name in always if name in engine.lacking and name in engine.gauges and engine.name not in ("tensorrt-llm",)] == []
-    assert engine.turn_on and all(reason and not reason.endswith(".") for reason in engine.lacking.values())
+    assert [
+        name
+        for name in always
+        if name in engine.lacking and name in engine.gauges and engine.name not in ("tensorrt-llm",)
+    ] == []
+    assert engine.turn_on and all(
+        reason and not reason.endswith(".") for reason in engine.lacking.values()
+    )
 
 
 def test_a_reason_names_the_engine_or_the_page() -> None:

@@ -1,6 +1,11 @@
 import pytest
 
-from gpuconsole.model.knobs.catalogue import CATALOGUE, KnobError, describe_changes, parse_assignment
+from gpuconsole.model.knobs.catalogue import (
+    CATALOGUE,
+    KnobError,
+    describe_changes,
+    parse_assignment,
+)
 from gpuconsole.model.run import Run
 
 KNOWN = ("batch_size", "precision", "storage_latency_ms", "log_gradients")
@@ -8,7 +13,12 @@ KNOWN = ("batch_size", "precision", "storage_latency_ms", "log_gradients")
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("batch_size=8", 8), ("precision=bf16", "bf16"), ("storage_latency_ms=2.5", 2.5), ("log_gradients=yes", True)],
+    [
+        ("batch_size=8", 8),
+        ("precision=bf16", "bf16"),
+        ("storage_latency_ms=2.5", 2.5),
+        ("log_gradients=yes", True),
+    ],
 )
 def test_parses_typed_values(text: str, value: object) -> None:
     _, parsed = parse_assignment(text, KNOWN, "x")
@@ -43,16 +53,27 @@ def test_every_example_value_is_allowed() -> None:
 
 
 def test_changes_in_words() -> None:
-    assert describe_changes({"num_workers": 4, "pin_memory": True}, {"num_workers": 0}) == "num_workers 0 -> 4, pin_memory true"
+    assert (
+        describe_changes({"num_workers": 4, "pin_memory": True}, {"num_workers": 0})
+        == "num_workers 0 -> 4, pin_memory true"
+    )
 
 
-def test_a_knob_applies_live_by_its_declared_mode_or_within_the_limit_that_the_worker_reports() -> None:
+def test_a_knob_applies_live_by_its_declared_mode_or_within_the_limit_that_the_worker_reports() -> (
+    None
+):
     facts = {"live_limit.max_num_seqs": 16.0}
     assert CATALOGUE["log_every"].applies_live(10, {})
     assert not CATALOGUE["d_model"].applies_live(128, facts)
     seats = CATALOGUE["max_num_seqs"]
-    assert (seats.applies_live(16, facts), seats.applies_live(17, facts), seats.applies_live(16, {})) == (True, False, False)
-    run = Run("1", "serve-chat", "inference.chat", {"max_num_seqs": 8, "log_every": 1}, "cpu", facts=facts)
+    assert (
+        seats.applies_live(16, facts),
+        seats.applies_live(17, facts),
+        seats.applies_live(16, {}),
+    ) == (True, False, False)
+    run = Run(
+        "1", "serve-chat", "inference.chat", {"max_num_seqs": 8, "log_every": 1}, "cpu", facts=facts
+    )
     assert run.applies_live({"max_num_seqs": 16}) and not run.applies_live({"max_num_seqs": 17})
     assert run.effective({"max_num_seqs": 8, "log_every": 2}) == {"log_every": 2}
     with pytest.raises(KnobError, match="already in force"):

@@ -13,7 +13,10 @@ def test_prompts_and_messages_with_and_without_a_length() -> None:
     lines = [
         '{"prompt": "tell me", "output_tokens": 7, "id": 3}',
         "",
-        '{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}], "max_tokens": 9}',
+        (
+            '{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content":'
+            ' "hello"}], "max_tokens": 9}'
+        ),
         '{"prompt": "what"}',
     ]
     assert parse_recorded("\n".join(lines)) == [
@@ -39,6 +42,8 @@ def test_what_is_no_prompt_is_named_with_its_line(text: str, words: str) -> None
 
 
 def test_what_prompts_share_is_the_longest_beginning_that_another_one_has() -> None:
-    found = parse_recorded("\n".join(f'{{"prompt": "{text}"}}' for text in ("abcdef", "abcxyz", "abcdxx", "q", "q")))
+    found = parse_recorded(
+        "\n".join(f'{{"prompt": "{text}"}}' for text in ("abcdef", "abcxyz", "abcdxx", "q", "q"))
+    )
     assert [one.shared for one in found] == [4, 3, 4, 1, 1]
     assert shared_ratio([one.text for one in found]) == pytest.approx(13 / 20)

@@ -43,7 +43,8 @@ def test_older_samples_are_found_by_their_buckets() -> None:
 
 @pytest.mark.parametrize("hours", [1, 4])
 def test_a_mean_over_stored_points_is_that_of_the_samples(hours: int) -> None:
-    """One sample a second: 100, and 50 in the last 200 s. The mean of the stored points without weights is 79.5 and 76.8."""
+    """One sample a second: 100, and 50 in the last 200 s. The mean of the stored points without
+    weights is 79.5 and 76.8."""
     series, seconds = Series(), hours * 3600
     for second in range(seconds):
         series.add(float(second), 100.0 if second < seconds - 200 else 50.0)
@@ -56,6 +57,13 @@ def test_a_mean_over_stored_points_is_that_of_the_samples(hours: int) -> None:
 def test_a_day_of_64_gpus_stays_under_60_mb() -> None:
     """The bytes of every array of a full series, for all metrics that have a history."""
     series = filled(24 * 3600)
-    columns = (series._t, series._v, series._bucket_t, series._w, series._bucket_v, series._bucket_w)
+    columns = (
+        series._t,
+        series._v,
+        series._bucket_t,
+        series._w,
+        series._bucket_v,
+        series._bucket_w,
+    )
     kept = sum(metric.history for metric in GPU_METRICS)
     assert sum(map(sys.getsizeof, columns)) * kept * 64 < 60e6

@@ -5,13 +5,34 @@ import pytest
 
 from gpuconsole.model.figures import FIGURES
 from gpuconsole.model.run import Run, SeriesData, Summary
-from gpuconsole.model.snapshot import SCHEMA, Environment, Snapshot, SnapshotError, decode, decode_with_unknown, encode, json_schema
+from gpuconsole.model.snapshot import (
+    SCHEMA,
+    Environment,
+    Snapshot,
+    SnapshotError,
+    decode,
+    decode_with_unknown,
+    encode,
+    json_schema,
+)
 
 
 def snapshot() -> Snapshot:
-    run = Run("1", "train-gpt", "training.gpt", {"batch_size": 8, "pin_memory": True, "precision": "fp32"}, "cpu")
+    run = Run(
+        "1",
+        "train-gpt",
+        "training.gpt",
+        {"batch_size": 8, "pin_memory": True, "precision": "fp32"},
+        "cpu",
+    )
     run.series = {"gpu.power_w{device=gpu:0}": SeriesData([0.0, 1.0], [300.0, 301.5], "nvml")}
-    return Snapshot(created="2026-11-21T10:32:07Z", gpuconsole="0.1.0", environment=Environment(), runs=[run], trials=[])
+    return Snapshot(
+        created="2026-11-21T10:32:07Z",
+        gpuconsole="0.1.0",
+        environment=Environment(),
+        runs=[run],
+        trials=[],
+    )
 
 
 def test_round_trip_and_schema() -> None:
@@ -48,7 +69,16 @@ def test_what_is_no_snapshot_is_said_in_one_line(data: bytes, words: str) -> Non
 
 def test_each_number_of_a_summary_has_one_row() -> None:
     """The row says what a figure is. `compare` and the reports read it there."""
-    no_figures = {"phases_ratio", "mfu_peak_source", "mbu_peak_source", "requests", "failures", "steps", "mfu_at_least", "mfu_above_peak"}
+    no_figures = {
+        "phases_ratio",
+        "mfu_peak_source",
+        "mbu_peak_source",
+        "requests",
+        "failures",
+        "steps",
+        "mfu_at_least",
+        "mfu_above_peak",
+    }
     assert set(Summary.__struct_fields__) - no_figures == set(FIGURES)
     assert (FIGURES["ttft_s"].unit, FIGURES["ttft_s"].better) == ("s", "lower")
     assert {figure.peak for figure in FIGURES.values()} - {""} <= no_figures

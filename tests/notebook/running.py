@@ -27,7 +27,11 @@ def tell(**facts):
 
 def environment() -> dict[str, str]:
     root = Path(__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(root)]), "CUDA_VISIBLE_DEVICES": ""}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(root)]),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 def start(tmp_path: Path, code: str, first: str = FIRST, **options: Any) -> subprocess.Popen[str]:
@@ -35,7 +39,9 @@ def start(tmp_path: Path, code: str, first: str = FIRST, **options: Any) -> subp
     program = tmp_path / "program.py"
     program.write_text(first + textwrap.dedent(code))
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env=environment(), **{**pipes, **options})
+    return subprocess.Popen(
+        [sys.executable, str(program)], cwd=tmp_path, env=environment(), **{**pipes, **options}
+    )
 
 
 def run(tmp_path: Path, code: str) -> tuple[dict[str, Any], str]:
@@ -47,12 +53,14 @@ def run(tmp_path: Path, code: str) -> tuple[dict[str, Any], str]:
 
 
 def console_of(pid: int) -> list[psutil.Process]:
-    """The console of the process `pid`, and its children. The console is no child of that process."""
+    """The console of the process `pid`, and its children. The console is no child of that
+    process."""
     consoles = list[psutil.Process]()
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if CONSOLE in words and str(pid) in words:
-            with contextlib.suppress(psutil.NoSuchProcess):  # the process that starts the console ends at once
+            # the process that starts the console ends at once
+            with contextlib.suppress(psutil.NoSuchProcess):
                 consoles += [*process.children(recursive=True), process]
     return consoles
 

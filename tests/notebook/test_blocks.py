@@ -1,4 +1,5 @@
-"""Many blocks of `gpuconsole.watch()` in one process: nothing is left of them. `test_watch.py` has two blocks."""
+"""Many blocks of `gpuconsole.watch()` in one process: nothing is left of them. `test_watch.py` has
+two blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ pytestmark = [pytest.mark.xdist_group("a job"), pytest.mark.slow]
 
 
 def test_agents_that_have_left_hold_nothing(tmp_path: Path) -> None:
-    """No process of a console is started here, because its start takes most of the time of a block."""
+    """No process of a console is started here, because its start takes most of the time of a
+    block."""
     listener = Listener(tmp_path)
     code = f"""
         from left import left

@@ -33,9 +33,23 @@ def test_a_users_mypy_understands_the_example_of_the_page(tmp_path: Path) -> Non
     example = page.partition("```python\n")[2].partition("```")[0]
     program = tmp_path / "train.py"
     program.write_text(BEFORE + example + AFTER)
-    words = ("--strict", "--config-file", "/dev/null", "--cache-dir", str(tmp_path / "cache"), program.name)
-    done = subprocess.run([sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    mistakes = [line for line in done.stdout.splitlines() if " error: " in line]
-    assert [line.partition(":")[2].partition(":")[0] for line in mistakes] == [str(len((BEFORE + example + AFTER).splitlines()))], (
-        done.stdout
+    words = (
+        "--strict",
+        "--config-file",
+        "/dev/null",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        program.name,
     )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    mistakes = [line for line in done.stdout.splitlines() if " error: " in line]
+    assert [line.partition(":")[2].partition(":")[0] for line in mistakes] == [
+        str(len((BEFORE + example + AFTER).splitlines()))
+    ], done.stdout

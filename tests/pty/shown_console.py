@@ -1,4 +1,5 @@
-"""The console on a scripted api, for the terminal tests: `python -m tests.pty.shown_console [own|plain] [moving|restless] [skeleton] [eco]`."""
+"""The console on a scripted api, for the terminal tests: `python -m tests.pty.shown_console
+[own|plain] [moving|restless] [skeleton] [eco]`."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def main(words: list[str]) -> int:
     if "skeleton" in words:
         skeleton.paint()
     if "plain" in words:
-        app.constants.DRIVER = "textual.drivers.linux_driver:LinuxDriver"  # as the variable TEXTUAL_DRIVER sets it
+        # as the variable TEXTUAL_DRIVER sets it
+        app.constants.DRIVER = "textual.drivers.linux_driver:LinuxDriver"
     api = FakeSession(gpu_view())
     if "moving" in words or "restless" in words:
         api = MovingSession(MOVES_S if "moving" in words else math.inf)

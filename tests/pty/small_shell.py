@@ -1,4 +1,5 @@
-"""A shell with job control and one job: `python -m tests.pty.small_shell COMMAND ARGS...`. It resumes a stopped job when Enter is pressed."""
+"""A shell with job control and one job: `python -m tests.pty.small_shell COMMAND ARGS...`. It
+resumes a stopped job when Enter is pressed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import sys
 
 def main(words: list[str]) -> int:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    job = subprocess.Popen(words, process_group=0, restore_signals=True, preexec_fn=lambda: signal.signal(signal.SIGTTOU, signal.SIG_DFL))
+    job = subprocess.Popen(
+        words,
+        process_group=0,
+        restore_signals=True,
+        preexec_fn=lambda: signal.signal(signal.SIGTTOU, signal.SIG_DFL),
+    )
     while True:
         os.tcsetpgrp(0, job.pid)
         os.killpg(job.pid, signal.SIGCONT)

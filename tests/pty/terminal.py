@@ -28,7 +28,8 @@ def seen(char: pyte.screens.Char) -> tuple[object, ...]:
 
 
 class Terminal:
-    """`gpuconsole ARGS`, or another module, at `columns` x `rows`. Use as a context manager: the program is killed at the end."""
+    """`gpuconsole ARGS`, or another module, at `columns` x `rows`. Use as a context manager: the
+    program is killed at the end."""
 
     def __init__(
         self,
@@ -47,7 +48,13 @@ class Terminal:
         self._stream = pyte.ByteStream(self._screen)
         self._master, slave = pty.openpty()
         self._set_size(slave)
-        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", **(env or {})}
+        environment = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "LANG": "C.UTF-8",
+            **(env or {}),
+        }
         command = [sys.executable, "-m", module, *args]
 
         def take_terminal() -> None:
@@ -57,7 +64,13 @@ class Terminal:
         with contextlib.ExitStack() as files:
             errors = files.enter_context(stderr.open("w")) if stderr is not None else slave
             self.process = subprocess.Popen(
-                command, stdin=slave, stdout=slave, stderr=errors, cwd=cwd, env=environment, preexec_fn=take_terminal
+                command,
+                stdin=slave,
+                stdout=slave,
+                stderr=errors,
+                cwd=cwd,
+                env=environment,
+                preexec_fn=take_terminal,
             )
         os.close(slave)
 
@@ -78,7 +91,9 @@ class Terminal:
     @property
     def cells(self) -> list[list[tuple[object, ...]]]:
         """What can be seen of each cell: of a blank neither colour nor weight."""
-        return [[seen(self._screen.buffer[y][x]) for x in range(self.columns)] for y in range(self.rows)]
+        return [
+            [seen(self._screen.buffer[y][x]) for x in range(self.columns)] for y in range(self.rows)
+        ]
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -97,7 +112,12 @@ class Terminal:
 
     def scribble(self) -> None:
         """What another program leaves on the screen."""
-        self._stream.feed(b"".join(b"\x1b[%d;1H\x1b[0;7;35m" % (y + 1) + b"#" * self.columns for y in range(self.rows)) + b"\x1b[m")
+        self._stream.feed(
+            b"".join(
+                b"\x1b[%d;1H\x1b[0;7;35m" % (y + 1) + b"#" * self.columns for y in range(self.rows)
+            )
+            + b"\x1b[m"
+        )
 
     def press(self, *keys: str) -> None:
         for key in keys:
@@ -114,7 +134,10 @@ class Terminal:
         self.raw += chunk
         # pyte knows no private DECRQM or kitty queries; they draw nothing
         self._stream.feed(
-            chunk.replace(b"\x1b[?2026$p", b"").replace(b"\x1b[?2048$p", b"").replace(b"\x1b[>1u", b"").replace(b"\x1b[<u", b"")
+            chunk.replace(b"\x1b[?2026$p", b"")
+            .replace(b"\x1b[?2048$p", b"")
+            .replace(b"\x1b[>1u", b"")
+            .replace(b"\x1b[<u", b"")
         )
         return True
 
@@ -123,7 +146,8 @@ class Terminal:
         return struct.unpack("i", fcntl.ioctl(self._master, termios.FIONREAD, bytes(4)))[0]
 
     def settle(self) -> bool:
-        """Read until nothing comes for a moment: a frame may come in parts. False once the program has closed the terminal."""
+        """Read until nothing comes for a moment: a frame may come in parts. False once the program
+        has closed the terminal."""
         while self.read(0.0):
             if not select.select([self._master], [], [], 0.03)[0]:
                 return True
@@ -135,7 +159,9 @@ class Terminal:
         while self.settle() and not all(word in self.text for word in words):
             assert time.monotonic() < deadline, f"never saw {words}; the screen:\n{self.text}"
             self.read()
-        assert all(word in self.text for word in words), f"the program ended without {words}:\n{self.text}"
+        assert all(word in self.text for word in words), (
+            f"the program ended without {words}:\n{self.text}"
+        )
         return self.text
 
     def wait_gone(self, *words: str, timeout_s: float = 30.0) -> str:

@@ -21,14 +21,22 @@ RESTORED = b"\x1b[?1049l"  # back from the alternate screen
 
 @pytest.mark.slow
 def test_the_first_run_by_keys(tmp_path: Path) -> None:
-    """`gpuconsole`, then s, Enter, wait, Enter: a proven win. Then undo, export and quit. Each step has its hint.
+    """`gpuconsole`, then s, Enter, wait, Enter: a proven win. Then undo, export and quit. Each step
+    has its hint.
 
-    On a machine that other programs load, the first trial may be undecided. The hint then asks for Enter again.
+    On a machine that other programs load, the first trial may be undecided. The hint then asks for
+    Enter again.
     """
     with Terminal(cwd=tmp_path) as terminal:
         terminal.wait_for("what to press", "No GPU", "step 1 of 4", "s scenarios")
         terminal.press("s")
-        terminal.wait_for("start here", "train-gpt", "> chatty-logging", "Logging delays every step", "step 1 of 4")
+        terminal.wait_for(
+            "start here",
+            "train-gpt",
+            "> chatty-logging",
+            "Logging delays every step",
+            "step 1 of 4",
+        )
         terminal.press("enter")
         terminal.wait_for("▓ forward", "▒ backward", "logging", "step 2 of 4")
         terminal.wait_for("log_every", "predicted", "step 3 of 4", timeout_s=60)
@@ -58,7 +66,9 @@ def test_the_first_run_by_keys(tmp_path: Path) -> None:
 
 def running(tmp_path: Path, *options: str) -> Terminal:
     """A console on which a small job runs."""
-    terminal = Terminal("run", "train-gpt", "--set", "d_model=64", "--set", "n_layer=1", *options, cwd=tmp_path)
+    terminal = Terminal(
+        "run", "train-gpt", "--set", "d_model=64", "--set", "n_layer=1", *options, cwd=tmp_path
+    )
     terminal.wait_for("▓ forward", "▒ backward")
     return terminal
 
@@ -66,7 +76,9 @@ def running(tmp_path: Path, *options: str) -> Terminal:
 @pytest.mark.slow
 def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: Path) -> None:
     with running(tmp_path) as terminal:
-        children = [child.pid for child in psutil.Process(terminal.process.pid).children(recursive=True)]
+        children = [
+            child.pid for child in psutil.Process(terminal.process.pid).children(recursive=True)
+        ]
         terminal.hang_up()
         wait_until(lambda: terminal.process.poll() is not None, 20, "the console ends")
     snapshot = json.loads(next(tmp_path.glob("gpuconsole-*.json")).read_text())
@@ -77,7 +89,9 @@ def test_a_dropped_connection_saves_the_session_and_leaves_no_process(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
-def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_sighup_with_the_terminal_still_there_restores_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with running(tmp_path) as terminal:
         os.kill(terminal.process.pid, number)
         terminal.wait_exit()
@@ -88,7 +102,11 @@ def test_sighup_with_the_terminal_still_there_restores_it(tmp_path: Path, number
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_on_the_screen_and_keys_still_work(tmp_path: Path) -> None:
     with running(tmp_path) as terminal:
-        worker = next(c for c in psutil.Process(terminal.process.pid).children() if "gpuconsole.workloads.worker" in c.cmdline())
+        worker = next(
+            c
+            for c in psutil.Process(terminal.process.pid).children()
+            if "gpuconsole.workloads.worker" in c.cmdline()
+        )
         worker.kill()
         terminal.wait_for("SIGKILL")
         terminal.press("?")
@@ -113,12 +131,18 @@ def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
         terminal.press("v")
         terminal.wait_for("Esc cancel", "trial log_every 20 -> 400")
         terminal.press("escape")
-        terminal.wait_for("▼ log_every 400 cancelled", "last trial  log_every 400  not measured  cancelled")
+        terminal.wait_for(
+            "▼ log_every 400 cancelled", "last trial  log_every 400  not measured  cancelled"
+        )
         terminal.wait_gone("Esc cancel")
         assert "last trial" in terminal.text.splitlines()[-3]  # one row above the hint and the keys
         seconds = re.compile(r"running 00:(\d\d)")
         before = max(seconds.findall(terminal.text))
-        wait_until(lambda: terminal.read() and max(seconds.findall(terminal.text)) > before, 20, "the run goes on")
+        wait_until(
+            lambda: terminal.read() and max(seconds.findall(terminal.text)) > before,
+            20,
+            "the run goes on",
+        )
         terminal.press("q")
         assert terminal.wait_exit() == 0
     snapshot = json.loads(next(tmp_path.glob("gpuconsole-*.json")).read_text())
@@ -129,7 +153,9 @@ def test_esc_cancels_a_trial_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tmp_path: Path) -> None:
+def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path, "--record", "r.jsonl") as terminal:
         terminal.resize(40, 12)
         terminal.wait_gone("throughput, ")
@@ -145,10 +171,15 @@ def test_resize_to_almost_nothing_and_back_and_its_recording_is_marked_as_one(tm
 
 
 def test_the_demo_is_marked_as_a_recording_on_every_screen(tmp_path: Path) -> None:
-    """The first seconds of the recorded session, its sub-screens, and two quick q: the first leaves the help, the second the console."""
+    """The first seconds of the recorded session, its sub-screens, and two quick q: the first leaves
+    the help, the second the console."""
     with Terminal("--demo", cwd=tmp_path) as terminal:
         terminal.wait_for("REPLAY", "data-starved", "step 2 of 4", timeout_s=20)
-        for key, words in (("i", "Devices and metrics"), ("h", "History"), ("?", "Reading the screen")):
+        for key, words in (
+            ("i", "Devices and metrics"),
+            ("h", "History"),
+            ("?", "Reading the screen"),
+        ):
             terminal.press(key)
             terminal.wait_for("REPLAY", words)
         terminal.press("x", "enter")  # nothing runs that could be changed
@@ -187,5 +218,8 @@ def test_keys_of_the_configuration_file(tmp_path: Path) -> None:
 def test_a_wrong_key_name_is_one_line_before_anything_is_painted(tmp_path: Path) -> None:
     with Terminal("--demo", cwd=tmp_path, env={"GPUCONSOLE_KEYS": "histroy=H"}) as terminal:
         assert terminal.wait_exit() == 2
-        assert b"GPUCONSOLE_KEYS: there is no action 'histroy' (did you mean 'history'?)" in terminal.raw
+        assert (
+            b"GPUCONSOLE_KEYS: there is no action 'histroy' (did you mean 'history'?)"
+            in terminal.raw
+        )
         assert b"\x1b" not in terminal.raw

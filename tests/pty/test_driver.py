@@ -1,4 +1,5 @@
-"""The driver in a real terminal: the same picture as Textual's own, in far fewer bytes, whatever the terminal does."""
+"""The driver in a real terminal: the same picture as Textual's own, in far fewer bytes, whatever
+the terminal does."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SHOWN = "tests.pty.shown_console"
 MAIN = ("SM active", "data wait", "Too few dataloader workers", "q quit")
 LEFT = b"\x1b[?1049l"
 ALL_FRAMES = 100_000
-"""Bytes of Textual's own driver for the moving numbers, where it leaves out no frame: 130 to 150 thousand."""
+"""Bytes of Textual's own driver for the moving numbers, where it leaves out no frame: 130 to 150
+thousand."""
 
 
 def shown(tmp_path: Path, *words: str, **size: int) -> Terminal:
@@ -66,7 +68,11 @@ def _fills(terminal: Terminal, rows: int) -> bool:
 def test_every_cell_is_as_with_textuals_own_driver(tmp_path: Path) -> None:
     with shown(tmp_path, "plain") as plain, shown(tmp_path, "own") as own:
         for moment in tour(plain, own):
-            wait_until(lambda: plain.settle() and own.settle() and plain.cells == own.cells, 20, f"the same picture after {moment}")
+            wait_until(
+                lambda: plain.settle() and own.settle() and plain.cells == own.cells,
+                20,
+                f"the same picture after {moment}",
+            )
         for terminal in (plain, own):
             terminal.press("q")
             assert terminal.wait_exit() == 0
@@ -125,7 +131,8 @@ def test_a_stopped_reader_does_not_hold_up_the_end(tmp_path: Path) -> None:
             now = program.io_counters().write_chars
             if now != written[-1][0]:
                 written.append((now, time.monotonic()))
-            return len(written) > 1 and time.monotonic() - written[-1][1] > 1.0  # some forty frames had no room
+            # some forty frames had no room
+            return len(written) > 1 and time.monotonic() - written[-1][1] > 1.0
 
         wait_until(full, 30, "the terminal is full")
         assert terminal.unread() > 4000  # a line of a terminal holds 4095
@@ -156,7 +163,11 @@ def test_stopped_and_continued(tmp_path: Path, stop: signal.Signals) -> None:
         terminal.wait_for(*MAIN)
         before = terminal.cells
         os.kill(terminal.process.pid, stop)
-        wait_until(lambda: psutil.Process(terminal.process.pid).status() == psutil.STATUS_STOPPED, 5, "stopped")
+        wait_until(
+            lambda: psutil.Process(terminal.process.pid).status() == psutil.STATUS_STOPPED,
+            5,
+            "stopped",
+        )
         terminal.settle()
         assert (LEFT in terminal.raw) == terminal.echoes == (stop is signal.SIGTSTP)
         terminal.scribble()
@@ -176,7 +187,9 @@ def test_a_shell_for_a_moment(tmp_path: Path) -> None:
         terminal.wait_for(*MAIN)
         before = terminal.cells
         terminal.press("z")
-        wait_until(lambda: terminal.settle() and terminal.raw.count(b"\x1b[?1049h") == 2, 5, "back again")
+        wait_until(
+            lambda: terminal.settle() and terminal.raw.count(b"\x1b[?1049h") == 2, 5, "back again"
+        )
         terminal.wait_for(*MAIN)
         assert b"hello from the shell" in terminal.raw
         assert terminal.cells == before
@@ -202,7 +215,11 @@ def test_the_cursor_is_where_an_input_wants_it(tmp_path: Path) -> None:
             terminal.press("\x10")
             terminal.wait_for("Search for commands")
             terminal.press("kno")
-            wait_until(lambda it=terminal: it.settle() and it.before_cursor.rstrip().endswith("kno"), 20, "the letters typed")
+            wait_until(
+                lambda it=terminal: it.settle() and it.before_cursor.rstrip().endswith("kno"),
+                20,
+                "the letters typed",
+            )
             cursors.append(terminal.cursor)
         assert cursors[0] == cursors[1] != (0, 0)
 
@@ -210,7 +227,11 @@ def test_the_cursor_is_where_an_input_wants_it(tmp_path: Path) -> None:
 def test_the_first_picture_stays_until_the_first_frame(tmp_path: Path) -> None:
     """One alternate screen, never cleared in between, and the titles that the console has."""
     with shown(tmp_path, "skeleton") as terminal:
-        wait_until(lambda: terminal.read(0.1, most=512) and "tried" in terminal.text, 10, "the first picture")
+        wait_until(
+            lambda: terminal.read(0.1, most=512) and "tried" in terminal.text,
+            10,
+            "the first picture",
+        )
         assert "starting" in terminal.text and "tokens/s" in terminal.text
         while "q quit" not in terminal.text:
             assert "throughput" in terminal.text and "tried" in terminal.text
@@ -228,7 +249,11 @@ def test_a_terminal_that_knows_synchronized_output_gets_whole_frames(tmp_path: P
     with shown(tmp_path) as terminal:
         terminal.wait_for(*MAIN)
         terminal.press("\x1b[?2026;2$y")
-        for keys, words in (("?", "Reading the screen"), ("escape", "Too few dataloader workers"), ("s", "A loader that cannot keep up")):
+        for keys, words in (
+            ("?", "Reading the screen"),
+            ("escape", "Too few dataloader workers"),
+            ("s", "A loader that cannot keep up"),
+        ):
             terminal.press(keys)
             terminal.wait_for(words)
         assert 3 <= terminal.raw.count(b"\x1b[?2026h") == terminal.raw.count(b"\x1b[?2026l") <= 8
@@ -238,9 +263,17 @@ def test_a_terminal_that_reports_its_size_itself(tmp_path: Path) -> None:
     with shown(tmp_path) as terminal:
         terminal.wait_for(*MAIN)
         terminal.press("\x1b[?2048;2$y")
-        wait_until(lambda: terminal.settle() and b"\x1b[?2048h" in terminal.raw, 5, "asked to report")
+        wait_until(
+            lambda: terminal.settle() and b"\x1b[?2048h" in terminal.raw, 5, "asked to report"
+        )
         terminal.columns, terminal.rows = 90, 30
         terminal._screen.resize(30, 90)
         terminal.press("\x1b[48;30;90;600;900t")
-        wait_until(lambda: terminal.settle() and terminal.text.rstrip().splitlines()[-1].endswith("q quit"), 5, "the last row")
+        wait_until(
+            lambda: (
+                terminal.settle() and terminal.text.rstrip().splitlines()[-1].endswith("q quit")
+            ),
+            5,
+            "the last row",
+        )
         assert len(terminal.text.rstrip().splitlines()) == 30

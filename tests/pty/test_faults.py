@@ -1,4 +1,5 @@
-"""Faults of a GPU box on the real screen: after each fault the console still works and shows what happened.
+"""Faults of a GPU box on the real screen: after each fault the console still works and shows what
+happened.
 
 No scenario is started. The spare worker finds no torch, so that no test waits for its import.
 """
@@ -23,7 +24,9 @@ RESTORED = b"\x1b[?1049l"
 def watching(script: Script, library: Path, *words: str) -> Terminal:
     """A console that only watches the machine of `script`."""
     folder = script.path.parent
-    return Terminal(*words, cwd=folder, env={**script.environment(library), **without_torch(folder)})
+    return Terminal(
+        *words, cwd=folder, env={**script.environment(library), **without_torch(folder)}
+    )
 
 
 @pytest.fixture
@@ -79,15 +82,26 @@ def test_permission_taken_away(box: tuple[Script, Terminal]) -> None:
 def test_garbage_reads_not_available(box: tuple[Script, Terminal]) -> None:
     script, terminal = box
     script.write(
-        "gpus 8", "gpu * gpm 2 nan", "gpu * gpm 5 1e12", "gpu * gpm 10 42", "gpu * power_mw 4294967295", "gpu * temperature_c 9999"
+        "gpus 8",
+        "gpu * gpm 2 nan",
+        "gpu * gpm 5 1e12",
+        "gpu * gpm 10 42",
+        "gpu * power_mw 4294967295",
+        "gpu * temperature_c 9999",
     )
-    terminal.wait_for("GPU-Util", "busy", "42 %", "    n/a  n/a")  # the utilisation of nvidia-smi in place of the counter's garbage
+    # the utilisation of nvidia-smi in place of the counter's garbage
+    terminal.wait_for("GPU-Util", "busy", "42 %", "    n/a  n/a")
     assert_alive(terminal)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", ["nvmlDeviceGetPowerUsage", "nvmlGpmSampleGet", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Script, Terminal], call: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    ["nvmlDeviceGetPowerUsage", "nvmlGpmSampleGet", "nvmlDeviceGetComputeRunningProcesses_v3"],
+)
+def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(
+    box: tuple[Script, Terminal], call: str
+) -> None:
     script, terminal = box
     children = psutil.Process(terminal.process.pid).children(recursive=True)
     script.write("gpus 8", *GPM, f"gpu 5 delay {call} 60000")
@@ -101,7 +115,9 @@ def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(box: tuple[Scr
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_from_the_start_leaves_a_working_console(fake_library: Path, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_from_the_start_leaves_a_working_console(
+    fake_library: Path, tmp_path: Path
+) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2", "init_delay 60000")
     with watching(script, fake_library) as terminal:
         terminal.wait_for("the NVIDIA driver has not answered yet", timeout_s=20)
@@ -114,7 +130,10 @@ def test_hostile_names_reach_the_terminal_as_text_only(fake_library: Path, tmp_p
     nasty.symlink_to("/bin/sleep")
     child = psutil.Popen([str(nasty), "300"])
     try:
-        lines = ["gpu 0 name \\x1b]0;owned\\x07[red]H200[/]", f"gpu 0 process {child.pid} compute 5e9 50"]
+        lines = [
+            "gpu 0 name \\x1b]0;owned\\x07[red]H200[/]",
+            f"gpu 0 process {child.pid} compute 5e9 50",
+        ]
         script = Script(tmp_path / "machine.txt", "gpus 1", *GPM, *lines)
         with watching(script, fake_library) as terminal:
             terminal.wait_for("[red]H200[/]", "1 process", timeout_s=30)
@@ -139,7 +158,9 @@ def test_a_hang_up_leaves_no_process(box: tuple[Script, Terminal]) -> None:
     wait_until(lambda: all(gone(child.pid) for child in children), 10, "children gone")
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(fake_library: Path, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(
+    fake_library: Path, tmp_path: Path
+) -> None:
     script = Script(tmp_path / "machine.txt", "gpus 2")
     with watching(script, fake_library, "--device", "gpu:9") as terminal:
         assert terminal.wait_exit(20) == 2
@@ -156,7 +177,8 @@ def test_heat_is_shown_in_the_title(box: tuple[Script, Terminal]) -> None:
 
 
 WATCHING_BYTES = 60e6
-"""Memory of its own. Resident memory counts pages of libraries too, which processes share: that sum differs by 2 MB between runs."""
+"""Memory of its own. Resident memory counts pages of libraries too, which processes share: that sum
+differs by 2 MB between runs."""
 
 
 def words(process: psutil.Process) -> list[str]:
@@ -169,7 +191,8 @@ def words(process: psutil.Process) -> list[str]:
 
 @pytest.mark.slow
 def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Path) -> None:
-    """The spare worker, with torch imported, ends some time after the scenario picker was closed."""
+    """The spare worker, with torch imported, ends some time after the scenario picker was
+    closed."""
     with Terminal(cwd=tmp_path, module="tests.pty.brief_spare") as terminal:
         terminal.wait_for("what to press")
         terminal.press("s")
@@ -178,13 +201,19 @@ def test_a_console_that_only_watches_has_no_worker_and_stays_small(tmp_path: Pat
 
         def workers() -> list[psutil.Process]:
             terminal.settle()
-            return [child for child in console.children() if "gpuconsole.workloads.worker" in words(child)]
+            return [
+                child
+                for child in console.children()
+                if "gpuconsole.workloads.worker" in words(child)
+            ]
 
         wait_until(workers, 20, "the spare worker, while the picker is open")
         terminal.press("escape")
         wait_until(lambda: not workers(), 20, "the spare worker is gone")
         terminal.wait_for("cores busy", timeout_s=20)
-        tree = [process for process in (console, *console.children(recursive=True)) if words(process)]
+        tree = [
+            process for process in (console, *console.children(recursive=True)) if words(process)
+        ]
         own = {tuple(words(process)[2:4]): process.memory_full_info().uss for process in tree}
         assert sum(own.values()) < WATCHING_BYTES, own
         assert_alive(terminal)

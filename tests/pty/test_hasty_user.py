@@ -1,4 +1,5 @@
-"""A user in a hurry: keys and clicks at the wrong moment, half-typed fields, other sizes. The console answers and ends in good order."""
+"""A user in a hurry: keys and clicks at the wrong moment, half-typed fields, other sizes. The
+console answers and ends in good order."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ def click(terminal: Terminal, x: int, y: int) -> None:
 
 @pytest.mark.slow
 def test_keys_and_clicks_at_the_wrong_moment(tmp_path: Path) -> None:
-    """One console, from its start to its end: before the first step there is nothing to try, to copy, to undo."""
-    with Terminal("run", "chatty-logging", "--set", "d_model=64", "--set", "n_layer=1", cwd=tmp_path) as terminal:
+    """One console, from its start to its end: before the first step there is nothing to try, to
+    copy, to undo."""
+    with Terminal(
+        "run", "chatty-logging", "--set", "d_model=64", "--set", "n_layer=1", cwd=tmp_path
+    ) as terminal:
         terminal.wait_for("q quit", timeout_s=20)
         terminal.press("enter", "y", "u", "down", "up")
         terminal.wait_for("there is no suggestion to try", "there is no suggestion to copy")

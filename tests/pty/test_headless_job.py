@@ -1,4 +1,5 @@
-"""`gpuconsole run --headless -- COMMAND` from a terminal: the job has the terminal as if the console were not there."""
+"""`gpuconsole run --headless -- COMMAND` from a terminal: the job has the terminal as if the
+console were not there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.waiting import gone, wait_until
 
 JOB = """
 import os, sys, time
-print("tty", sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(), os.ttyname(0) == os.ttyname(2), flush=True)
+print("tty", sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(),
+    os.ttyname(0) == os.ttyname(2), flush=True)
 patience = int(sys.argv[1])
 print("asked:", input("question? "), flush=True)
 until = time.monotonic() + 90
@@ -32,21 +34,38 @@ def job(folder: Path, patience: int, script: str = JOB) -> Terminal:
     """The job in a shell with job control."""
     (folder / "job.py").write_text(script)
     console = [sys.executable, "-m", "gpuconsole", "run", "--headless"]
-    return Terminal(*console, "--", sys.executable, "job.py", str(patience), cwd=folder, module="tests.pty.small_shell")
+    return Terminal(
+        *console,
+        "--",
+        sys.executable,
+        "job.py",
+        str(patience),
+        cwd=folder,
+        module="tests.pty.small_shell",
+    )
 
 
 def console_has_seen_it(terminal: Terminal) -> None:
-    """Wait until the Ctrl-C has reached the console too. A second one before that would be the same signal."""
+    """Wait until the Ctrl-C has reached the console too. A second one before that would be the same
+    signal."""
     (console,) = psutil.Process(terminal.process.pid).children()
     pending = Path(f"/proc/{console.pid}/status")
     bit = 1 << (signal.SIGINT - 1)
     wait_until(
-        lambda: not any(int(line.split()[1], 16) & bit for line in pending.read_text().splitlines() if line.startswith("ShdPnd")), 20
+        lambda: (
+            not any(
+                int(line.split()[1], 16) & bit
+                for line in pending.read_text().splitlines()
+                if line.startswith("ShdPnd")
+            )
+        ),
+        20,
     )
 
 
 def test_the_terminal_is_the_jobs(tmp_path: Path) -> None:
-    """The job has the terminal on all three, reads a line, stops with Ctrl-Z, continues, and gets one Ctrl-C as one interrupt."""
+    """The job has the terminal on all three, reads a line, stops with Ctrl-Z, continues, and gets
+    one Ctrl-C as one interrupt."""
     with job(tmp_path, 2) as terminal:
         terminal.wait_for("tty True True True True", "question? ")
         terminal.press(*"answer", "enter")

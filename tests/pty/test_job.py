@@ -1,4 +1,5 @@
-"""A job of the user's own on the real screen. Most jobs here need no torch, so that the tests are fast."""
+"""A job of the user's own on the real screen. Most jobs here need no torch, so that the tests are
+fast."""
 
 from __future__ import annotations
 
@@ -100,10 +101,18 @@ def test_the_output_the_exit_code_and_a_line_for_stdin(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_fails_before_its_first_step_names_the_cause_at_80x24(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("print('loading')\nraise ValueError('expected 10 classes, \\x1b[31mfound 9')\n")
-    with Terminal("run", "--", sys.executable, "job.py", cwd=tmp_path, columns=80, rows=24) as terminal:
-        text = terminal.wait_for("▌Failed: ValueError: expected 10 classes, found 9; the job ended with exit code")
-        assert text.splitlines()[-1].startswith("o output"), "the key of the output is the first in the bar"
+    (tmp_path / "job.py").write_text(
+        "print('loading')\nraise ValueError('expected 10 classes, \\x1b[31mfound 9')\n"
+    )
+    with Terminal(
+        "run", "--", sys.executable, "job.py", cwd=tmp_path, columns=80, rows=24
+    ) as terminal:
+        text = terminal.wait_for(
+            "▌Failed: ValueError: expected 10 classes, found 9; the job ended with exit code"
+        )
+        assert text.splitlines()[-1].startswith("o output"), (
+            "the key of the output is the first in the bar"
+        )
         terminal.press("o")
         terminal.wait_for("loading", "Traceback (most recent call last):", "job.py has ended")
         terminal.press("q", "q")
@@ -111,10 +120,16 @@ def test_a_job_that_fails_before_its_first_step_names_the_cause_at_80x24(tmp_pat
 
 
 def test_a_job_whose_python_has_no_torch_says_which_python_that_is(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import sys\nsys.path = [entry for entry in sys.path if 'packages' not in entry]\nimport torch\n")
-    with Terminal("run", "--", sys.executable, "-S", "job.py", cwd=tmp_path, columns=200) as terminal:
+    (tmp_path / "job.py").write_text(
+        "import sys\nsys.path = [entry for entry in sys.path if 'packages' not in entry]\n"
+        "import torch\n"
+    )
+    with Terminal(
+        "run", "--", sys.executable, "-S", "job.py", cwd=tmp_path, columns=200
+    ) as terminal:
         terminal.wait_for(
-            "Failed: ModuleNotFoundError: No module named 'torch'", f"{sys.executable} has no torch: install it there, or write"
+            "Failed: ModuleNotFoundError: No module named 'torch'",
+            f"{sys.executable} has no torch: install it there, or write",
         )
         terminal.press("q")
         assert terminal.wait_exit() == 1
@@ -122,10 +137,14 @@ def test_a_job_whose_python_has_no_torch_says_which_python_that_is(tmp_path: Pat
 
 @pytest.mark.slow
 def test_before_the_first_step_no_rule_is_called_without_a_conclusion(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n")
+    (tmp_path / "job.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n"
+    )
     with Terminal("run", "--", sys.executable, "job.py", cwd=tmp_path) as terminal:
         text = terminal.wait_for("─ findings", "Starting: the job's Python has not imported torch")
-        assert "can't tell" not in text and "?" not in text.split("─ findings")[1].split("─ tried")[0]
+        assert (
+            "can't tell" not in text and "?" not in text.split("─ findings")[1].split("─ tried")[0]
+        )
         (tmp_path / "go").touch()
         terminal.wait_for("No conclusion: the job's Python has not imported torch")
         terminal.press("q")
@@ -158,7 +177,9 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
         terminal.press("q")
         shown = terminal.wait_for("Leave the job", "End the job", "Stay here", f"pid {pid}")
         answers = [row.rstrip() for row in shown.splitlines() if "the job: it" in row]
-        assert len(answers) == 2 and all(len(row) <= 80 and "…" not in row for row in answers), "both answers fit 80 columns"
+        assert len(answers) == 2 and all(len(row) <= 80 and "…" not in row for row in answers), (
+            "both answers fit 80 columns"
+        )
         terminal.press("escape")
         terminal.wait_for("─ tried")
         terminal.press("q")
@@ -177,7 +198,10 @@ def test_q_asks_and_can_leave_the_job(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_that_removes_its_folder_can_be_left_and_its_session_is_kept(tmp_path: Path) -> None:
     (folder := tmp_path / "removed").mkdir()
-    (folder / "job.py").write_text("import os, shutil, time\nshutil.rmtree(os.getcwd())\nprint('removed', flush=True)\ntime.sleep(30)\n")
+    (folder / "job.py").write_text(
+        "import os, shutil, time\nshutil.rmtree(os.getcwd())\nprint('removed', flush=True)\n"
+        "time.sleep(30)\n"
+    )
     environment = {"XDG_STATE_HOME": str(tmp_path / "state")}
     with Terminal("run", "--", sys.executable, "job.py", cwd=folder, env=environment) as terminal:
         terminal.wait_for("o output")
@@ -221,7 +245,11 @@ def test_the_job_survives_the_console(tmp_path: Path, how: str) -> None:
     assert not gone(pid)
     (tmp_path / "go").touch()
     wait_until(lambda: (tmp_path / "finished").exists(), 10, "the job goes on to its end")
-    wait_until(lambda: next(tmp_path.glob("gpuconsole-output-*.txt")).read_text().endswith("finished\n"), 10, "its output is kept")
+    wait_until(
+        lambda: next(tmp_path.glob("gpuconsole-output-*.txt")).read_text().endswith("finished\n"),
+        10,
+        "its output is kept",
+    )
     wait_until(lambda: not holders(tmp_path), 10, "no process is left")
 
 
@@ -252,11 +280,18 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
     with Terminal("run", *options, "--", sys.executable, "optimizing.py", cwd=tmp_path) as terminal:
         terminal.wait_for("P probe", timeout_s=90)
         terminal.press("P")
-        terminal.wait_for("Allow probes in your job?", "batch_elasticity", "copy of the last batch", "the same bits as without probes")
+        terminal.wait_for(
+            "Allow probes in your job?",
+            "batch_elasticity",
+            "copy of the last batch",
+            "the same bits as without probes",
+        )
         terminal.press("enter")  # the no is selected
         terminal.wait_for("─ tried", "P probe")
         terminal.press("f")
-        terminal.wait_for("Allow probes in your job?", "torch.profiler on a few of the job's own steps")
+        terminal.wait_for(
+            "Allow probes in your job?", "torch.profiler on a few of the job's own steps"
+        )
         terminal.press("escape", "escape")
         terminal.wait_for("─ tried")
         terminal.press("\x10", *"probe", "enter")  # by the command palette
@@ -265,28 +300,52 @@ def test_what_needs_consent_is_asked_first(tmp_path: Path) -> None:
         terminal.wait_for("─ tried", "probes are allowed in your job")
         terminal.wait_gone("P probe")
         recording = tmp_path / "r.jsonl"
-        wait_until(lambda: terminal.settle() and "probe P1, median of" in recording.read_text(), 30, "the probe has run")
+        wait_until(
+            lambda: terminal.settle() and "probe P1, median of" in recording.read_text(),
+            30,
+            "the probe has run",
+        )
         terminal.press("f")
-        terminal.wait_for("3 steps of", "operators by their own time", "optimizer", "gpuconsole-trace-optimizing.py-")
+        terminal.wait_for(
+            "3 steps of",
+            "operators by their own time",
+            "optimizer",
+            "gpuconsole-trace-optimizing.py-",
+        )
         terminal.press("escape")
         terminal.wait_for("─ tried")
         (tmp_path / "end").touch()
         terminal.wait_gone("  running ")
         terminal.press("q")
         assert terminal.wait_exit() == 0
-    assert (tmp_path / "all.txt").read_bytes() == b"", "the profiler prints nothing into the output of the job"
+    assert (tmp_path / "all.txt").read_bytes() == b"", (
+        "the profiler prints nothing into the output of the job"
+    )
     session = json.loads(next(tmp_path.glob("gpuconsole-2*.json")).read_text())
     assert session["runs"][0]["effects"]["optim"] == "same samples"
 
 
 @pytest.mark.slow
 @pytest.mark.rates
-def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_replays(tmp_path: Path) -> None:
+def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_replays(
+    tmp_path: Path,
+) -> None:
     """The patch is printed and written when the console quits."""
     shutil.copy(Path(__file__).parents[1] / "agent" / "programs" / "starved.py", tmp_path)
-    options = ("--device", "cpu", "--patch", "p.diff", "--record", "r.jsonl", "--snapshot", "s.json")
+    options = (
+        "--device",
+        "cpu",
+        "--patch",
+        "p.diff",
+        "--record",
+        "r.jsonl",
+        "--snapshot",
+        "s.json",
+    )
     with contextlib.ExitStack() as stack:
-        terminal = stack.enter_context(Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path))
+        terminal = stack.enter_context(
+            Terminal("run", *options, "--", sys.executable, "starved.py", "end", cwd=tmp_path)
+        )
         stack.callback((tmp_path / "end").touch)  # the job would outlive a test that fails
         terminal.wait_for("starved.py", "data wait", "num_workers 0 ->", "[Enter]", timeout_s=90)
         terminal.press("N")
@@ -301,7 +360,11 @@ def test_a_starved_job_is_found_proven_and_patched_by_keys_and_its_recording_rep
         terminal.wait_for("on trial", timeout_s=30)
         terminal.wait_for("faster: kept", timeout_s=60)
         terminal.press("q")
-        terminal.wait_for("Kept in the job: num_workers", "The patch for your code is printed in any case", "Leave the job")
+        terminal.wait_for(
+            "Kept in the job: num_workers",
+            "The patch for your code is printed in any case",
+            "Leave the job",
+        )
         terminal.press("escape")
         (tmp_path / "end").touch()
         terminal.wait_gone("  running ")

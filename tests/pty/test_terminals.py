@@ -19,12 +19,20 @@ def seen_by(tmp_path: Path, **env: str) -> bytes:
     """All bytes of a tour through screens, a toast and the command palette."""
     with Terminal("skeleton", cwd=tmp_path, module=SHOWN, env=env) as terminal:
         terminal.wait_for(*MAIN)
-        for keys, words in (("r", "recording"), ("\x10", "Search for commands"), ("sett", "Edit the settings")):
+        for keys, words in (
+            ("r", "recording"),
+            ("\x10", "Search for commands"),
+            ("sett", "Edit the settings"),
+        ):
             terminal.press(keys)
             terminal.wait_for(words)
         terminal.press("escape")
         terminal.wait_gone("Edit the settings")
-        for key, words in (("s", "A loader that cannot keep up"), ("h", "step times of"), ("?", "Reading the screen")):
+        for key, words in (
+            ("s", "A loader that cannot keep up"),
+            ("h", "step times of"),
+            ("?", "Reading the screen"),
+        ):
             terminal.press(key)
             terminal.wait_for(words)
             terminal.press("escape")
@@ -62,7 +70,9 @@ def test_sixteen_colours_are_all_that_an_xterm_gets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", [{"LANG": "C", "LC_CTYPE": ""}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}], ids=str)
+@pytest.mark.parametrize(
+    "env", [{"LANG": "C", "LC_CTYPE": ""}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}], ids=str
+)
 def test_a_terminal_without_utf8_gets_ascii(tmp_path: Path, env: dict[str, str]) -> None:
     raw = seen_by(tmp_path, **env)
     assert raw.isascii()
@@ -71,7 +81,9 @@ def test_a_terminal_without_utf8_gets_ascii(tmp_path: Path, env: dict[str, str])
 
 @pytest.mark.parametrize("arguments", [(), ("run", "train-gpt"), ("--device", "cpu")])
 @pytest.mark.parametrize("term", ["dumb", ""])
-def test_a_terminal_without_cursor_addressing_is_told_what_to_do(tmp_path: Path, arguments: tuple[str, ...], term: str) -> None:
+def test_a_terminal_without_cursor_addressing_is_told_what_to_do(
+    tmp_path: Path, arguments: tuple[str, ...], term: str
+) -> None:
     with Terminal(*arguments, cwd=tmp_path, env={"TERM": term}) as terminal:
         assert terminal.wait_exit() == 2
         raw = bytes(terminal.raw)
@@ -90,29 +102,41 @@ def test_a_terminal_without_cursor_addressing_is_told_what_to_do(tmp_path: Path,
         ("run", "train-gpt", "--token-file", "x"),
     ],
 )
-def test_bad_usage_is_told_before_anything_is_painted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_bad_usage_is_told_before_anything_is_painted(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     with Terminal(*arguments, cwd=tmp_path) as terminal:
         assert terminal.wait_exit() == 2
         assert b"\x1b" not in terminal.raw
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_killed_before_the_app_is_there_the_terminal_is_given_back(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_before_the_app_is_there_the_terminal_is_given_back(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """The picture is up 0.04 s after the start, the app after some 0.4 s."""
     with Terminal(cwd=tmp_path) as terminal:
-        wait_until(lambda: terminal.read(0) and b"\x1b[?1049h" in terminal.raw, 20, "the first picture")
+        wait_until(
+            lambda: terminal.read(0) and b"\x1b[?1049h" in terminal.raw, 20, "the first picture"
+        )
         os.kill(terminal.process.pid, number)
         code = terminal.wait_exit()
         assert code in (-number, 128 + number), code
-        assert LEFT in terminal.raw and terminal.raw.rindex(LEFT) > terminal.raw.rindex(b"\x1b[?1049h")
+        assert LEFT in terminal.raw and terminal.raw.rindex(LEFT) > terminal.raw.rindex(
+            b"\x1b[?1049h"
+        )
         assert b"\x1b[?25h" in terminal.raw
         assert terminal.echoes
 
 
 @pytest.mark.parametrize("key", ["\x1c", "\x1a"], ids=["ctrl+backslash", "ctrl+z"])
-def test_keys_that_make_signals_are_keys_from_the_first_picture_on(tmp_path: Path, key: str) -> None:
+def test_keys_that_make_signals_are_keys_from_the_first_picture_on(
+    tmp_path: Path, key: str
+) -> None:
     with Terminal(cwd=tmp_path) as terminal:
-        wait_until(lambda: terminal.read(0) and b"\x1b[?1049h" in terminal.raw, 20, "the first picture")
+        wait_until(
+            lambda: terminal.read(0) and b"\x1b[?1049h" in terminal.raw, 20, "the first picture"
+        )
         terminal.press(key, key)
         terminal.wait_for("q quit")
         terminal.press("q")

@@ -16,7 +16,12 @@ def run(attainable: Attainable | None) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("reached", "words"), [(41.0, "41 % of hardware limit"), (3.21, "3.2 % of hardware limit"), (108.0, "108 % of hardware limit")]
+    ("reached", "words"),
+    [
+        (41.0, "41 % of hardware limit"),
+        (3.21, "3.2 % of hardware limit"),
+        (108.0, "108 % of hardware limit"),
+    ],
 )
 def test_the_share_in_a_few_words(reached: float, words: str) -> None:
     known = run(Attainable((RatePair("samples", "samples", "samples/s", reached, 100.0),)))
@@ -30,7 +35,10 @@ def test_without_a_share_there_is_a_reason() -> None:
 
 
 STEP = Attainable(
-    (RatePair("tokens", "tokens", "tokens/s", 4259.0, 7487.0), RatePair("memory", "memory", "bytes/s", 1e9, 1.76e9)),
+    (
+        RatePair("tokens", "tokens", "tokens/s", 4259.0, 7487.0),
+        RatePair("memory", "memory", "bytes/s", 1e9, 1.76e9),
+    ),
     "compute",
     "fp32 matrix product, calibrated; copy, calibrated",
     "max(FLOPs / peak, bytes / bandwidth)",
@@ -40,7 +48,9 @@ STEP = Attainable(
         TimePart("data_wait", "data wait", 0.0003, 16.0),
         TimePart("logging", "logging", 0.0004, 21.0),
         TimePart("kernels", "kernels below the roofline", 0.1199, 3430.0),
-        TimePart("optimizer", "optimizer below the roofline", -0.0170, -239.0, "faster than its bytes"),
+        TimePart(
+            "optimizer", "optimizer below the roofline", -0.0170, -239.0, "faster than its bytes"
+        ),
     ),
     ("only arithmetic counts",),
 )
@@ -55,9 +65,15 @@ def test_the_waterfall_is_a_table_whose_rows_add_up_and_fit_80_columns() -> None
     shown = {line.split("  ")[1]: line for line in words if " % " in line and line.startswith("  ")}
     assert "2 smaller parts" in shown and "data wait" not in shown
     assert "-37.0" in shown["2 smaller parts"]
-    assert "-17.0 ms" in shown["optimizer below the roofline"] and "+239" in shown["optimizer below the roofline"]
+    assert (
+        "-17.0 ms" in shown["optimizer below the roofline"]
+        and "+239" in shown["optimizer below the roofline"]
+    )
     assert "100 %" in shown["reached"] and "4 259" in shown["reached"]
-    assert words[-2:] == ["only arithmetic counts", "optimizer below the roofline: faster than its bytes"]
+    assert words[-2:] == [
+        "only arithmetic counts",
+        "optimizer below the roofline: faster than its bytes",
+    ]
 
 
 def test_the_rows_of_the_waterfall_show_where_each_part_begins() -> None:

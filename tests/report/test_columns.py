@@ -14,7 +14,11 @@ from gpuconsole.report.machine.gpus import COLUMNS, GpuColumn
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import gpu_view
 
-ALL = {name: column for name, column in vars(device_columns).items() if isinstance(column, DeviceColumn)}
+ALL = {
+    name: column
+    for name, column in vars(device_columns).items()
+    if isinstance(column, DeviceColumn)
+}
 
 
 def test_every_column_reads_declared_metrics() -> None:
@@ -37,16 +41,31 @@ def test_a_cell_is_as_wide_as_its_heading_with_and_without_a_value(column: GpuCo
 
 def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:
     view = gpu_view()
-    figures = ("SM  78 %", "tensor  31 %", "HBM 61.2/140 GiB", "HBM bw 2.02 TB/s  42 %", "612/700 W", "61 °C", "SM clock 1.98 GHz")
+    figures = (
+        "SM  78 %",
+        "tensor  31 %",
+        "HBM 61.2/140 GiB",
+        "HBM bw 2.02 TB/s  42 %",
+        "612/700 W",
+        "61 °C",
+        "SM clock 1.98 GHz",
+    )
     for width in range(10, 200):
         row = device_line(view, view.devices[0], width)
         assert row_width(row) <= max(width, len("gpu:0 H200"))
         assert {text.strip() for text, _ in row[1:]} <= set(figures)
-    assert [text.strip() for text, _ in device_line(view, view.devices[0], 200)[1:]] == list(figures)
-    assert len(GPU_LINE) == len(figures) + 1  # the power cap is shown only while it lowers the clocks
+    assert [text.strip() for text, _ in device_line(view, view.devices[0], 200)[1:]] == list(
+        figures
+    )
+    # the power cap is shown only while it lowers the clocks
+    assert len(GPU_LINE) == len(figures) + 1
 
 
 def test_the_power_cap_is_shown_while_it_lowers_the_clocks() -> None:
     view = gpu_view()
-    capped = msgspec.structs.replace(view, latest={**view.latest, series_key("gpu.power_cap_time_ratio", "gpu:0"): 0.31})
-    assert "power cap  31 % of time" in "".join(text for text, _ in device_line(capped, view.devices[0], 200))
+    capped = msgspec.structs.replace(
+        view, latest={**view.latest, series_key("gpu.power_cap_time_ratio", "gpu:0"): 0.31}
+    )
+    assert "power cap  31 % of time" in "".join(
+        text for text, _ in device_line(capped, view.devices[0], 200)
+    )

@@ -47,14 +47,25 @@ def test_hardware_errors_come_first_on_the_screen() -> None:
 def test_a_finding_that_claims_the_same_time_is_an_alternative_everywhere() -> None:
     """What is called recoverable twice would be time that is there once."""
     starved = msgspec.structs.replace(STARVED, recoverable_ratio=0.6)
-    other = msgspec.structs.replace(FP32, note=False, recoverable_ratio=0.5, alternative_to=(STARVED.rule,))
+    other = msgspec.structs.replace(
+        FP32, note=False, recoverable_ratio=0.5, alternative_to=(STARVED.rule,)
+    )
     view = of(starved, other)
     run = view.runs[-1]
     screen = text(paint_diagnosis(view, "", 100, 30, True))
-    assert "60% recoverable" in screen.replace(" %", "%") and "50% instead" in screen.replace(" %", "%") and "One of these: 1, 2" in screen
+    assert (
+        "60% recoverable" in screen.replace(" %", "%")
+        and "50% instead" in screen.replace(" %", "%")
+        and "One of these: 1, 2" in screen
+    )
     page = printed(firing_report(run))
-    assert page.count("recoverable") == 1 and page.count("One of these: 1, 2. They claim the same time") == 2
-    assert msgspec.json.decode(msgspec.json.encode(run))["findings"][1]["alternative_to"] == [STARVED.rule]
+    assert (
+        page.count("recoverable") == 1
+        and page.count("One of these: 1, 2. They claim the same time") == 2
+    )
+    assert msgspec.json.decode(msgspec.json.encode(run))["findings"][1]["alternative_to"] == [
+        STARVED.rule
+    ]
     answer = conclusion(other, run)
     assert (
         answer.alternative_to == [STARVED.rule]
@@ -64,7 +75,12 @@ def test_a_finding_that_claims_the_same_time_is_an_alternative_everywhere() -> N
 
 
 def test_the_clear_rules_are_listed_by_their_positive_title() -> None:
-    clear = Finding("input.too_few_workers", "clear", "Enough dataloader workers", summary="data wait takes 2 % of a step")
+    clear = Finding(
+        "input.too_few_workers",
+        "clear",
+        "Enough dataloader workers",
+        summary="data wait takes 2 % of a step",
+    )
     page = " ".join(text(paint_details(of(clear), 100)).split())
     assert "Clear (1)" in page
     assert "input.too_few_workers Enough dataloader workers: data wait takes 2 % of a step" in page
@@ -81,17 +97,33 @@ def test_a_note_with_a_predicted_gain_does_not_say_that_nothing_can_be_recovered
 
 def test_code_to_copy_stands_under_the_place_where_it_goes() -> None:
     """A flag of a model server is no code of the user's own."""
-    places = {"num_workers": "in your own code:", "num_gpu_blocks_override": "server flags:", "concurrency": "in your client:"}
+    places = {
+        "num_workers": "in your own code:",
+        "num_gpu_blocks_override": "server flags:",
+        "concurrency": "in your client:",
+    }
     for knob, words in places.items():
         change = Suggestion({knob: 4}, None, "", "the code")
-        page = printed(finding_report(1, msgspec.structs.replace(STARVED, suggestions=(change,)), of(STARVED).runs[-1]))
+        page = printed(
+            finding_report(
+                1, msgspec.structs.replace(STARVED, suggestions=(change,)), of(STARVED).runs[-1]
+            )
+        )
         assert f"{words}\n" in page, page
 
 
 def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:
-    """The share of a finding is of the step without its wait for a core; the bar and the table of the parts show the step with it."""
+    """The share of a finding is of the step without its wait for a core; the bar and the table of
+    the parts show the step with it."""
     starved = msgspec.structs.replace(STARVED, recoverable_ratio=0.6)
-    run = Run("1", "x", "training.gpt", {}, "cpu", summary=Summary(steps=9, step_time_s=distribution([0.2] * 9)))
+    run = Run(
+        "1",
+        "x",
+        "training.gpt",
+        {},
+        "cpu",
+        summary=Summary(steps=9, step_time_s=distribution([0.2] * 9)),
+    )
     assert recoverable(starved, run) == "120 of the 200 ms of each step"
     run.signals = {"runq_ratio": Signal(0.01, "ratio", "")}
     assert recoverable(starved, run) == "120 of the 200 ms of each step"
@@ -106,18 +138,29 @@ def test_the_recoverable_time_names_the_step_that_it_is_a_part_of() -> None:
 
 
 def test_the_rules_without_a_fault_are_counted_in_plain_words() -> None:
-    clear, unsure = Finding("a", "clear", "A"), Finding("b", "cant_tell", "B", missing=("comm_ratio",))
+    clear, unsure = (
+        Finding("a", "clear", "A"),
+        Finding("b", "cant_tell", "B", missing=("comm_ratio",)),
+    )
     assert rule_counts([clear, clear, unsure]) == "2 rules are clear, 1 has no data"
     not_on_gpu = msgspec.structs.replace(clear, summary=NOT_ON_GPU)
     assert rule_counts([clear, not_on_gpu, unsure]) == "1 rule is clear, 1 has no data"
     assert rule_counts([clear]) == "1 rule is clear"
     assert rule_counts([unsure, unsure]) == "2 rules have no data"
     assert rule_counts([]) == ""
-    run = Run("1", "x", "training.gpt", {}, "cpu", "finished", findings=[clear, unsure], steady_from_s=1.0)
-    assert printed(firing_report(run)) == "diagnosis: no fault found: 1 rule is clear, 1 has no data (missing: comm_ratio)"
+    run = Run(
+        "1", "x", "training.gpt", {}, "cpu", "finished", findings=[clear, unsure], steady_from_s=1.0
+    )
+    assert (
+        printed(firing_report(run))
+        == "diagnosis: no fault found: 1 rule is clear, 1 has no data (missing: comm_ratio)"
+    )
 
 
 def test_a_run_that_measures_says_what_it_waits_for() -> None:
     run = Run("1", "x", "training.gpt", {}, "cpu", "running")
     assert state_words(run) == "Measuring: waiting for the first step to end"
-    assert state_words(msgspec.structs.replace(run, summary=Summary(steps=9))) == "Measuring: the rate is not steady yet"
+    assert (
+        state_words(msgspec.structs.replace(run, summary=Summary(steps=9)))
+        == "Measuring: the rate is not steady yet"
+    )

@@ -20,15 +20,27 @@ from gpuconsole.report.run.figures import throughput
 from gpuconsole.report.trackers.readings import summary_point
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, make_view
-from gpuconsole.wire.events import AnyEvent, Devices, EnvironmentKnown, Hello, RunClosed, RunOpened, Started, Steps
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Devices,
+    EnvironmentKnown,
+    Hello,
+    RunClosed,
+    RunOpened,
+    Started,
+    Steps,
+)
 
-ENVIRONMENT = Environment(host="here", cpu="a CPU", cores=8, price_per_hour=3.6, devices=[Device("cpu", "a CPU")])
+ENVIRONMENT = Environment(
+    host="here", cpu="a CPU", cores=8, price_per_hour=3.6, devices=[Device("cpu", "a CPU")]
+)
 SAMPLES = TOKENS = 32
 STEP_S, EVERY = 0.01, 200
 
 
 def session(pause_s: float, began: float = 1e9, count: int = 6) -> tuple[SessionState, float]:
-    """Steps of 10 ms, with an evaluation of `pause_s` in every EVERY-th; and the tokens per second by the clock, over the steady steps."""
+    """Steps of 10 ms, with an evaluation of `pause_s` in every EVERY-th; and the tokens per second
+    by the clock, over the steady steps."""
     state = SessionState()
     events: list[AnyEvent] = [
         Hello(0.0, "runtime", 1, "x", began),
@@ -43,7 +55,16 @@ def session(pause_s: float, began: float = 1e9, count: int = 6) -> tuple[Session
         pause = pause_s if index % EVERY == EVERY - 1 else 0.0
         t += STEP_S + pause
         spent = {"forward": STEP_S, "eval": pause}
-        steps.append(Step(index, t, STEP_S + pause, SAMPLES, TOKENS, tuple(spent.get(name, 0.0) for name in PHASES)))
+        steps.append(
+            Step(
+                index,
+                t,
+                STEP_S + pause,
+                SAMPLES,
+                TOKENS,
+                tuple(spent.get(name, 0.0) for name in PHASES),
+            )
+        )
         if t - sent >= 1.0:
             events.append(Steps(t, steps, 0.0, 0.0, 0.0, 1e9))
             steps, sent = [], t
@@ -74,8 +95,15 @@ def of_points(state: SessionState) -> float:
 
 def of_gate(state: SessionState) -> float | None:
     other, _ = session(0.0, 1e9 + 3600)
-    sides = [MeasuredRun(name, snapshot(side).runs[0], snapshot(side)) for name, side in (("base", state), ("new", other))]
-    return next(figure.base for figure in judge(sides[:1], sides[1:], 0.9).figures if figure.name == "throughput")
+    sides = [
+        MeasuredRun(name, snapshot(side).runs[0], snapshot(side))
+        for name, side in (("base", state), ("new", other))
+    ]
+    return next(
+        figure.base
+        for figure in judge(sides[:1], sides[1:], 0.9).figures
+        if figure.name == "throughput"
+    )
 
 
 def of_baseline(state: SessionState) -> float | None:
@@ -89,19 +117,38 @@ def of_cost(state: SessionState) -> float | None:
 
 
 def of_tracker(state: SessionState) -> float:
-    return next(reading.value for reading in summary_point(snapshot(state), 0.0, 0.0).readings if reading.metric == "summary.tokens_per_s")
+    return next(
+        reading.value
+        for reading in summary_point(snapshot(state), 0.0, 0.0).readings
+        if reading.metric == "summary.tokens_per_s"
+    )
 
 
 def of_agent(state: SessionState) -> float | None:
-    view = make_view(state, now=state.now, environment=ENVIRONMENT, device="cpu", probing="", recording=False, recording_to="", ended=True)
+    view = make_view(
+        state,
+        now=state.now,
+        environment=ENVIRONMENT,
+        device="cpu",
+        probing="",
+        recording=False,
+        recording_to="",
+        ended=True,
+    )
     shown = status(view, None, None).throughput
     return shown.mean if shown is not None else None
 
 
 OUTPUTS: dict[str, Callable[[SessionState], float | None]] = {
-    "summary": of_run(lambda run: run.summary.tokens_per_s.mean if run.summary.tokens_per_s else None),
+    "summary": of_run(
+        lambda run: run.summary.tokens_per_s.mean if run.summary.tokens_per_s else None
+    ),
     "headline": of_run(lambda run: run.throughput[0].mean if run.throughput[0] else None),
-    "report": of_run(lambda run: float(throughput(run).partition(" ± ")[0].replace("\u202f", "").replace(" ", ""))),
+    "report": of_run(
+        lambda run: float(
+            throughput(run).partition(" ± ")[0].replace("\u202f", "").replace(" ", "")
+        )
+    ),
     "stored points": of_points,
     "gate": of_gate,
     "baseline": of_baseline,
@@ -117,7 +164,8 @@ def test_every_output_agrees_with_the_clock(output: str, pause_s: float) -> None
     state, by_clock = session(pause_s)
     shown = OUTPUTS[output](state)
     assert shown is not None
-    limit = 0.1 if output == "stored points" and pause_s else 0.005  # the first point may lie across the begin of the steady part
+    # the first point may lie across the begin of the steady part
+    limit = 0.1 if output == "stored points" and pause_s else 0.005
     assert shown == pytest.approx(by_clock, rel=limit)
 
 
@@ -141,12 +189,15 @@ def test_an_evaluation_that_takes_twice_as_long_is_a_regression() -> None:
 
 
 def test_the_load_of_a_baseline_is_the_mean_of_the_whole_run() -> None:
-    """Half of the run waits half of the time. The stored points of the first half stand for several samples each."""
+    """Half of the run waits half of the time. The stored points of the first half stand for several
+    samples each."""
     state, _ = session(1.0, count=100)
     record = state.records[0]
     steps = record.steady_steps()
     begun, end = steps[0].t, steps[-1].t
     samples = [begun + n / 4 for n in range(int(4 * (end - begun)) + 1)]
     for t in samples:
-        state.add_point("host.run_queue_delay_ratio", "cpu", t, 0.5 if t < begun + (end - begun) / 2 else 0.0)
+        state.add_point(
+            "host.run_queue_delay_ratio", "cpu", t, 0.5 if t < begun + (end - begun) / 2 else 0.0
+        )
     assert waiting_of(measured(state, record)) == pytest.approx(0.25, abs=0.01)

@@ -12,12 +12,30 @@ from gpuconsole.report.prometheus.scrape import scrape
 from gpuconsole.session.freshness import why_not_fresh
 from gpuconsole.session.gpu_state import VITAL
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import DeviceLost, Devices, Hello, Requests, RunOpened, Sample, SourceState, Unavailable, Xid
+from gpuconsole.wire.events import (
+    DeviceLost,
+    Devices,
+    Hello,
+    Requests,
+    RunOpened,
+    Sample,
+    SourceState,
+    Unavailable,
+    Xid,
+)
 from tests.diagnosis.test_run_figures import FACTS, session, stored
 
 GPU = Device(id="gpu:0", name="NVIDIA H200", uuid="GPU-1", facts={"pci": "00000000:3b:00.0"})
 CPU = Device(id="cpu", name="AMD EPYC")
-UNITS = {"bytes": "bytes", "W": "watts", "J": "joules", "°C": "celsius", "Hz": "hertz", "s": "seconds", "ratio": "ratio"}
+UNITS = {
+    "bytes": "bytes",
+    "W": "watts",
+    "J": "joules",
+    "°C": "celsius",
+    "Hz": "hertz",
+    "s": "seconds",
+    "ratio": "ratio",
+}
 UNITS |= {"bytes/s": "bytes_per_second"}
 
 
@@ -30,12 +48,26 @@ class World:
         self.state.apply(Hello(self.now, "sampler", 1, "0", 0.0))
         self.state.apply(Devices(self.now, list(devices or (GPU, CPU)), "580"))
 
-    def sample(self, device: str = "gpu:0", sources: dict[str, str] | None = None, **values: float) -> None:
-        self.state.apply(Sample(self.now, device, {f"gpu.{name}": value for name, value in values.items()}, sources or {}))
+    def sample(
+        self, device: str = "gpu:0", sources: dict[str, str] | None = None, **values: float
+    ) -> None:
+        self.state.apply(
+            Sample(
+                self.now,
+                device,
+                {f"gpu.{name}": value for name, value in values.items()},
+                sources or {},
+            )
+        )
 
     def shows(self, name: str) -> list[tuple[dict[str, str], float]]:
         families = ScrapeCollector(scrape(self.state, self.now), "box").collect()
-        return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
+        return [
+            (sample.labels, sample.value)
+            for family in families
+            for sample in family.samples
+            if sample.name == name
+        ]
 
     def value(self, name: str) -> float | None:
         found = self.shows(name)
@@ -70,7 +102,10 @@ def test_a_value_stands_while_its_reader_answers() -> None:
     assert world.value("gpuconsole_sample_age_seconds") == 5.5
     assert world.value("gpuconsole_sampler_up") == 0
     assert world.shows("gpuconsole_source_stuck_seconds") == [({"source": "sampler"}, 5.5)]
-    assert why_not_fresh(world.state, world.state.session_time(world.now)) == "the sampler has reported nothing for 6 s"
+    assert (
+        why_not_fresh(world.state, world.state.session_time(world.now))
+        == "the sampler has reported nothing for 6 s"
+    )
 
 
 def test_a_slow_beat_is_no_staleness() -> None:
@@ -111,12 +146,18 @@ def test_a_loss_takes_gpu_and_links_and_ends_with_new_values() -> None:
     world = World()
     world.sample(power_w=350)
     world.sample("gpu:0/link:2", link_up=1)
-    assert world.shows(NAMES["gpu.link_up"])[0][0] == {"device": "gpu:0/link:2", "uuid": "GPU-1", "model": "NVIDIA H200"}
+    assert world.shows(NAMES["gpu.link_up"])[0][0] == {
+        "device": "gpu:0/link:2",
+        "uuid": "GPU-1",
+        "model": "NVIDIA H200",
+    }
     world.state.apply(DeviceLost(world.now, "gpu:0", "fell\noff\x1b[31m"))
     world.sample(power_w=1)  # of the same round
     world.now += 1
     world.sample(sources={"gpu.power_w": "dcgm"}, power_w=2)
-    assert world.shows("gpuconsole_device_lost") == [({"device": "gpu:0", "reason": "fell off\\x1b[31m"}, 1)]
+    assert world.shows("gpuconsole_device_lost") == [
+        ({"device": "gpu:0", "reason": "fell off\\x1b[31m"}, 1)
+    ]
     assert world.value(NAMES["gpu.power_w"]) is None
     assert world.value(NAMES["gpu.link_up"]) is None
     world.state.apply(Hello(world.now, "sampler", 2, "0", 0.0))
@@ -147,18 +188,23 @@ def test_dcgm_names_only_where_they_mean_the_same() -> None:
     world.state.apply(Xid(world.now, "gpu:0", 79))
     assert world.value("DCGM_FI_DEV_XID_ERRORS") == 79
     assert world.value("DCGM_FI_DEV_FB_USED") is None
-    assert world.shows(NAMES["gpu.hbm_used_bytes"]) == [({"device": "gpu:0/mig:1", "uuid": "MIG-1", "model": "1g.18gb"}, 1 << 30)]
+    assert world.shows(NAMES["gpu.hbm_used_bytes"]) == [
+        ({"device": "gpu:0/mig:1", "uuid": "MIG-1", "model": "1g.18gb"}, 1 << 30)
+    ]
 
 
 def test_a_stuck_source_is_told_and_counted_on() -> None:
     world = World()
     world.sample(power_w=350)
-    world.state.apply(SourceState(world.now, "nvml", 1.0, stuck_s=3.0, detail="nvmlDeviceGetPowerUsage of gpu:0"))
+    world.state.apply(
+        SourceState(world.now, "nvml", 1.0, stuck_s=3.0, detail="nvmlDeviceGetPowerUsage of gpu:0")
+    )
     world.now += 4
     world.state.apply(Sample(world.now, "cpu", {"host.cores_busy": 1.0}))
     assert ({"source": "nvml"}, 7.0) in world.shows("gpuconsole_source_stuck_seconds")
     assert (
-        why_not_fresh(world.state, world.state.session_time(world.now)) == "nvml has not answered for 7 s: nvmlDeviceGetPowerUsage of gpu:0"
+        why_not_fresh(world.state, world.state.session_time(world.now))
+        == "nvml has not answered for 7 s: nvmlDeviceGetPowerUsage of gpu:0"
     )
     world.now += 2
     assert why_not_fresh(world.state, world.state.session_time(world.now)).startswith(

@@ -1,4 +1,5 @@
-"""Dashboard and alerts ask for what is exported, the alerts fire, and a real Prometheus reads the real exporter."""
+"""Dashboard and alerts ask for what is exported, the alerts fire, and a real Prometheus reads the
+real exporter."""
 
 from __future__ import annotations
 
@@ -34,18 +35,26 @@ def series_in(expression: str) -> set[str]:
 def rules() -> Iterator[tuple[str, str]]:
     """(recorded name or "", expression) of every rule, without a YAML parser."""
     for rule in re.split(r"\n\s+- (?=record:|alert:)", (DOCS / "alerts.yml").read_text())[1:]:
-        found = re.search(r"expr: (?:>\n)?(.*?)(?=\n\s+(?:for|labels|annotations|- )|\n\n|\Z)", rule, re.DOTALL)
+        found = re.search(
+            r"expr: (?:>\n)?(.*?)(?=\n\s+(?:for|labels|annotations|- )|\n\n|\Z)", rule, re.DOTALL
+        )
         assert found
         record = re.match(r"record: (\S+)", rule)
         yield (record[1] if record else "", found[1])
 
 
 def test_series_are_found_in_expressions() -> None:
-    assert series_in('sum by (a) (rate(x_total{b=~"c"}[5m] offset 1h)) / on (d) -y:z or vector(0) > 1') == {"x_total", "y:z"}
+    assert series_in(
+        'sum by (a) (rate(x_total{b=~"c"}[5m] offset 1h)) / on (d) -y:z or vector(0) > 1'
+    ) == {"x_total", "y:z"}
 
 
 def known_names() -> set[str]:
-    return exported_names() | {name for name, _ in rules() if name} | {"gpuconsole_exporter_process_cpu_seconds_total"}
+    return (
+        exported_names()
+        | {name for name, _ in rules() if name}
+        | {"gpuconsole_exporter_process_cpu_seconds_total"}
+    )
 
 
 def test_alerts_ask_only_for_what_is_exported() -> None:
@@ -64,16 +73,34 @@ def test_the_dashboard_asks_only_for_what_is_exported() -> None:
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     for name in ("instance", "device"):
-        assert set(re.findall(r"label_values\((\w+)", variables[name]["definition"])) <= exported_names()
-    assert all(target["datasource"]["uid"] == "${datasource}" for panel in panels for target in panel["targets"])
+        assert (
+            set(re.findall(r"label_values\((\w+)", variables[name]["definition"]))
+            <= exported_names()
+        )
+    assert all(
+        target["datasource"]["uid"] == "${datasource}"
+        for panel in panels
+        for target in panel["targets"]
+    )
 
 
-needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (Debian package prometheus)")
-needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed (Debian package prometheus)")
+needs_promtool = pytest.mark.skipif(
+    not shutil.which("promtool"), reason="promtool is not installed (Debian package prometheus)"
+)
+needs_prometheus = pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="prometheus is not installed (Debian package prometheus)"
+)
 
 
 def promtool(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], input=given, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["promtool", *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @needs_promtool
@@ -90,7 +117,10 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
         return {"eval_time": at, "alertname": alert, "exp_alerts": []}
 
     def fires(alert: str, at: str, summary: str, **labels: str) -> dict[str, object]:
-        told = {"exp_labels": {"instance": "box:9835", **labels}, "exp_annotations": {"summary": f"box:9835{summary}"}}
+        told = {
+            "exp_labels": {"instance": "box:9835", **labels},
+            "exp_annotations": {"summary": f"box:9835{summary}"},
+        }
         return {"eval_time": at, "alertname": alert, "exp_alerts": [told]}
 
     of_gpu = {"device": "gpu:0", "model": "H200"}
@@ -103,14 +133,20 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                 "interval": "1m",
                 "input_series": [
                     series("gpuconsole_gpu_thermal_time_ratio", "0 0.3x20"),
-                    series("gpuconsole_device_lost", "_ _ 1x20", f'{box},device="gpu:0",reason="off the bus"'),
+                    series(
+                        "gpuconsole_device_lost",
+                        "_ _ 1x20",
+                        f'{box},device="gpu:0",reason="off the bus"',
+                    ),
                     series("gpuconsole_device_info", "1x9", f'{box},device="gpu:0"'),
                     series("gpuconsole_device_info", "1x40", f'{box},device="gpu:1"'),
                     series("gpuconsole_gpu_hbm_used_bytes", "50x40"),
                     series("gpuconsole_gpu_hbm_total_bytes", "100x40"),
                     series("gpuconsole_gpu_sm_active_ratio", "0.9x5 0.01x40"),
                     series("gpuconsole_gpu_utilization_ratio", "1x40"),
-                    series("gpuconsole_source_stuck_seconds", "0 0 40+60x20", f'{box},source="nvml"'),
+                    series(
+                        "gpuconsole_source_stuck_seconds", "0 0 40+60x20", f'{box},source="nvml"'
+                    ),
                     series("gpuconsole_gpu_ecc_uncorrected_total", "2x5 3x20"),
                     series("gpuconsole_gpu_row_remap_failed", "0 1x20"),
                     series("gpuconsole_workload_tokens_per_second", "1000x120 100x30"),
@@ -125,11 +161,29 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                         **of_gpu,
                     ),
                     silent("GpuLost", "1m"),
-                    fires("GpuLost", "2m", " gpu:0 is lost: off the bus", severity="critical", device="gpu:0", reason="off the bus"),
+                    fires(
+                        "GpuLost",
+                        "2m",
+                        " gpu:0 is lost: off the bus",
+                        severity="critical",
+                        device="gpu:0",
+                        reason="off the bus",
+                    ),
                     silent("GpuMissing", "12m"),
-                    fires("GpuMissing", "25m", " shows 1 GPUs, fewer than within the last day", severity="critical"),
+                    fires(
+                        "GpuMissing",
+                        "25m",
+                        " shows 1 GPUs, fewer than within the last day",
+                        severity="critical",
+                    ),
                     silent("GpuHeldIdle", "15m"),
-                    fires("GpuHeldIdle", "22m", " gpu:0: 50% of its memory is allocated and no kernel runs", severity="warning", **of_gpu),
+                    fires(
+                        "GpuHeldIdle",
+                        "22m",
+                        " gpu:0: 50% of its memory is allocated and no kernel runs",
+                        severity="warning",
+                        **of_gpu,
+                    ),
                     silent("GpuEccUncorrected", "5m"),
                     fires(
                         "GpuEccUncorrected",
@@ -155,7 +209,9 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                         source="nvml",
                     ),
                     silent("ThroughputBelowBaseline", "110m"),
-                    fires("ThroughputBelowBaseline", "149m", too_slow, severity="warning", **of_gpu),
+                    fires(
+                        "ThroughputBelowBaseline", "149m", too_slow, severity="warning", **of_gpu
+                    ),
                     silent("GpuPowerCapped", "20m"),
                     silent("GpuconsoleExporterDown", "20m"),
                 ],
@@ -180,20 +236,37 @@ def test_prometheus_reads_the_exporter(machine: Machine, tmp_path: Path) -> None
         config = {
             "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [str(DOCS / "alerts.yml")],
-            "scrape_configs": [{"job_name": "gpuconsole", "static_configs": [{"targets": [exporter.address]}]}],
+            "scrape_configs": [
+                {"job_name": "gpuconsole", "static_configs": [{"targets": [exporter.address]}]}
+            ],
         }
         (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-        command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+        command = [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/data",
+        ]
         with (tmp_path / "log").open("wb") as log:
-            server = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+            server = subprocess.Popen(
+                [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+            )
         try:
             power = 'gpuconsole_gpu_power_watts{device="gpu:1",model="NVIDIA H200"}'
-            wait_until(lambda: query(port, power) == [123.456], what=f"the value in Prometheus; {(tmp_path / 'log').read_text()}")
+            wait_until(
+                lambda: query(port, power) == [123.456],
+                what=f"the value in Prometheus; {(tmp_path / 'log').read_text()}",
+            )
             assert query(port, 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"}') == [0.785]
             assert query(port, "sum(gpuconsole_gpu_power_watts)") == [pytest.approx(350 + 123.456)]
             assert query(port, 'up{job="gpuconsole"}') == [1]
             script.write("gpus 2", "gpu 1 lost 1")
-            wait_until(lambda: query(port, 'ALERTS{alertname="GpuLost",alertstate="firing",device="gpu:1"}') == [1], what="the alert")
+            wait_until(
+                lambda: (
+                    query(port, 'ALERTS{alertname="GpuLost",alertstate="firing",device="gpu:1"}')
+                    == [1]
+                ),
+                what="the alert",
+            )
             assert query(port, power) == []
         finally:
             server.terminate()

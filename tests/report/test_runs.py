@@ -34,19 +34,34 @@ def images_after_tokens() -> View:
     view = gpu_view()
     done = msgspec.structs.replace(view.runs[-1], state="finished")
     summary = Summary(samples_per_s=Distribution(110.0, 5.9, 300, 110.0), steps=300)
-    other = Run("3", "train-vision", "training.vision", {"batch_size": 4}, "gpu:0", "running", steady_from_s=3.0, summary=summary)
+    other = Run(
+        "3",
+        "train-vision",
+        "training.vision",
+        {"batch_size": 4},
+        "gpu:0",
+        "running",
+        steady_from_s=3.0,
+        summary=summary,
+    )
     return msgspec.structs.replace(view, runs=(view.runs[0], done, other))
 
 
 def row_of(view: View, start: str, width: int) -> str:
-    return next(row for row in text(paint_runs(view, width, 10, True)).splitlines() if row.lstrip("│ ").startswith(start))
+    return next(
+        row
+        for row in text(paint_runs(view, width, 10, True)).splitlines()
+        if row.lstrip("│ ").startswith(start)
+    )
 
 
 def test_each_run_has_its_own_unit() -> None:
     for width in (60, 80, 100):
         view = images_after_tokens()
         assert "samples/s" in row_of(view, "3 ", width)
-        assert "tokens/s" in row_of(view, "2 ", width) and "samples/s" not in row_of(view, "2 ", width)
+        assert "tokens/s" in row_of(view, "2 ", width) and "samples/s" not in row_of(
+            view, "2 ", width
+        )
         assert "tokens/s" not in row_of(view, "3 ", width)
 
 
@@ -65,17 +80,36 @@ def test_the_verdict_stays_while_runs_continue_one_another() -> None:
     kept = msgspec.structs.replace(view, trials=view.trials[:1])  # on run 1, which run 2 continues
     shown = facts.shown_trial(kept)
     assert shown is not None
-    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  faster: kept" in text(paint_done(shown, 100))
+    assert "last trial  optim adamw_fused  1.21x [1.18, 1.24]  faster: kept" in text(
+        paint_done(shown, 100)
+    )
     again = msgspec.structs.replace(view.runs[-1], id="3", changes={})
     assert facts.shown_trial(msgspec.structs.replace(kept, runs=(*view.runs, again))) is None
 
 
 def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:
-    first = Run("1", "data-starved", "training.gpt", KNOBS, "cpu", "finished", summary=cpu_view().runs[0].summary)
-    second = Run(
-        "2", "data-starved", "training.gpt", {**KNOBS, "batch_size": 32}, "cpu", "failed", "out of memory", changes={"batch_size": 32}
+    first = Run(
+        "1",
+        "data-starved",
+        "training.gpt",
+        KNOBS,
+        "cpu",
+        "finished",
+        summary=cpu_view().runs[0].summary,
     )
-    trial = Trial("1", "1", {"batch_size": 32}, "done", Speedup(1.3, 1.2, 1.4), verdict="win", kept=True)
+    second = Run(
+        "2",
+        "data-starved",
+        "training.gpt",
+        {**KNOBS, "batch_size": 32},
+        "cpu",
+        "failed",
+        "out of memory",
+        changes={"batch_size": 32},
+    )
+    trial = Trial(
+        "1", "1", {"batch_size": 32}, "done", Speedup(1.3, 1.2, 1.4), verdict="win", kept=True
+    )
     view = cpu_view(runs=(first, second), trials=(trial,))
     painted = paint_runs(view, 100, 8, True)
     row = next(row for row in painted if "32" in text([row]))
@@ -84,25 +118,45 @@ def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:
 
 
 def test_models_of_which_nothing_is_known_are_counted_for_a_job_and_listed_for_a_scenario() -> None:
-    known = Figure("memory.parameters_bytes", "Parameters", "bytes", predicted=1024.0, note="not measured: no probe")
+    known = Figure(
+        "memory.parameters_bytes",
+        "Parameters",
+        "bytes",
+        predicted=1024.0,
+        note="not measured: no probe",
+    )
     unknown = Figure("flops.sample", "FLOPs of a sample", "FLOP", note="neither")
     job = Run("1", "train.py", JOB, {}, "cpu", "finished", figures=[known, unknown])
     words = printed(models_report(job))
     assert (
-        "Parameters" in words and "FLOPs of a sample" not in words and "1 further model has neither a prediction nor a measurement" in words
+        "Parameters" in words
+        and "FLOPs of a sample" not in words
+        and "1 further model has neither a prediction nor a measurement" in words
     )
-    assert "FLOPs of a sample" in printed(models_report(msgspec.structs.replace(job, workload="training.gpt")))
+    assert "FLOPs of a sample" in printed(
+        models_report(msgspec.structs.replace(job, workload="training.gpt"))
+    )
     assert (
-        printed(models_report(job, whole=False)) == "2 further models have no prediction or no measurement (the snapshot has the reasons)"
+        printed(models_report(job, whole=False))
+        == "2 further models have no prediction or no measurement (the snapshot has the reasons)"
     )
 
 
 def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> None:
-    finding = Finding("input.jitter", "cant_tell", "No slow samples stall the DataLoader", missing=["step_s"])
-    job = Run("1", "train.py", JOB, {}, "cpu", "finished", summary=Summary(steps=74), findings=[finding])
-    words = "diagnosis: no conclusion: the job ended before its step time was steady, after 74 steps"
+    finding = Finding(
+        "input.jitter", "cant_tell", "No slow samples stall the DataLoader", missing=["step_s"]
+    )
+    job = Run(
+        "1", "train.py", JOB, {}, "cpu", "finished", summary=Summary(steps=74), findings=[finding]
+    )
+    words = (
+        "diagnosis: no conclusion: the job ended before its step time was steady, after 74 steps"
+    )
     assert printed(firing_report(job)) == words
-    for other in (msgspec.structs.replace(job, state="running"), msgspec.structs.replace(job, steady_from_s=2.0)):
+    for other in (
+        msgspec.structs.replace(job, state="running"),
+        msgspec.structs.replace(job, steady_from_s=2.0),
+    ):
         assert "no fault found" in printed(firing_report(other))
 
 
@@ -112,13 +166,22 @@ def test_a_job_with_one_step_and_without_known_samples() -> None:
     assert "n/a: the number of samples in a batch is not known" in printed(figures(job))
 
 
-DETAIL = "\n".join(f'  File "gpt.py", line {n}, in forward' for n in range(30)) + "\n\n\tx = y\x1b[2J\nRuntimeError: " + "bad " * 200 + "\n"
+DETAIL = (
+    "\n".join(f'  File "gpt.py", line {n}, in forward' for n in range(30))
+    + "\n\n\tx = y\x1b[2J\nRuntimeError: "
+    + "bad " * 200
+    + "\n"
+)
 
 
 @pytest.mark.parametrize(
     ("workload", "end", "label"),
     [
-        ("training.gpt", [Failed(2.0, "a bad shape", DETAIL), RunClosed(3.0, "1", "failed", "a bad shape")], "error"),
+        (
+            "training.gpt",
+            [Failed(2.0, "a bad shape", DETAIL), RunClosed(3.0, "1", "failed", "a bad shape")],
+            "error",
+        ),
         (JOB, [AgentOff(2.0, 12, 0, "data.next", "KeyError: 'x'", DETAIL)], "agent"),
     ],
     ids=["failed", "agent off"],
@@ -136,7 +199,9 @@ def test_the_end_of_a_traceback_is_in_the_details_in_the_summary_and_in_the_snap
         lines = report.splitlines()
         first = next(n for n, row in enumerate(lines) if row.lstrip().startswith(label))
         assert "a bad shape" in lines[first] or "KeyError: 'x'" in lines[first]
-        assert lines[first + 1].strip() == 'File "gpt.py", line 20, in forward', "the last twelve lines that are not empty"
+        assert lines[first + 1].strip() == 'File "gpt.py", line 20, in forward', (
+            "the last twelve lines that are not empty"
+        )
         assert "x = y\\x1b[2J" in report and "\x1b" not in report
         assert "RuntimeError: bad bad" in report and "bad " * 100 not in report
     raw = json.loads(encode(snapshot))
@@ -147,6 +212,10 @@ def test_the_end_of_a_traceback_is_in_the_details_in_the_summary_and_in_the_snap
 
 def test_a_run_without_a_traceback_has_no_such_field_in_the_snapshot() -> None:
     state = SessionState()
-    for event in (RunOpened(1.0, "1", "x", "training.gpt", {}, "cpu"), Failed(2.0, "out of memory"), RunClosed(3.0, "1", "failed")):
+    for event in (
+        RunOpened(1.0, "1", "x", "training.gpt", {}, "cpu"),
+        Failed(2.0, "out of memory"),
+        RunClosed(3.0, "1", "failed"),
+    ):
         state.apply(event)
     assert b"traceback" not in encode(make_snapshot(state, Environment(), 4.0))

@@ -1,4 +1,5 @@
-"""The terminal and the screen show the same figures: numbers with units are read from both and compared."""
+"""The terminal and the screen show the same figures: numbers with units are read from both and
+compared."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.report.cells import Row
-from gpuconsole.report.experiments import certificate_report, paint_done, paint_running, paint_tuning, sweep_report
+from gpuconsole.report.experiments import (
+    certificate_report,
+    paint_done,
+    paint_running,
+    paint_tuning,
+    sweep_report,
+)
 from gpuconsole.report.parts import lay_out, printed
 from gpuconsole.report.run.breakdown import paint_steps
 from gpuconsole.report.run.diagnosis import paint_details, paint_diagnosis
@@ -30,7 +37,8 @@ from tests.tui.fake_session import FINDINGS, gpu_view, trial_view, tuned_view
 from tests.tui.test_paint import text
 
 UNITS = (
-    r"%|x|[nµm]?s|[KMGT]iB|[kMGT]?B/s|[kMGT]?FLOP(?:/s)?(?:/W)?|[kM]?[JW]|(?:tokens|samples|requests|kernels)/s|tokens/J|per million tokens|"
+    r"%|x|[nµm]?s|[KMGT]iB|[kMGT]?B/s|[kMGT]?FLOP(?:/s)?(?:/W)?|[kM]?[JW]|(?:tokens|samples|"
+    r"requests|kernels)/s|tokens/J|per million tokens|"
     r"answered|failed|B"
 )
 NUMBER = r"\d{1,3}(?: \d{3})+|\d+(?:\.\d+)?"
@@ -40,19 +48,33 @@ PAIR = re.compile(rf"p50 ((?:{NUMBER})) +p99 ((?:{NUMBER})) ({UNITS})(?![\w/])")
 
 
 def figures(page: str) -> set[str]:
-    """`41 %`, `18 240 ± 210 tokens/s`, `[1.18, 1.24]`. A unit that stands once for two numbers belongs to both."""
+    """`41 %`, `18 240 ± 210 tokens/s`, `[1.18, 1.24]`. A unit that stands once for two numbers
+    belongs to both."""
     words = PAIR.sub(r"p50 \1 \3 p99 \2 \3", " ".join(re.sub(r"[│╭╮╰╯─]", " ", page).split()))
-    return {f"{number} {unit}" for number, unit in FIGURE.findall(words)} | set(INTERVAL.findall(words))
+    return {f"{number} {unit}" for number, unit in FIGURE.findall(words)} | set(
+        INTERVAL.findall(words)
+    )
 
 
 def snapshot(view: View) -> Snapshot:
-    return Snapshot(created="", gpuconsole="", environment=view.environment, runs=list(view.runs), trials=list(view.trials))
+    return Snapshot(
+        created="",
+        gpuconsole="",
+        environment=view.environment,
+        runs=list(view.runs),
+        trials=list(view.trials),
+    )
 
 
 def panels(view: View) -> list[Row]:
     """The reports of the main screen, without the live gauges of the device and of the server."""
     answer = paint_answer(view, "", (), 200, 2)
-    return [*answer, *paint_steps(view, 200, 12), *paint_diagnosis(view, "", 200, 60, True), *paint_runs(view, 160, 20, True)]
+    return [
+        *answer,
+        *paint_steps(view, 200, 12),
+        *paint_diagnosis(view, "", 200, 60, True),
+        *paint_runs(view, 160, 20, True),
+    ]
 
 
 def pages(view: View) -> list[Row]:
@@ -66,13 +88,36 @@ def pages(view: View) -> list[Row]:
 
 def training() -> View:
     view = several_view(findings=FINDINGS, profile=profiled_view().runs[-1].profile)
-    view = msgspec.structs.replace(view, latest={key: value for key, value in view.latest.items() if not key.startswith("workload.")})
+    view = msgspec.structs.replace(
+        view,
+        latest={
+            key: value for key, value in view.latest.items() if not key.startswith("workload.")
+        },
+    )
     summary = view.runs[-1].summary
-    summary.flops_per_s, summary.memory_bytes_per_s, summary.mbu_ratio, summary.mbu_peak_source = 41.3e12, 2.02e12, 0.42, "datasheet"
-    summary.memory_peak_bytes, summary.energy_j, summary.tokens_per_j, summary.flops_per_j = 106e6, 26_400.0, 29.8, 1.4e9
-    summary.cost_per_million_tokens, summary.overhead_s_per_step, summary.loss_first, summary.loss_last = 0.213, 41e-6, 4.2, 3.9
+    summary.flops_per_s, summary.memory_bytes_per_s, summary.mbu_ratio, summary.mbu_peak_source = (
+        41.3e12,
+        2.02e12,
+        0.42,
+        "datasheet",
+    )
+    summary.memory_peak_bytes, summary.energy_j, summary.tokens_per_j, summary.flops_per_j = (
+        106e6,
+        26_400.0,
+        29.8,
+        1.4e9,
+    )
+    (
+        summary.cost_per_million_tokens,
+        summary.overhead_s_per_step,
+        summary.loss_first,
+        summary.loss_last,
+    ) = 0.213, 41e-6, 4.2, 3.9
     run = msgspec.structs.replace(
-        view.runs[-1], baseline=BaselineComparison("k", "8.3 % [5.1, 11.2] slower than the baseline of 2026-11-20", "-8 %", "slower")
+        view.runs[-1],
+        baseline=BaselineComparison(
+            "k", "8.3 % [5.1, 11.2] slower than the baseline of 2026-11-20", "-8 %", "slower"
+        ),
     )
     return msgspec.structs.replace(view, runs=(view.runs[0], run))
 
@@ -82,10 +127,14 @@ def serving() -> View:
         return Distribution(p50 * 1.1, p50 * 0.2, 182, p50, p50 * 1.3, p50 * 1.5, p99)
 
     summary = Summary(
-        tokens_per_s=Distribution(1231.4, 52.0, 60, 1231.4), requests_per_s=Distribution(12.44, 1.3, 60, 12.4), goodput_per_s=11.9,
-        requests=182, failed_requests=3, failures={"HTTP 500": 3}, phases_ratio={"queue": 0.41, "prefill": 0.13, "decode": 0.4, "transport": 0.06},
-        ttft_s=latency(0.0203, 1.24), tpot_s=latency(0.0081, 0.0102), itl_s=latency(0.0079, 0.0311), e2e_s=latency(0.62, 2.3),
-        client_queue_s=latency(0.0002, 0.004), mfu_ratio=0.034, mfu_peak_source="datasheet bf16", mbu_ratio=0.21, tokens_per_j=0.042,
+        tokens_per_s=Distribution(1231.4, 52.0, 60, 1231.4),
+        requests_per_s=Distribution(12.44, 1.3, 60, 12.4), goodput_per_s=11.9, requests=182,
+        failed_requests=3, failures={"HTTP 500": 3},
+        phases_ratio={"queue": 0.41, "prefill": 0.13, "decode": 0.4, "transport": 0.06},
+        ttft_s=latency(0.0203, 1.24), tpot_s=latency(0.0081, 0.0102),
+        itl_s=latency(0.0079, 0.0311), e2e_s=latency(0.62, 2.3),
+        client_queue_s=latency(0.0002, 0.004), mfu_ratio=0.034, mfu_peak_source="datasheet bf16",
+        mbu_ratio=0.21, tokens_per_j=0.042,
     )  # fmt: skip
     run = Run(
         "1",
@@ -102,15 +151,26 @@ def serving() -> View:
 
 
 def same(terminal: Iterable[str], screen: Iterable[str]) -> None:
-    assert not set(terminal) ^ set(screen), (sorted(set(terminal) - set(screen)), sorted(set(screen) - set(terminal)))
+    assert not set(terminal) ^ set(screen), (
+        sorted(set(terminal) - set(screen)),
+        sorted(set(screen) - set(terminal)),
+    )
 
 
-@pytest.mark.parametrize(("view", "at_least"), [(training(), 80), (serving(), 30)], ids=["training", "serving"])
+@pytest.mark.parametrize(
+    ("view", "at_least"), [(training(), 80), (serving(), 30)], ids=["training", "serving"]
+)
 def test_a_run(view: View, at_least: int) -> None:
     terminal = figures(session_text(snapshot(view)))
-    of_others = figures(session_text(snapshot(msgspec.structs.replace(view, runs=view.runs[:-1])))) if len(view.runs) > 1 else set()
+    of_others = (
+        figures(session_text(snapshot(msgspec.structs.replace(view, runs=view.runs[:-1]))))
+        if len(view.runs) > 1
+        else set()
+    )
     main, screen = figures(text(panels(view))), figures(text([*panels(view), *pages(view)]))
-    in_order = figures(" ".join(finding.summary for finding in view.runs[-1].findings if finding.state == "clear"))
+    in_order = figures(
+        " ".join(finding.summary for finding in view.runs[-1].findings if finding.state == "clear")
+    )
     assert len(terminal) >= at_least
     assert not main - terminal - in_order
     assert not terminal - of_others - screen
@@ -120,7 +180,10 @@ def test_a_trial_while_it_runs_and_when_it_has_ended() -> None:
     view = trial_view()
     running, ended = view.trials[-1], view.trials[0]
     before = view.runs[-1].knobs
-    same(figures(trial_text(running, snapshot(view))), figures(text(paint_running(running, before, 120, 3))))
+    same(
+        figures(trial_text(running, snapshot(view))),
+        figures(text(paint_running(running, before, 120, 3))),
+    )
     done = msgspec.structs.replace(gpu_view(), trials=(ended,))
     terminal = figures(trial_text(ended, snapshot(done)))
     assert terminal == {"1.21 x", "[1.18, 1.24]", "1.10-1.30x"}
@@ -130,7 +193,13 @@ def test_a_trial_while_it_runs_and_when_it_has_ended() -> None:
 def test_a_tuning_session() -> None:
     view = tuned_view(under_way=False)
     assert view.tuning is not None
-    terminal, screen = (figures(page) for page in (printed(certificate_report(view.tuning.certificate)), text(paint_tuning(view, 140))))
+    terminal, screen = (
+        figures(page)
+        for page in (
+            printed(certificate_report(view.tuning.certificate)),
+            text(paint_tuning(view, 140)),
+        )
+    )
     assert {"1.62 x", "[1.51, 1.74]", "1.45-1.69x", "1.82 x"} <= terminal
     same(terminal - {"78 s"}, screen - {"78 s", "300 s"})  # the elapsed time, and the budget
 
@@ -147,4 +216,7 @@ def test_a_sweep(width: int) -> None:
     assert rows[1] == "setting tokens/s interval"
     assert rows[3].startswith("batch_size=8 2 002 ± 11 [1 980, 2 020]") and rows[3].endswith("best")
     assert rows[4] == "batch_size=16 n/a out of memory"
-    same(figures(terminal) | set(re.findall(NUMBER, terminal)), figures(screen) | set(re.findall(NUMBER, screen)))
+    same(
+        figures(terminal) | set(re.findall(NUMBER, terminal)),
+        figures(screen) | set(re.findall(NUMBER, screen)),
+    )

@@ -1,4 +1,5 @@
-"""The shared report: the same figures as in the terminal, nothing from outside is markup, and nothing is loaded."""
+"""The shared report: the same figures as in the terminal, nothing from outside is markup, and
+nothing is loaded."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ LONG = "name" * 300
 
 
 class Page(HTMLParser):
-    """What a browser would read: tags, attributes, text outside and inside of charts. Fails where tags are not balanced."""
+    """What a browser would read: tags, attributes, text outside and inside of charts. Fails where
+    tags are not balanced."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -82,18 +84,35 @@ def swept() -> Snapshot:
         SweepPoint({"batch_size": 16}, error="out of memory"),
     ]
     sweep = Sweep("train-gpt", "cpu", "tokens/s", {}, points, 2)
-    return Snapshot(created="", gpuconsole="", environment=Environment(), runs=[], trials=[], sweeps=[sweep])
+    return Snapshot(
+        created="", gpuconsole="", environment=Environment(), runs=[], trials=[], sweeps=[sweep]
+    )
 
 
 def failed() -> Snapshot:
     made = small_session()
-    made.runs, made.trials = [Run("1", "train-gpt", "training.gpt", {}, "cpu", "failed", "out of memory at batch_size 64")], []
+    made.runs, made.trials = (
+        [
+            Run(
+                "1",
+                "train-gpt",
+                "training.gpt",
+                {},
+                "cpu",
+                "failed",
+                "out of memory at batch_size 64",
+            )
+        ],
+        [],
+    )
     return made
 
 
 def cancelled() -> Snapshot:
     made = small_session()
-    made.trials[1] = msgspec.structs.replace(made.trials[1], state="cancelled", speedup=None, verdict=None)
+    made.trials[1] = msgspec.structs.replace(
+        made.trials[1], state="cancelled", speedup=None, verdict=None
+    )
     return made
 
 
@@ -108,10 +127,13 @@ def compared() -> Document:
 
 
 SESSIONS = {
-    "small": small_session(), "training": snapshot(training()), "serving": snapshot(serving()), "tuned": snapshot(tuned_view(False)),
-    "gpu": snapshot(gpu_view()), "sweep": swept(), "failed": failed(), "cancelled": cancelled(), "empty": empty(),
+    "small": small_session(), "training": snapshot(training()), "serving": snapshot(serving()),
+    "tuned": snapshot(tuned_view(False)), "gpu": snapshot(gpu_view()), "sweep": swept(),
+    "failed": failed(), "cancelled": cancelled(), "empty": empty(),
 }  # fmt: skip
-DOCUMENTS = {name: session_document(one) for name, one in SESSIONS.items()} | {"comparison": compared()}
+DOCUMENTS = {name: session_document(one) for name, one in SESSIONS.items()} | {
+    "comparison": compared()
+}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -120,7 +142,11 @@ def test_the_page_is_whole_and_loads_nothing(name: str) -> None:
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>") and page.tags.count("h1") == 1
     assert not {"script", "img", "iframe", "object", "embed", "base", "form", "a"} & set(page.tags)
-    assert {value for key, value in page.attributes if key in ("src", "href", "srcset", "action", "xlink:href")} == {"data:,"}
+    assert {
+        value
+        for key, value in page.attributes
+        if key in ("src", "href", "srcset", "action", "xlink:href")
+    } == {"data:,"}
     assert not [key for key, _ in page.attributes if key.startswith("on") or key == "style"]
     style = re.findall("<style>(.*?)</style>", text, re.DOTALL)
     assert len(style) == 1 and "url(" not in style[0] and "@import" not in style[0]
@@ -136,11 +162,16 @@ def test_the_page_has_the_figures_of_the_terminal(name: str) -> None:
     assert len(terminal) >= 15
     assert not terminal - shown
     runs = SESSIONS[name].runs
-    beside = [printed(report(run)) for run in runs for report in (details_report, models_report)] + [
-        in_row(run, field) for run in runs for field in ("mfu_ratio", "mbu_ratio")
-    ]
+    beside = [
+        printed(report(run)) for run in runs for report in (details_report, models_report)
+    ] + [in_row(run, field) for run in runs for field in ("mfu_ratio", "mbu_ratio")]
     beside += [units.duration(run.steady_from_s) for run in runs]
-    beside += ["95 % 2 % 1x", DOCUMENTS[name].answers[0][1].cost, "16.0 GiB 4.80 TB/s 989 TFLOP/s 140 GiB"]  # words, and the environment
+    # words, and the environment
+    beside += [
+        "95 % 2 % 1x",
+        DOCUMENTS[name].answers[0][1].cost,
+        "16.0 GiB 4.80 TB/s 989 TFLOP/s 140 GiB",
+    ]
     assert sorted(shown - terminal - figures("  ".join(beside))) == []
 
 
@@ -152,7 +183,8 @@ def test_the_markdown_has_the_figures_of_the_terminal(name: str) -> None:
 
 
 def test_the_markdown_of_a_small_session() -> None:
-    """After a change of the report: `python -m tests.report.small_session --write`, and read the difference."""
+    """After a change of the report: `python -m tests.report.small_session --write`, and read the
+    difference."""
     assert markdown_page(session_document(small_session())) == GOLDEN.read_text()
 
 
@@ -164,23 +196,33 @@ def hostile(words: str) -> Snapshot:
     finding = first.findings[0]
     evidence = (Evidence(words, 0.5, "ratio", None, words),)
     suggestion = msgspec.structs.replace(finding.suggestions[0], why=words, code=words)
-    first.findings = [msgspec.structs.replace(finding, title=words, summary=words, evidence=evidence, suggestions=(suggestion,))]
+    first.findings = [
+        msgspec.structs.replace(
+            finding, title=words, summary=words, evidence=evidence, suggestions=(suggestion,)
+        )
+    ]
     first.knobs = {**first.knobs, "collate_fn": words}
     last.state, last.error, last.validity = "failed", words, Validity("degraded", [words])
-    made.trials[1] = msgspec.structs.replace(made.trials[1], state="failed", error=words, speedup=None)
+    made.trials[1] = msgspec.structs.replace(
+        made.trials[1], state="failed", error=words, speedup=None
+    )
     made.unavailable = {words: words}
     device = Device("cpu", words)
     made.environment = Environment(words, words, words, 4, 1 << 30, words, words, devices=[device])
     return made
 
 
-@pytest.mark.parametrize("words", [HOSTILE, MARKED, CONTROLS, LONG], ids=["tags", "marks", "controls", "long"])
+@pytest.mark.parametrize(
+    "words", [HOSTILE, MARKED, CONTROLS, LONG], ids=["tags", "marks", "controls", "long"]
+)
 def test_words_from_outside_are_text(words: str) -> None:
     document = session_document(hostile(words))
     text = html_page(document)
     page = Page(text)
     assert "script" not in page.tags and "k" not in page.tags and "b" not in page.tags
-    assert text.isprintable() or not [char for char in text if not char.isprintable() and char != "\n"]
+    assert text.isprintable() or not [
+        char for char in text if not char.isprintable() and char != "\n"
+    ]
     if words in (HOSTILE, MARKED):
         assert words in page.text
     written = markdown_page(document)
@@ -188,7 +230,14 @@ def test_words_from_outside_are_text(words: str) -> None:
     inside = [child for token in tokens for child in token.children or []]
     assert not [one for one in inside if one.type in ("link_open", "image", "em_open", "s_open")]
     raw = " ".join(one.content for one in [*tokens, *inside] if one.type.startswith("html"))
-    assert set(re.findall(r"<(/?\w+)", raw)) <= {"details", "/details", "summary", "/summary", "sub", "/sub"}
+    assert set(re.findall(r"<(/?\w+)", raw)) <= {
+        "details",
+        "/details",
+        "summary",
+        "/summary",
+        "sub",
+        "/sub",
+    }
     assert not [char for char in written if not char.isprintable() and char != "\n"]
     outside = re.sub(r"(`{3,})text\n.*?\n\1", "", written, flags=re.DOTALL)
     assert "@everyone" not in outside and "#12" not in outside
@@ -211,14 +260,19 @@ def test_backquotes_do_not_end_a_code_block() -> None:
 
 def test_the_answer_is_the_cause_that_the_kept_change_cured() -> None:
     headline = DOCUMENTS["small"].answers[0][1]
-    assert (headline.headline, headline.cost) == ("The DataLoader waits for storage", "54 % recoverable: 90.0 of the 167 ms of each step")
+    assert (headline.headline, headline.cost) == (
+        "The DataLoader waits for storage",
+        "54 % recoverable: 90.0 of the 167 ms of each step",
+    )
     assert (
         "".join(words for words, _ in headline.fixes[0])
         == "use 2 DataLoader workers (num_workers 0 -> 2)  2.01x [1.94, 2.08]  faster: kept"
     )
     changed = small_session()
     changed.trials[0] = msgspec.structs.replace(changed.trials[0], changes_training=True)
-    assert "alters what the model learns" in "".join(words for words, _ in session_document(changed).answers[0][1].fixes[0])
+    assert "alters what the model learns" in "".join(
+        words for words, _ in session_document(changed).answers[0][1].fixes[0]
+    )
     assert "alters what the model learns" in session_text(changed)
     last = "".join(words for words, _ in DOCUMENTS["cancelled"].answers[0][1].fixes[1])
     assert last == "compute in bf16 (precision fp32 -> bf16)  cancelled"
@@ -231,7 +285,10 @@ def test_a_change_that_helped_without_a_finding_is_the_answer() -> None:
     made = small_session()
     made.runs[0].findings = []
     found = session_document(made).answers[0][1]
-    assert found.headline == "Use 2 DataLoader workers: 2.01x [1.94, 2.08]  faster: kept" and "no rule" in found.cost
+    assert (
+        found.headline == "Use 2 DataLoader workers: 2.01x [1.94, 2.08]  faster: kept"
+        and "no rule" in found.cost
+    )
 
 
 def test_the_kind_of_the_device_is_on_the_page() -> None:
@@ -241,7 +298,10 @@ def test_the_kind_of_the_device_is_on_the_page() -> None:
     simulated.environment.devices = [Device("gpu:0", "simulated NVIDIA H100")]
     simulated.recording = True
     labels = session_document(simulated).labels
-    assert labels == ["simulated GPU: no number is GPU data", "recording: a replay of an earlier session"]
+    assert labels == [
+        "simulated GPU: no number is GPU data",
+        "recording: a replay of an earlier session",
+    ]
     page = Page(html_page(session_document(simulated))).text
     assert all(label in page for label in labels)
 
@@ -251,7 +311,10 @@ def test_a_value_that_was_not_measured_has_its_reason() -> None:
     for run in made.runs:
         run.series = {}
         run.summary.phases_ratio = {}
-    for text in (Page(html_page(session_document(made))).text, markdown_page(session_document(made))):
+    for text in (
+        Page(html_page(session_document(made))).text,
+        markdown_page(session_document(made)),
+    ):
         assert "n/a: the snapshot has no series of the throughput" in text
         assert "n/a: the parts of a step were not measured" in text
         assert "n/a: the device reports no power" in text
@@ -269,12 +332,18 @@ def test_a_gap_in_the_series_is_a_gap_in_the_line() -> None:
     made = small_session()
     key, data = next(iter(made.runs[0].series.items()))
     kept = [n for n, t in enumerate(data.t) if not 8 < t < 16]
-    made.runs[0].series[key] = SeriesData([data.t[n] for n in kept], [data.v[n] for n in kept], data.source)
-    wide = html_page(session_document(made)).partition('<div class="wide">')[2].partition("</svg>")[0]
+    made.runs[0].series[key] = SeriesData(
+        [data.t[n] for n in kept], [data.v[n] for n in kept], data.source
+    )
+    wide = (
+        html_page(session_document(made)).partition('<div class="wide">')[2].partition("</svg>")[0]
+    )
     assert wide.count("<polyline") == 3
 
 
-def test_a_report_that_is_too_long_for_an_issue_tracker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_is_too_long_for_an_issue_tracker_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     document = DOCUMENTS["small"]
     whole = markdown_page(document)
     monkeypatch.setattr(markdown, "MAX_CHARACTERS", len(whole) - 1)
@@ -291,16 +360,20 @@ def test_the_waterfall_begins_at_the_attainable_rate_and_ends_at_the_reached_rat
         TimePart("early", "early", -0.01, note="ahead"),
     )
     rates = (RatePair("samples", "samples", "samples/s", 96.0, 400.0),)
-    made.runs[0].attainable = Attainable(rates, "compute", "measured here", "FLOPs / peak", parts=parts)
+    made.runs[0].attainable = Attainable(
+        rates, "compute", "measured here", "FLOPs / peak", parts=parts
+    )
     made.runs[1].attainable = Attainable(reason="the peak of this device is not known")
     document = session_document(made)
     (section,) = (one for one in document.sections if one.title == "What this hardware could reach")
     fall = section.blocks[0]
     assert isinstance(fall, Waterfall) and fall.title == "before: 24 % of hardware limit"
     assert [(row.label, round(row.start_s, 3), row.duration, row.cost) for row in fall.rows] == [
-        ("at the hardware limit", 0.0, "40.0 ms", ""), ("data wait", 0.04, "130 ms", "-70.0 samples/s"), ("early", 0.17, "-10.0 ms", ""),
+        ("at the hardware limit", 0.0, "40.0 ms", ""),
+        ("data wait", 0.04, "130 ms", "-70.0 samples/s"),
+        ("early", 0.17, "-10.0 ms", ""),
         ("at the reached rate", 0.0, "160 ms", ""),
-    ]  # fmt: skip
+    ]
     page = Page(html_page(document))
     assert "-70.0 samples/s" in " ".join(page.chart_words)
     for text in (page.text, markdown_page(document)):

@@ -21,22 +21,46 @@ def test_each_direction_has_its_figure_with_a_unit_and_all_lines_have_one_time_a
     def climbing(key: str, columns: int, seconds: float) -> list[float | None]:
         return [1e9 * n for n in range(columns)]
 
-    painted = text(paint_devices(gpu_view(now=500.0), climbing, 60, 30, all_eight=True, boxed=True)).splitlines()
+    painted = text(
+        paint_devices(gpu_view(now=500.0), climbing, 60, 30, all_eight=True, boxed=True)
+    ).splitlines()
     received, sent = (next(row for row in painted if way in row) for way in ("rx ", "tx "))
     assert received.index(" GB/s") == sent.index(" GB/s")
-    begins = {re.search("[▁▂▃▄▅▆▇█]", row).start() for row in painted if re.search("(SM active|PCIe|rx|step) ", row)}  # type: ignore[union-attr]
+    begins = {
+        re.search("[▁▂▃▄▅▆▇█]", row).start()
+        for row in painted
+        if re.search("(SM active|PCIe|rx|step) ", row)
+    }  # type: ignore[union-attr]
     assert len(begins) == 1
 
 
 def test_where_two_directions_share_a_row_the_row_has_both_figures() -> None:
-    painted = text(paint_devices(gpu_view(), lambda key, columns, seconds: [0.0] * columns, 60, 10, all_eight=True, boxed=True))
+    painted = text(
+        paint_devices(
+            gpu_view(),
+            lambda key, columns, seconds: [0.0] * columns,
+            60,
+            10,
+            all_eight=True,
+            boxed=True,
+        )
+    )
     (row,) = [row for row in painted.splitlines() if "PCIe" in row]
     assert re.search(r"rx \S+ tx \S+ [kMG]?B/s  rx\+tx ▁{8,}", row), row
 
 
 def test_traffic_that_is_zero_for_the_whole_time_is_no_clutter() -> None:
     zero = {key: 0.0 if "pcie" in key else value for key, value in gpu_view().latest.items()}
-    painted = text(paint_devices(gpu_view(latest=zero), lambda key, columns, seconds: [0.0] * columns, 60, 30, all_eight=True, boxed=True))
+    painted = text(
+        paint_devices(
+            gpu_view(latest=zero),
+            lambda key, columns, seconds: [0.0] * columns,
+            60,
+            30,
+            all_eight=True,
+            boxed=True,
+        )
+    )
     (row,) = [row for row in painted.splitlines() if "PCIe" in row]
     assert re.search(r"PCIe +none  ▁+ ", row) and "rx" not in painted
 
@@ -45,12 +69,18 @@ def test_traffic_that_is_zero_for_the_whole_time_is_no_clutter() -> None:
 def test_tiles_are_equally_high_with_equal_gaps_and_a_name_on_the_line_of_each(height: int) -> None:
     view = gpu_view()
     full: History = lambda key, columns, seconds: [1e15] * columns  # noqa: E731
-    painted = text(paint_devices(view, full, 60, height, all_eight=True, boxed=True)).splitlines()[1:-1]
-    names = [next(n for n, row in enumerate(painted) if row.startswith(f"│ {tile.title} ")) for tile in tiles(view, True)]
+    painted = text(paint_devices(view, full, 60, height, all_eight=True, boxed=True)).splitlines()[
+        1:-1
+    ]
+    names = [
+        next(n for n, row in enumerate(painted) if row.startswith(f"│ {tile.title} "))
+        for tile in tiles(view, True)
+    ]
     assert names == sorted(names) and len(names) == 8
     for n, row in zip(names, (painted[n] for n in names), strict=True):
         assert any(level in row for level in "▇█") or "n/a" in row, (n, row)
-    high = [n for n, row in enumerate(painted) if "▇" in row]  # the first row of each history: its top eighth is blank
+    # the first row of each history: its top eighth is blank
+    high = [n for n, row in enumerate(painted) if "▇" in row]
     assert len(high) >= 7
     assert sum(not row.strip("│ ") for row in painted[names[-1] + 1 :]) <= 3, "the rest"
     for y in range(height - 2):
@@ -61,7 +91,16 @@ def test_tiles_are_equally_high_with_equal_gaps_and_a_name_on_the_line_of_each(h
 @pytest.mark.parametrize("mean_s", [12.3e-6, 1.23e-3, 0.0123, 0.123, 0.44, 0.92, 1.24, 12.4])
 def test_the_step_tile_keeps_its_title_at_120_columns(mean_s: float) -> None:
     shown = gpu_view(step_times=steps(mean_s))
-    painted = text(paint_devices(shown, lambda key, columns, seconds: [None] * columns, 60, 12, all_eight=True, boxed=True))
+    painted = text(
+        paint_devices(
+            shown,
+            lambda key, columns, seconds: [None] * columns,
+            60,
+            12,
+            all_eight=True,
+            boxed=True,
+        )
+    )
     (row,) = [row for row in painted.splitlines() if "p50" in row]
     assert " step " in row and "…" not in row
     assert len(row) == 60
@@ -69,26 +108,45 @@ def test_the_step_tile_keeps_its_title_at_120_columns(mean_s: float) -> None:
 
 def test_series_without_values_in_sight_are_not_called_none() -> None:
     zero = {key: 0.0 if "pcie" in key else value for key, value in gpu_view().latest.items()}
-    painted = text(paint_devices(gpu_view(latest=zero), lambda key, columns, seconds: [None] * columns, 60, 30, all_eight=True, boxed=True))
+    painted = text(
+        paint_devices(
+            gpu_view(latest=zero),
+            lambda key, columns, seconds: [None] * columns,
+            60,
+            30,
+            all_eight=True,
+            boxed=True,
+        )
+    )
     assert "none" not in "".join(row for row in painted.splitlines() if "PCIe" in row)
 
 
 def test_memory_that_a_gpu_shares_with_the_host_is_called_so_in_each_view() -> None:
     for facts in ({}, {"memory_kind": UNIFIED}):
         view = gpu_view()
-        devices = [msgspec.structs.replace(device, facts=facts) if device.is_gpu else device for device in view.devices]
+        devices = [
+            msgspec.structs.replace(device, facts=facts) if device.is_gpu else device
+            for device in view.devices
+        ]
         view = msgspec.structs.replace(view, devices=devices)
         line = text([device_line(view, devices[0], 140)])
-        overview = text(paint_overview(view, (), lambda key, columns: [None] * columns, 140, 30).rows)
+        overview = text(
+            paint_overview(view, (), lambda key, columns: [None] * columns, 140, 30).rows
+        )
         names = " ".join(tile.title for tile in tiles(view, all_eight=True))
-        assert [(UNIFIED in shown, "HBM" in shown) for shown in (line, overview, names)] == [(bool(facts), not facts)] * 3
+        assert [(UNIFIED in shown, "HBM" in shown) for shown in (line, overview, names)] == [
+            (bool(facts), not facts)
+        ] * 3
 
 
 def test_traffic_that_the_driver_samples_for_20_ms_says_so() -> None:
     view = gpu_view()
     key = series_key("gpu.pcie_rx_bytes_per_s", view.device)
     titles = [
-        [tile.title for tile in tiles(msgspec.structs.replace(view, substitutes=source), all_eight=True)]
+        [
+            tile.title
+            for tile in tiles(msgspec.structs.replace(view, substitutes=source), all_eight=True)
+        ]
         for source in ({}, {key: "nvml"}, {key: "nvml.field"})
     ]
     assert [row[4] for row in titles] == ["PCIe", "PCIe, 20 ms", "PCIe"]

@@ -33,7 +33,14 @@ def test_three_digits_in_four_cells(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2.02e12, "2.02 TB/s"), (0.3e9, " 300 MB/s"), (999.6e9, "1.00 TB/s"), (420.0, " 420 B/s "), (0.0, "   0 B/s "), (None, "      n/a")],
+    [
+        (2.02e12, "2.02 TB/s"),
+        (0.3e9, " 300 MB/s"),
+        (999.6e9, "1.00 TB/s"),
+        (420.0, " 420 B/s "),
+        (0.0, "   0 B/s "),
+        (None, "      n/a"),
+    ],
 )
 def test_rates_keep_their_width(value: float | None, text: str) -> None:
     assert units.si(value, "B/s").rjust(9) == text
@@ -48,7 +55,14 @@ def test_pairs_share_the_unit_of_the_larger() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.44, " 440 ms"), (1.24, "1.24 s "), (85e-6, "85.0 µs"), (0.9996, "1.00 s "), (0.0, "   0 s "), (None, "    n/a")],
+    [
+        (0.44, " 440 ms"),
+        (1.24, "1.24 s "),
+        (85e-6, "85.0 µs"),
+        (0.9996, "1.00 s "),
+        (0.0, "   0 s "),
+        (None, "    n/a"),
+    ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert units.duration(seconds) == text
@@ -100,7 +114,9 @@ def test_the_rest() -> None:
         ((-0.995, -0.999, -0.4), ["-99.5 %", "-99.9 %", "-40.0 %"]),
     ],
 )
-def test_differences_that_belong_together_have_one_unit(ratios: tuple[float, ...], texts: list[str]) -> None:
+def test_differences_that_belong_together_have_one_unit(
+    ratios: tuple[float, ...], texts: list[str]
+) -> None:
     assert units.changes(*ratios) == texts
     assert units.change(ratios[0]) == texts[0] or len(ratios) > 1
 
@@ -122,6 +138,8 @@ def test_bytes_have_their_prefix_before_the_unit() -> None:
 def test_a_share_has_one_spelling() -> None:
     """`31 %`, as in all columns. Python's own format writes `31%`."""
     package = Path(gpuconsole.__file__).parent
-    files = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "agent"]
+    files = [
+        path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "agent"
+    ]
     assert [path.name for path in files if re.search(r":\.\d%\}", path.read_text())] == []
     assert (percent(0.314), percent(0.0036, 1)) == ("31 %", "0.4 %")

@@ -1,4 +1,5 @@
-"""M2, M4, M5 and M8: what others leave behind, who may read our files, names that can be guessed, and files from elsewhere."""
+"""M2, M4, M5 and M8: what others leave behind, who may read our files, names that can be guessed,
+and files from elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-# --- M2: clean-up ------------------------------------------------------------------------------------------------
+# --- M2: clean-up ---------------------------------------------------------------------------------
 
 
 @needs_root
@@ -60,7 +61,9 @@ def test_a_folder_that_another_user_left_stops_no_command(cli: Cli) -> None:
         shutil_rmtree_deep(folder)
 
 
-def test_an_own_folder_of_many_levels_stops_no_command(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_own_folder_of_many_levels_stops_no_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     nested = tmp_path / "gpuconsole" / "run" / f"scratch-{BOOT_ID.read_text()[:8]}-1-x"
     nested.mkdir(parents=True)
@@ -96,7 +99,7 @@ def shutil_rmtree_deep(folder: Path) -> None:
             moved.rename(folder)
 
 
-# --- M4: who may read our files ----------------------------------------------------------------------------------
+# --- M4: who may read our files -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -123,8 +126,11 @@ def test_a_file_keeps_the_permissions_that_its_owner_gave_it(tmp_path: Path) -> 
 
 @needs_root
 @pytest.mark.parametrize("name", ["page.html", "page.md", "s.json", "p.diff"])
-def test_the_permissions_that_another_user_gave_a_file_are_not_kept(cli: Cli, tmp_path: Path, name: str) -> None:
-    """The attack: a file of mode 6777 in the place of a report. Root wrote the report there, with setuid root and open to everybody."""
+def test_the_permissions_that_another_user_gave_a_file_are_not_kept(
+    cli: Cli, tmp_path: Path, name: str
+) -> None:
+    """The attack: a file of mode 6777 in the place of a report. Root wrote the report there, with
+    setuid root and open to everybody."""
     from tests.report.small_session import small_session
 
     (tmp_path / "in.json").write_bytes(encode(small_session()))
@@ -139,7 +145,12 @@ def test_the_permissions_that_another_user_gave_a_file_are_not_kept(cli: Cli, tm
         elif name == "p.diff":
             write_patch(planted, Patch((FolderPatch("", "--- a\n"),)))
         else:
-            assert cli("report", "in.json", "--html" if name == "page.html" else "--markdown", name).returncode == 0
+            assert (
+                cli(
+                    "report", "in.json", "--html" if name == "page.html" else "--markdown", name
+                ).returncode
+                == 0
+            )
     finally:
         os.umask(before)
     assert (planted.stat().st_uid, mode(planted)) == (0, 0o644) and planted.stat().st_size < 300_000
@@ -154,14 +165,20 @@ def test_setuid_is_never_kept(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("option", ["--record", "--output"])
-def test_a_file_of_another_user_is_not_written_in_place(cli: Cli, tmp_path: Path, option: str) -> None:
+def test_a_file_of_another_user_is_not_written_in_place(
+    cli: Cli, tmp_path: Path, option: str
+) -> None:
     """Its owner would read what is written."""
     (tmp_path / "theirs").touch()
     os.chown(tmp_path / "theirs", NOBODY, NOBODY)
     (tmp_path / "theirs").chmod(0o666)
     words = ("--headless", option, "theirs") if option == "--record" else (option, "theirs")
     done = cli("mcp", *words[-2:], "--", "true")
-    assert done.returncode == 2 and "the file belongs to another user" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert (
+        done.returncode == 2
+        and "the file belongs to another user" in done.stderr
+        and done.stderr.count("\n") == 1
+    ), done.stderr
     assert (tmp_path / "theirs").read_bytes() == b""
 
 
@@ -174,9 +191,19 @@ def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
     assert mode(tmp_path / "new") == 0o644
 
 
-def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(tmp_path: Path) -> None:
+def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(
+    tmp_path: Path,
+) -> None:
     recorder, path = SessionRecorder(), tmp_path / "session.jsonl"
-    other = Process(7, "gpu:0", name="python", user="alice", uid=os.geteuid() + 1, command="train.py --key secret", container="abc")
+    other = Process(
+        7,
+        "gpu:0",
+        name="python",
+        user="alice",
+        uid=os.geteuid() + 1,
+        command="train.py --key secret",
+        container="abc",
+    )
     own = Process(8, "gpu:0", name="python", user="me", uid=os.geteuid(), command="train.py")
     recorder.toggle(path, [])
     recorder.write(Processes(1.0, [other, own]))
@@ -184,19 +211,23 @@ def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(tmp
     assert mode(path) == 0o600
     _, event = read_recording(path)
     assert isinstance(event, Processes)
-    assert [(process.user, process.uid, process.container, process.command) for process in event.processes] == [
+    assert [
+        (process.user, process.uid, process.container, process.command)
+        for process in event.processes
+    ] == [
         ("another user", None, "", ""),
         ("me", os.geteuid(), "", ""),
     ]
     assert "alice" not in path.read_text()
 
 
-# --- M5: names that can be guessed -------------------------------------------------------------------------------
+# --- M5: names that can be guessed ----------------------------------------------------------------
 
 
 @pytest.fixture
 def guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the user's own, to which an attacker makes links with the names that the console will choose."""
+    """A file of the user's own, to which an attacker makes links with the names that the console
+    will choose."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form, *more: "20261124-120000")
     victim = tmp_path / "bashrc"
@@ -216,7 +247,9 @@ def test_the_log_of_a_left_job_is_never_written_through_a_link(guessed: Path) ->
     os.close(master)
     os.close(slave)
     assert guessed.read_text() == "precious"
-    assert log.with_name("gpuconsole-output-20261124-120000-2.txt").read_text() == "output of the job"
+    assert (
+        log.with_name("gpuconsole-output-20261124-120000-2.txt").read_text() == "output of the job"
+    )
 
 
 def test_a_recording_with_a_dated_name_is_never_written_through_a_link(guessed: Path) -> None:
@@ -237,7 +270,8 @@ def test_a_snapshot_with_a_dated_name_replaces_the_link_and_not_its_target(guess
 
 
 def test_the_output_file_of_a_coding_agents_job_is_never_a_link(guessed: Path) -> None:
-    """The attack: links for each second and process id. The output of the job landed in ~/.bash_aliases."""
+    """The attack: links for each second and process id. The output of the job landed in
+    ~/.bash_aliases."""
     link = guessed.parent / f"gpuconsole-output-20261124-120000-{os.getpid()}.txt"
     link.symlink_to(guessed)
     with pytest.raises(FileExistsError):
@@ -245,8 +279,11 @@ def test_the_output_file_of_a_coding_agents_job_is_never_a_link(guessed: Path) -
     assert guessed.read_text() == "precious"
 
 
-def test_the_page_beside_the_events_of_tensorboard_is_never_written_through_a_link(guessed: Path) -> None:
-    """The attack: folders for each second, with a link in each. The page replaced ~/.ssh/authorized_keys."""
+def test_the_page_beside_the_events_of_tensorboard_is_never_written_through_a_link(
+    guessed: Path,
+) -> None:
+    """The attack: folders for each second, with a link in each. The page replaced
+    ~/.ssh/authorized_keys."""
     pytest.importorskip("tensorboard")
     from gpuconsole.report.trackers.readings import Final, Point, SessionFacts
     from gpuconsole.report.trackers.tensorboard import TensorBoard
@@ -259,7 +296,10 @@ def test_the_page_beside_the_events_of_tensorboard_is_never_written_through_a_li
         tracker.end(Final(Point(1.0, 1.0, ()), lambda: "a page"))
     assert guessed.read_text() == "precious"
     assert (guessed.parent / "runs" / "20261124-120000-2" / "report.html").read_text() == "a page"
-    assert not (planted / "report.html").is_symlink() and (planted / "report.html").read_text() == "a page"
+    assert (
+        not (planted / "report.html").is_symlink()
+        and (planted / "report.html").read_text() == "a page"
+    )
 
 
 def test_a_file_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
@@ -270,7 +310,7 @@ def test_a_file_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
     assert link.is_symlink() and (tmp_path / "disk" / "out.json").read_bytes() == b"{}"
 
 
-# --- M8: files from elsewhere ------------------------------------------------------------------------------------
+# --- M8: files from elsewhere ---------------------------------------------------------------------
 
 NESTED = "[" * 200_000 + "]" * 200_000
 
@@ -278,15 +318,33 @@ NESTED = "[" * 200_000 + "]" * 200_000
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("deep.json", '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}", ("report", "deep.json")),
-        ("deep.json", '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}", ("diagnose", "deep.json")),
+        (
+            "deep.json",
+            '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}",
+            ("report", "deep.json"),
+        ),
+        (
+            "deep.json",
+            '{"schema": "gpuconsole.snapshot/1", "runs": ' + NESTED + "}",
+            ("diagnose", "deep.json"),
+        ),
         ("deep.toml", "name = 'x'\nknobs = " + NESTED, ("run", "./deep.toml", "--headless")),
-        ("deep.jsonl", '{"event": "hello", "x": ' + NESTED + "}\n", ("replay", "deep.jsonl", "--headless")),
-        ("deep.json", '{"schema": "gpuconsole.snapshot/1", "tuning": ' + NESTED + "}", ("tune", "--verify", "deep.json")),
+        (
+            "deep.jsonl",
+            '{"event": "hello", "x": ' + NESTED + "}\n",
+            ("replay", "deep.jsonl", "--headless"),
+        ),
+        (
+            "deep.json",
+            '{"schema": "gpuconsole.snapshot/1", "tuning": ' + NESTED + "}",
+            ("tune", "--verify", "deep.json"),
+        ),
     ],
     ids=["report", "diagnose", "scenario", "replay", "tune"],
 )
-def test_a_file_of_many_levels_is_refused_in_one_line(cli: Cli, tmp_path: Path, name: str, text: str, words: tuple[str, ...]) -> None:
+def test_a_file_of_many_levels_is_refused_in_one_line(
+    cli: Cli, tmp_path: Path, name: str, text: str, words: tuple[str, ...]
+) -> None:
     (tmp_path / name).write_text(text)
     done = cli(*words)
     assert done.returncode == 2, done.stderr[-500:]
@@ -307,36 +365,74 @@ def test_a_wide_snapshot_takes_little_memory() -> None:
 
 def session_naming(folder: Path, file: str, workers: object = 4) -> Path:
     """A snapshot in which a job has kept `num_workers`, with its DataLoader in `file`."""
-    job = {"script": "train.py", "sites": [{"kind": "loader", "file": file, "line": 1, "function": ""}]}
-    common = {"scenario": "train.py", "workload": "job", "device": "cpu", "state": "finished", "job": job}
+    job = {
+        "script": "train.py",
+        "sites": [{"kind": "loader", "file": file, "line": 1, "function": ""}],
+    }
+    common = {
+        "scenario": "train.py",
+        "workload": "job",
+        "device": "cpu",
+        "state": "finished",
+        "job": job,
+    }
     runs = [
         {"id": "1", "knobs": {"num_workers": 0}, **common},
-        {"id": "2", "knobs": {"num_workers": workers}, "changes": {"num_workers": workers}, **common},
+        {
+            "id": "2",
+            "knobs": {"num_workers": workers},
+            "changes": {"num_workers": workers},
+            **common,
+        },
     ]
-    whole = {"schema": SCHEMA, "created": "", "gpuconsole": "0", "environment": {}, "trials": [], "runs": runs}
+    whole = {
+        "schema": SCHEMA,
+        "created": "",
+        "gpuconsole": "0",
+        "environment": {},
+        "trials": [],
+        "runs": runs,
+    }
     (folder / "s.json").write_text(json.dumps(whole))
     return folder / "s.json"
 
 
 @pytest.mark.parametrize("kind", ["/dev/zero", "pipe", "large", "line break"])
-def test_a_patch_reads_only_source_files_whatever_a_snapshot_names(cli_here: Cli, tmp_path: Path, kind: str) -> None:
+def test_a_patch_reads_only_source_files_whatever_a_snapshot_names(
+    cli_here: Cli, tmp_path: Path, kind: str
+) -> None:
     file = kind
     if kind != "/dev/zero":
         file = str(tmp_path / ("a\nb.py" if kind == "line break" else "train.py"))
-        os.mkfifo(file) if kind == "pipe" else Path(file).write_text("loader = DataLoader(data)\n" if kind == "line break" else "")
+        os.mkfifo(file) if kind == "pipe" else Path(file).write_text(
+            "loader = DataLoader(data)\n" if kind == "line break" else ""
+        )
         if kind == "large":
             os.truncate(file, 2**31)
     begun = time.monotonic()
     done = cli_here("report", str(session_naming(tmp_path, file)), "--patch", "p.diff")
     assert done.returncode == 1 and time.monotonic() - begun < 5, done
-    assert "not in the patch" in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "p.diff").exists()
+    assert (
+        "not in the patch" in done.stderr
+        and "Traceback" not in done.stderr
+        and not (tmp_path / "p.diff").exists()
+    )
 
 
 @pytest.mark.parametrize("value", ["4), __import__('os').system('id'", 10**30, -1])
-def test_a_patch_holds_only_values_that_a_console_can_have_set(cli_here: Cli, tmp_path: Path, value: object) -> None:
+def test_a_patch_holds_only_values_that_a_console_can_have_set(
+    cli_here: Cli, tmp_path: Path, value: object
+) -> None:
     (tmp_path / "train.py").write_text("loader = DataLoader(data)\n")
-    done = cli_here("report", str(session_naming(tmp_path, str(tmp_path / "train.py"), value)), "--patch", "p.diff")
-    assert done.returncode == 2 and "num_workers" in done.stderr and not (tmp_path / "p.diff").exists(), done.stderr
+    done = cli_here(
+        "report",
+        str(session_naming(tmp_path, str(tmp_path / "train.py"), value)),
+        "--patch",
+        "p.diff",
+    )
+    assert (
+        done.returncode == 2 and "num_workers" in done.stderr and not (tmp_path / "p.diff").exists()
+    ), done.stderr
 
 
 def test_a_compressed_recording_of_one_endless_line_takes_no_memory(tmp_path: Path) -> None:
@@ -363,7 +459,8 @@ def test_a_compressed_recording_that_unpacks_to_far_more_than_recordings_do_is_r
     from gpuconsole.wire import recording
 
     assert recording.MIN_BYTES == 32 * 2**20
-    monkeypatch.setattr(recording, "MIN_BYTES", 2**20)  # 32 MiB of notes take many seconds to be searched for credentials
+    # 32 MiB of notes take many seconds to be searched for credentials
+    monkeypatch.setattr(recording, "MIN_BYTES", 2**20)
     RecordingWriter(tmp_path / "head.jsonl").close()
     with gzip.open(tmp_path / "bomb.jsonl.gz", "wb") as file:
         file.write((tmp_path / "head.jsonl").read_bytes())
@@ -373,16 +470,26 @@ def test_a_compressed_recording_that_unpacks_to_far_more_than_recordings_do_is_r
 
 
 @pytest.mark.parametrize("damage", ["cut off", "changed", "not compressed"])
-def test_a_damaged_compressed_recording_is_refused_in_one_line(cli: Cli, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_compressed_recording_is_refused_in_one_line(
+    cli: Cli, tmp_path: Path, damage: str
+) -> None:
     RecordingWriter(tmp_path / "head.jsonl").close()
     data = gzip.compress((tmp_path / "head.jsonl").read_bytes() * 50)
-    damaged = {"cut off": data[:-20], "changed": data[:30] + b"\xff" * 20 + data[50:], "not compressed": b"x" * 100}[damage]
+    damaged = {
+        "cut off": data[:-20],
+        "changed": data[:30] + b"\xff" * 20 + data[50:],
+        "not compressed": b"x" * 100,
+    }[damage]
     (tmp_path / "damaged.jsonl.gz").write_bytes(damaged)
     done = cli("replay", "damaged.jsonl.gz", "--headless")
-    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert (
+        done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    ), done.stderr
 
 
-def test_a_recording_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpuconsole.wire import recording
 
     monkeypatch.setattr(recording, "MAX_BYTES", 10_000)

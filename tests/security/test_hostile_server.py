@@ -1,4 +1,5 @@
-"""M7: a hostile model server cannot use up our memory, cannot redirect our prompts, and cannot end a worker."""
+"""M7: a hostile model server cannot use up our memory, cannot redirect our prompts, and cannot end
+a worker."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def against(handler: Handler, ask: Callable[[str], Awaitable[T]]) -> T:
 
 
 async def bomb(request: web.Request) -> web.Response:
-    return web.Response(body=bomb_bytes(), headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+    return web.Response(
+        body=bomb_bytes(), headers={"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    )
 
 
 async def models(url: str) -> str:
@@ -77,7 +80,9 @@ async def facts(url: str) -> ServerFacts:
 
 
 @pytest.mark.parametrize("ask", [models, page, facts])
-def test_a_small_answer_that_unpacks_to_much_takes_no_memory(ask: Callable[[str], Awaitable[object]]) -> None:
+def test_a_small_answer_that_unpacks_to_much_takes_no_memory(
+    ask: Callable[[str], Awaitable[object]],
+) -> None:
     """237 KB took 257 MB."""
     bomb_bytes()  # its own compression is not to be measured
     tracemalloc.start()
@@ -123,7 +128,9 @@ def test_a_refusal_of_many_levels_is_a_failed_request() -> None:
 
 def test_an_honest_compressed_answer_is_read() -> None:
     async def listed(request: web.Request) -> web.Response:
-        return web.Response(body=gzip.compress(b'{"data": [{"id": "small"}]}'), headers={"Content-Encoding": "gzip"})
+        return web.Response(
+            body=gzip.compress(b'{"data": [{"id": "small"}]}'), headers={"Content-Encoding": "gzip"}
+        )
 
     assert against(listed, models) == "small"
 
@@ -146,7 +153,9 @@ class Elsewhere:
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         if request.path.startswith("/elsewhere"):
             self.arrived.append(await request.text())
-            return web.json_response({"data": [{"id": "elsewhere"}], "choices": [{}], "usage": {"prompt_tokens": 3}})
+            return web.json_response(
+                {"data": [{"id": "elsewhere"}], "choices": [{}], "usage": {"prompt_tokens": 3}}
+            )
         return web.Response(status=307, headers={"Location": f"/elsewhere{request.path}"})
 
 
@@ -156,7 +165,9 @@ def test_no_request_follows_a_redirect() -> None:
         assert await facts(url) == ServerFacts()
         async with await connect("") as session:
             for ask in (
-                ask_tokenizer(session, url, "m", lambda size: "x" * size, chat=False, timeout_s=5.0),
+                ask_tokenizer(
+                    session, url, "m", lambda size: "x" * size, chat=False, timeout_s=5.0
+                ),
                 perplexity(session, url, "m"),
             ):
                 with pytest.raises(RequestFailed, match="redirects are not followed"):
@@ -168,4 +179,7 @@ def test_no_request_follows_a_redirect() -> None:
     elsewhere = Elsewhere()
     told = against(elsewhere, all_of_them)
     assert elsewhere.arrived == []
-    assert all("HTTP 307: redirects are not followed; name the address itself: /elsewhere/" in line for line in told), told
+    assert all(
+        "HTTP 307: redirects are not followed; name the address itself: /elsewhere/" in line
+        for line in told
+    ), told

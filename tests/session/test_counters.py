@@ -1,4 +1,5 @@
-"""Totals that a worker sends, as signals: sums over ordinary stretches, and a slope that single jumps do not move."""
+"""Totals that a worker sends, as signals: sums over ordinary stretches, and a slope that single
+jumps do not move."""
 
 from __future__ import annotations
 
@@ -11,8 +12,22 @@ from gpuconsole.wire.events import Steps
 
 def message(t: float, kind: int = 0, memory: float = 1e9, **counters: float) -> Steps:
     step = Step(0, t, 0.1, 1, 1, (0.0,) * len(PHASES), None, None, 0, kind)
-    base = {"gc.pause_s": 0.0, "gc.collections": 0.0, "loader.restart_s": 0.0, "loader.restarts": 0.0, "comm.exchanges": 0.0}
-    return Steps(t, [step], 0.0, 0.0, 0.0, 0.0, counters={**base, "work.steps": t * 10, "host.private_bytes": memory, **counters})
+    base = {
+        "gc.pause_s": 0.0,
+        "gc.collections": 0.0,
+        "loader.restart_s": 0.0,
+        "loader.restarts": 0.0,
+        "comm.exchanges": 0.0,
+    }
+    return Steps(
+        t,
+        [step],
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        counters={**base, "work.steps": t * 10, "host.private_bytes": memory, **counters},
+    )
 
 
 def test_what_a_probe_did_is_left_out() -> None:
@@ -29,7 +44,8 @@ def test_what_a_probe_did_is_left_out() -> None:
 
 
 def test_the_time_in_which_a_probe_held_a_job_is_left_out() -> None:
-    """In a user's own job the message after a probe has ordinary steps, and the workers slept while the probe held the training thread."""
+    """In a user's own job the message after a probe has ordinary steps, and the workers slept while
+    the probe held the training thread."""
     counts = WorkCounts()
     for t, cpu_s in ((0.0, 0.0), (1.0, 1.0)):
         counts.add(message(t, **{"loader.workers_cpu_s": cpu_s}))
@@ -55,13 +71,18 @@ def grown(megabytes: list[float], every_s: float = 0.5, **counters: float) -> di
     counts = WorkCounts()
     for n, value in enumerate(megabytes):
         counts.add(message(n * every_s, memory=1e6 * value, **counters))
-    return {name.removeprefix("host.memory_"): signal.value for name, signal in counts.signals(0.0).items()}
+    return {
+        name.removeprefix("host.memory_"): signal.value
+        for name, signal in counts.signals(0.0).items()
+    }
 
 
 def test_fast_growth_needs_few_readings() -> None:
     fast = grown([1000 + 100 * n for n in range(9)])
     assert abs(fast["growth_bytes_per_s"] - 200e6) < 1 and fast["steady_ratio"] > 0.9
-    assert "growth_bytes_per_s" not in grown([1000 + 10 * n for n in range(9)]), "80 MB in 4 s may be the start of anything"
+    assert "growth_bytes_per_s" not in grown([1000 + 10 * n for n in range(9)]), (
+        "80 MB in 4 s may be the start of anything"
+    )
     jumps = grown([1000] * 3 + [1400] * 3 + [1800] * 3)
     assert "growth_bytes_per_s" not in jumps
 
@@ -70,7 +91,11 @@ def test_a_reading_after_the_loop_hides_no_growth() -> None:
     """The memory of the program is free again before the process ends."""
     for readings in range(30, 36):  # the slope is computed every three seconds
         ended = grown([1000 + 20 * n for n in range(readings)] + [200])
-        assert ended["grown_bytes"] > 400e6 and ended["steady_ratio"] > 0.8 and ended["rises_ratio"] > 0.9
+        assert (
+            ended["grown_bytes"] > 400e6
+            and ended["steady_ratio"] > 0.8
+            and ended["rises_ratio"] > 0.9
+        )
 
 
 def test_the_memory_of_the_workers_is_a_series_of_its_own() -> None:
@@ -79,7 +104,10 @@ def test_the_memory_of_the_workers_is_a_series_of_its_own() -> None:
         told = {"loader.private_bytes": 1e8 + 2e7 * second} if second != 7 else {}
         counts.add(message(float(second), **told))
     signals = counts.signals(0.0)
-    assert abs(signals["loader.memory_growth_bytes_per_s"].value - 2e7) < 1 and signals["host.memory_growth_bytes_per_s"].value == 0
+    assert (
+        abs(signals["loader.memory_growth_bytes_per_s"].value - 2e7) < 1
+        and signals["host.memory_growth_bytes_per_s"].value == 0
+    )
     assert "29 readings" in signals["loader.memory_growth_bytes_per_s"].source
 
 
@@ -87,7 +115,12 @@ def test_the_lead_of_the_host_is_that_of_the_steps_in_the_window() -> None:
     """The first seconds of the job, in which the GPU waits for compilation, do not count later."""
     counts = WorkCounts()
     for second in range(10):
-        counts.add(message(float(second), **{"stream.steps": 4.0 * second, "stream.caught_up": 4.0 * min(second, 5)}))
+        counts.add(
+            message(
+                float(second),
+                **{"stream.steps": 4.0 * second, "stream.caught_up": 4.0 * min(second, 5)},
+            )
+        )
     assert counts.signals(0.0)["host.caught_up_ratio"].value == 5 / 9
     assert counts.signals(5.0)["host.caught_up_ratio"].value == 0.0
     assert "host.caught_up_ratio" not in counts.signals(8.0), "four sampled steps are too few"
@@ -100,7 +133,9 @@ def test_the_wait_for_a_core_is_known_from_the_messages_alone() -> None:
         counts.add(msgspec.structs.replace(event, cpu_s=0.5 * second, runq_s=0.01 + 0.3 * second))
         silent.add(msgspec.structs.replace(event, cpu_s=0.5 * second))
     waited = counts.runq_ratio(0.0)
-    assert waited is not None and abs(waited.value - 0.3) < 1e-9 and "CPU time 50 %" in waited.source
+    assert (
+        waited is not None and abs(waited.value - 0.3) < 1e-9 and "CPU time 50 %" in waited.source
+    )
     assert silent.runq_ratio(0.0) is None, "the kernel reports no time on run queues"
 
 
@@ -115,7 +150,9 @@ def test_a_process_that_starts_again_begins_its_totals_at_0() -> None:
     for second in range(6):
         counts.add(message(float(second), **{"gc.pause_s": 0.05 * second}))
     for second in range(6):
-        counts.add(message(10.0 + second, **{"work.steps": 10.0 * second, "gc.pause_s": 0.05 * second}))
+        counts.add(
+            message(10.0 + second, **{"work.steps": 10.0 * second, "gc.pause_s": 0.05 * second})
+        )
     assert abs(counts.signals(0.0)["gc.pause_ratio"].value - 0.05) < 1e-9
 
 
@@ -125,7 +162,9 @@ def test_the_growth_of_memory_is_that_of_the_process_that_runs_now() -> None:
     for second in range(60):
         counts.add(message(float(second), memory=1e9 + 35e6 * second))
     for second in range(60):
-        counts.add(message(100.0 + second, memory=1e9 + 35e6 * second, **{"work.steps": 10.0 * second}))
+        counts.add(
+            message(100.0 + second, memory=1e9 + 35e6 * second, **{"work.steps": 10.0 * second})
+        )
     signals = counts.signals(0.0)
     assert abs(signals["host.memory_growth_bytes_per_s"].value - 35e6) < 1e5
     assert signals["host.memory_grown_bytes"].value > 1.9e9

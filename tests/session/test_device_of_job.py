@@ -1,4 +1,5 @@
-"""Which GPU a job of the user's own runs on: by its uuid, by its process, by its PCI address, or because there is one GPU only. Never the first one by default."""
+"""Which GPU a job of the user's own runs on: by its uuid, by its process, by its PCI address, or
+because there is one GPU only. Never the first one by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Energy and power of a run are those of all its devices; where these are not known, the figures are n/a with the reason."""
+"""Energy and power of a run are those of all its devices; where these are not known, the figures
+are n/a with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +12,18 @@ from gpuconsole.session.figures.summary import NO_POWER
 from gpuconsole.session.machine import FOREIGN_SERVER, OTHER_MACHINES, Energy
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now
-from gpuconsole.wire.events import Devices, EnvironmentKnown, Hello, Processes, RankJoined, RunClosed, RunOpened, Sample, Started, Steps
+from gpuconsole.wire.events import (
+    Devices,
+    EnvironmentKnown,
+    Hello,
+    Processes,
+    RankJoined,
+    RunClosed,
+    RunOpened,
+    Sample,
+    Started,
+    Steps,
+)
 
 WATTS = {"gpu:0": 300.0, "gpu:1": 500.0, "gpu:2": 700.0, "gpu:3": 50.0}
 TOKENS_PER_S = 20_000
@@ -27,7 +39,8 @@ def trained(
     silent: str = "",
     facts: dict[str, float] | None = None,
 ) -> tuple[SessionState, Run]:
-    """80 s on GPUs of WATTS. `hosts`: of the processes, whose pids are 100, 101, ...; `listed`: the GPU of each as the driver lists them."""
+    """80 s on GPUs of WATTS. `hosts`: of the processes, whose pids are 100, 101, ...; `listed`: the
+    GPU of each as the driver lists them."""
     state = SessionState()
     devices = [Device(f"gpu:{n}", "H200", uuid=f"GPU-{n}") for n in range(gpus)]
     state.apply(Hello(0.0, "runtime", 1, "x", 1e9))
@@ -43,8 +56,13 @@ def trained(
         for device in devices:
             if device.id != silent:
                 watts = WATTS[device.id]
-                state.apply(Sample(t, device.id, {"gpu.power_w": watts, "gpu.energy_j": 1000.0 + watts * t}))
-        steps = [Step(10 * second + n, t + n / 10, 0.1, 10, TOKENS_PER_S // 10, phases) for n in range(10)]
+                state.apply(
+                    Sample(t, device.id, {"gpu.power_w": watts, "gpu.energy_j": 1000.0 + watts * t})
+                )
+        steps = [
+            Step(10 * second + n, t + n / 10, 0.1, 10, TOKENS_PER_S // 10, phases)
+            for n in range(10)
+        ]
         state.apply(Steps(t + 1, steps, 0.0, 0.0, 0.0, 1e9))
     state.apply(RunClosed(80.0, "1", "finished"))
     return state, run_now(state, state.records[0])
@@ -61,7 +79,9 @@ def test_one_gpu() -> None:
 
 
 def test_energy_of_every_gpu_of_the_run_counts() -> None:
-    state, run = trained({"nproc": 2}, hosts=("box", "box"), listed={100: "gpu:0", 101: "gpu:2", 7: "gpu:3"})
+    state, run = trained(
+        {"nproc": 2}, hosts=("box", "box"), listed={100: "gpu:0", 101: "gpu:2", 7: "gpu:3"}
+    )
     assert run.summary.energy_j == pytest.approx(1000 * 77, rel=0.05)
     assert run.summary.tokens_per_j == pytest.approx(TOKENS_PER_S / 1000, rel=0.05)
     assert live(state) == pytest.approx(TOKENS_PER_S / 1000)
@@ -80,19 +100,38 @@ def test_tensor_parallel_servers() -> None:
     assert both.summary.tokens_per_j == pytest.approx(TOKENS_PER_S / 800, rel=0.05)
     state, run = trained(knobs, workload="inference.serving", facts=facts)
     assert (run.summary.energy_j, live(state)) == (None, None)
-    assert run.unavailable["workload.tokens_per_j"] == "which 2 of the 4 GPUs the run uses is not known"
+    assert (
+        run.unavailable["workload.tokens_per_j"]
+        == "which 2 of the 4 GPUs the run uses is not known"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"knobs": {"nproc": 2}, "hosts": ("box", "box")}, "which 2 of the 4 GPUs the run uses is not known"),
+        (
+            {"knobs": {"nproc": 2}, "hosts": ("box", "box")},
+            "which 2 of the 4 GPUs the run uses is not known",
+        ),
         ({"knobs": {"nproc": 2}, "hosts": ("box", "other")}, OTHER_MACHINES),
-        ({"knobs": {"nproc": 2}, "hosts": ("box", "box"), "listed": {100: "gpu:0", 101: "gpu:1"}, "silent": "gpu:1"}, NO_POWER),
-        ({"knobs": {"request_rate": 0, "max_num_seqs": 8}, "workload": "inference.serving"}, FOREIGN_SERVER),
+        (
+            {
+                "knobs": {"nproc": 2},
+                "hosts": ("box", "box"),
+                "listed": {100: "gpu:0", 101: "gpu:1"},
+                "silent": "gpu:1",
+            },
+            NO_POWER,
+        ),
+        (
+            {"knobs": {"request_rate": 0, "max_num_seqs": 8}, "workload": "inference.serving"},
+            FOREIGN_SERVER,
+        ),
     ],
 )
-def test_where_the_devices_are_not_known_there_is_a_reason_and_no_figure(arguments: dict[str, object], reason: str) -> None:
+def test_where_the_devices_are_not_known_there_is_a_reason_and_no_figure(
+    arguments: dict[str, object], reason: str
+) -> None:
     state, run = trained(**arguments)  # type: ignore[arg-type]
     assert (run.summary.energy_j, run.summary.tokens_per_j, live(state)) == (None, None, None)
     assert run.unavailable["workload.tokens_per_j"] == reason
@@ -113,18 +152,27 @@ def test_the_tokens_of_a_job_are_those_of_all_its_processes() -> None:
     for second in range(40):
         t = float(second)
         for device in devices:
-            state.apply(Sample(t, device.id, {"gpu.power_w": 300.0, "gpu.energy_j": 1000.0 + 300 * t}))
-        steps = [Step(10 * second + n, t + n / 10, 0.1, 10, TOKENS_PER_S // 10, phases) for n in range(10)]
+            state.apply(
+                Sample(t, device.id, {"gpu.power_w": 300.0, "gpu.energy_j": 1000.0 + 300 * t})
+            )
+        steps = [
+            Step(10 * second + n, t + n / 10, 0.1, 10, TOKENS_PER_S // 10, phases)
+            for n in range(10)
+        ]
         for rank in (1, 2, 3, 0):
             state.apply(Steps(t + 1, steps, 0.0, 0.0, 0.0, 1e9, rank=rank))
     whole = 4 * TOKENS_PER_S
     assert live(state) == pytest.approx(whole / 1200)
-    assert state.readings.latest["workload.cost_per_million_tokens{device=gpu:0}"] == pytest.approx(10 / (whole * 3600) * 1e6)
+    assert state.readings.latest["workload.cost_per_million_tokens{device=gpu:0}"] == pytest.approx(
+        10 / (whole * 3600) * 1e6
+    )
     state.apply(RunClosed(40.0, "1", "finished"))
     summary = run_now(state, state.records[0]).summary
     assert summary.tokens_per_j == pytest.approx(whole / 1200, rel=0.05)
     assert summary.cost_per_million_tokens == pytest.approx(10 / (whole * 3600) * 1e6)
-    assert summary.tokens_per_s is not None and summary.tokens_per_s.mean == pytest.approx(TOKENS_PER_S), "of the leading process"
+    assert summary.tokens_per_s is not None and summary.tokens_per_s.mean == pytest.approx(
+        TOKENS_PER_S
+    ), "of the leading process"
 
 
 def test_a_counter_that_restarts_loses_nothing_that_was_counted() -> None:

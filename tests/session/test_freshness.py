@@ -5,7 +5,16 @@ from __future__ import annotations
 from gpuconsole.model.machine import Device
 from gpuconsole.session.freshness import fresh_value, silent_devices, why_not_fresh
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import DeviceLost, Devices, RunOpened, Sample, SamplerEnded, SourceState, Steps, Unavailable
+from gpuconsole.wire.events import (
+    DeviceLost,
+    Devices,
+    RunOpened,
+    Sample,
+    SamplerEnded,
+    SourceState,
+    Steps,
+    Unavailable,
+)
 
 POWER, SM = "gpu.power_w{device=gpu:0}", "gpu.sm_active_ratio{device=gpu:0}"
 
@@ -29,7 +38,9 @@ def test_a_value_stands_while_its_reader_reports_anything() -> None:
 def test_another_reader_does_not_keep_the_values_of_a_silent_one() -> None:
     state = watched()
     for t in range(2, 12):
-        state.apply(Sample(float(t), "gpu:0", {"gpu.sm_active_ratio": 0.5}, {"gpu.sm_active_ratio": "dcgm"}))
+        state.apply(
+            Sample(float(t), "gpu:0", {"gpu.sm_active_ratio": 0.5}, {"gpu.sm_active_ratio": "dcgm"})
+        )
     assert fresh_value(state, SM, "gpu:0", 11.0) == 0.5
     assert fresh_value(state, POWER, "gpu:0", 11.0) is None
     assert silent_devices(state, 11.0) == {"gpu:0": 10.0, "cpu": 10.0}

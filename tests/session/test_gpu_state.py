@@ -25,8 +25,13 @@ def found(state: SessionState) -> list[Fault]:
 def test_memory_errors_from_before_the_start_are_old() -> None:
     assert found(started(0.0, 0.0)) == []
     assert found(started(4.0, 4.0)) == [Fault("4 ECC errors before", is_new=False)]
-    assert found(started(4.0, 5.0)) == [Fault("1 ECC error", breaks=True), Fault("4 before", is_new=False)]
-    assert found(started(4.0, 0.0, 1.0)) == [Fault("1 ECC error", breaks=True)], "a reset of the GPU clears the count"
+    assert found(started(4.0, 5.0)) == [
+        Fault("1 ECC error", breaks=True),
+        Fault("4 before", is_new=False),
+    ]
+    assert found(started(4.0, 0.0, 1.0)) == [Fault("1 ECC error", breaks=True)], (
+        "a reset of the GPU clears the count"
+    )
 
 
 def test_an_xid_stays_with_its_gpu_when_the_sampler_starts_again() -> None:

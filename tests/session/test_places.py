@@ -5,17 +5,34 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.model.stacks import StackSample
-from gpuconsole.session.places import StackRecord, between_passes, places_of, side_work_signals, signals_of, thread_signals, torch_ratio
+from gpuconsole.session.places import (
+    StackRecord,
+    between_passes,
+    places_of,
+    side_work_signals,
+    signals_of,
+    thread_signals,
+    torch_ratio,
+)
 from gpuconsole.wire.events import Stacks
 
 MAIN = "train.py:40 main"
 
 
-def sample(weight: float, line: str, part: str = "between", kind: str = "python", callee: str = "", caller: str = MAIN) -> StackSample:
+def sample(
+    weight: float,
+    line: str,
+    part: str = "between",
+    kind: str = "python",
+    callee: str = "",
+    caller: str = MAIN,
+) -> StackSample:
     return StackSample(part, kind, weight, callee, [line, caller])
 
 
-REST = sample(50, "train.py:41 main", "backward", "native", "torch.Tensor.backward", "train.py:50 <module>")
+REST = sample(
+    50, "train.py:41 main", "backward", "native", "torch.Tensor.backward", "train.py:50 <module>"
+)
 
 
 def test_the_lines_of_a_function_are_added_up_within_each_part() -> None:
@@ -39,7 +56,12 @@ def test_the_lines_of_a_function_are_added_up_within_each_part() -> None:
 
 
 def test_a_function_with_several_callers_names_none() -> None:
-    places = places_of([sample(30, "train.py:8 update", caller=MAIN), sample(25, "train.py:8 update", caller="train.py:60 other")])
+    places = places_of(
+        [
+            sample(30, "train.py:8 update", caller=MAIN),
+            sample(25, "train.py:8 update", caller="train.py:60 other"),
+        ]
+    )
     assert places[0].caller == ""
 
 
@@ -64,7 +86,12 @@ def test_too_few_samples_say_nothing() -> None:
 
 def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
     signals = signals_of(
-        [sample(30, "train.py:8 update"), sample(10, "train.py:8 update", kind="waits"), sample(10, "train.py:9 wait"), REST]
+        [
+            sample(30, "train.py:8 update"),
+            sample(10, "train.py:8 update", kind="waits"),
+            sample(10, "train.py:9 wait"),
+            REST,
+        ]
     )
     assert signals["stack.script_ratio"].value == pytest.approx(0.5)
     assert signals["stack.line_ratio"].value == pytest.approx(0.4)
@@ -75,29 +102,43 @@ def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
 def test_python_of_the_library_that_runs_the_loop_is_not_the_scripts_own() -> None:
     """`trainer.fit()` holds the whole step; a callback of the script is its own."""
     fit = "train.py:44 main"
-    inside = [sample(20, fit, "feed", callee="lightning.Trainer.fit"), sample(30, fit, "optimizer", callee="torch.Adam.step")]
+    inside = [
+        sample(20, fit, "feed", callee="lightning.Trainer.fit"),
+        sample(30, fit, "optimizer", callee="torch.Adam.step"),
+    ]
     assert signals_of([*inside, REST])["stack.script_ratio"].value == 0
     callback = sample(25, "train.py:9 on_batch_end", "between", caller=fit)
-    assert signals_of([*inside, REST, callback])["stack.script_ratio"].value == pytest.approx(25 / 125)
+    assert signals_of([*inside, REST, callback])["stack.script_ratio"].value == pytest.approx(
+        25 / 125
+    )
 
 
 @pytest.mark.parametrize("part", ["comm", "logging", "checkpoint"])
 def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
-    signal = side_work_signals([sample(30, "train.py:8 write", part, caller="train.py:50 main"), sample(70, "train.py:9 step")])[
-        f"stack.{part}_ratio"
-    ]
-    assert signal.value == pytest.approx(0.3) and signal.source.endswith(" most of them at train.py:8 write, called by train.py:50 main")
+    signal = side_work_signals(
+        [
+            sample(30, "train.py:8 write", part, caller="train.py:50 main"),
+            sample(70, "train.py:9 step"),
+        ]
+    )[f"stack.{part}_ratio"]
+    assert signal.value == pytest.approx(0.3) and signal.source.endswith(
+        " most of them at train.py:8 write, called by train.py:50 main"
+    )
 
 
 @pytest.mark.parametrize(("python", "counted"), [(60, True), (20, False)])
-def test_the_loss_is_the_scripts_own_where_much_of_it_is_no_function_of_torch(python: float, counted: bool) -> None:
+def test_the_loss_is_the_scripts_own_where_much_of_it_is_no_function_of_torch(
+    python: float, counted: bool
+) -> None:
     loss = [
         sample(30, "train.py:20 loss", "loss", callee="torch.cross_entropy"),
         sample(30, "train.py:21 loss", "loss", "native"),
         sample(python, "train.py:9 match", "loss"),
     ]
     assert torch_ratio(loss) == pytest.approx(60 / (60 + python))
-    assert signals_of(loss)["stack.script_ratio"].value == pytest.approx(python / (60 + python) if counted else 0)
+    assert signals_of(loss)["stack.script_ratio"].value == pytest.approx(
+        python / (60 + python) if counted else 0
+    )
 
 
 def test_python_in_the_loss_is_named_there_and_is_no_code_between_the_phases() -> None:
@@ -105,28 +146,44 @@ def test_python_in_the_loss_is_named_there_and_is_no_code_between_the_phases() -
     signals = signals_of([*loss, REST], 0.5)
     assert signals["stack.script_ratio"].value == 0
     assert signals["stack.function_ratio"].value == pytest.approx(0.4)
-    assert signals["stack.function_ratio"].source.endswith(f"most of them in: match at detr.py:9, called by {MAIN}, in the loss")
+    assert signals["stack.function_ratio"].source.endswith(
+        f"most of them in: match at detr.py:9, called by {MAIN}, in the loss"
+    )
 
 
 @pytest.mark.parametrize("part", ["between", "loss"])
 def test_small_functions_are_added_up_in_the_function_that_calls_them(part: str) -> None:
     called = [
-        StackSample(part, "python", 10, "", [f"metric.py:{number} part{number}", f"metric.py:{60 + number} update", MAIN])
+        StackSample(
+            part,
+            "python",
+            10,
+            "",
+            [f"metric.py:{number} part{number}", f"metric.py:{60 + number} update", MAIN],
+        )
         for number in range(4)
     ]
     around = StackSample("backward", "native", 50, "torch.Tensor.backward", [MAIN])
     signals = signals_of([*called, around, sample(12, "train.py:8 log", part)], 0.5)
     name = "stack.line_ratio" if part == "between" else "stack.function_ratio"
-    assert signals[name].value == pytest.approx(40 / 102) and "update at metric.py" in signals[name].source.replace(
-        "metric.py:60 update", "update at metric.py"
-    )
+    assert signals[name].value == pytest.approx(40 / 102) and "update at metric.py" in signals[
+        name
+    ].source.replace("metric.py:60 update", "update at metric.py")
 
 
-@pytest.mark.parametrize(("passes", "kept"), [(2.0, ["view"]), (8.0, ["view", "contrast"]), (1.0, ["view", "contrast"])])
-def test_what_stands_below_the_last_call_of_the_model_lies_between_no_calls(passes: float, kept: list[str]) -> None:
-    """A loss over two views of a sample. A loop with more passes than lines may have its environment there."""
+@pytest.mark.parametrize(
+    ("passes", "kept"), [(2.0, ["view"]), (8.0, ["view", "contrast"]), (1.0, ["view", "contrast"])]
+)
+def test_what_stands_below_the_last_call_of_the_model_lies_between_no_calls(
+    passes: float, kept: list[str]
+) -> None:
+    """A loss over two views of a sample. A loop with more passes than lines may have its
+    environment there."""
     first, second, ends = (f"train.py:{number} main" for number in (10, 12, 20))
-    calls = [StackSample("forward", "native", 5, "torch.nn", ["net.py:3 Net.forward", line]) for line in (first, second)]
+    calls = [
+        StackSample("forward", "native", 5, "torch.nn", ["net.py:3 Net.forward", line])
+        for line in (first, second)
+    ]
     backward = StackSample("backward", "native", 5, "torch.Tensor.backward", [ends])
     after = [
         StackSample("loss", "python", 5, "", ["aug.py:2 view", "train.py:12 main"]),
@@ -136,13 +193,28 @@ def test_what_stands_below_the_last_call_of_the_model_lies_between_no_calls(pass
     assert [sample.lines[0].rpartition(" ")[2] for sample in found] == kept
 
 
-def test_a_function_with_nearly_all_of_the_time_of_its_caller_is_named_and_modules_are_not_added_up() -> None:
+def test_a_function_with_nearly_all_of_the_time_of_its_caller_is_named_and_modules_are_not() -> (
+    None
+):
     stack = ["ema.py:7 average", "ema.py:20 update", MAIN]
-    signals = signals_of([StackSample("between", "python", 45, "", stack), StackSample("between", "python", 5, "", stack[1:]), REST])
+    signals = signals_of(
+        [
+            StackSample("between", "python", 45, "", stack),
+            StackSample("between", "python", 5, "", stack[1:]),
+            REST,
+        ]
+    )
     assert signals["stack.line_ratio"].value == pytest.approx(0.45)
     assert " at ema.py:7 average, " in signals["stack.line_ratio"].source
     layers = [
-        StackSample("forward", "python", 15, "", [f"gpt.py:{number} Layer{number}.forward", "gpt.py:90 GPT.forward"]) for number in range(3)
+        StackSample(
+            "forward",
+            "python",
+            15,
+            "",
+            [f"gpt.py:{number} Layer{number}.forward", "gpt.py:90 GPT.forward"],
+        )
+        for number in range(3)
     ]
     assert signals_of([*layers, REST])["stack.function_ratio"].value == pytest.approx(15 / 95)
 
@@ -155,7 +227,8 @@ def test_samples_of_before_the_steady_state_do_not_count() -> None:
 
 
 def test_the_line_that_is_outside_of_python_while_the_host_issues_work() -> None:
-    """A mask makes torch wait for the GPU: the line spins or sleeps there. Calls of other libraries, and the backward pass, are left out."""
+    """A mask makes torch wait for the GPU: the line spins or sleeps there. Calls of other
+    libraries, and the backward pass, are left out."""
     mask = sample(40, "loss.py:12 masked_loss", "loss", "native", caller="train.py:30 main")
     others = [
         sample(9, "loss.py:13 masked_loss", "loss", "native"),
@@ -166,5 +239,7 @@ def test_the_line_that_is_outside_of_python_while_the_host_issues_work() -> None
     ]
     signal = signals_of([mask, *others])["stack.outside_ratio"]
     assert signal.value == pytest.approx(40 / 249)
-    assert signal.source.endswith(" most of them at loss.py:12 masked_loss, called by train.py:30 main")
+    assert signal.source.endswith(
+        " most of them at loss.py:12 masked_loss, called by train.py:30 main"
+    )
     assert signals_of(others[2:])["stack.outside_ratio"].value == 0.0

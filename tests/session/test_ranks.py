@@ -17,7 +17,11 @@ def steps(rank: int, waits: list[float], first: int = 0) -> Steps:
     for index, wait in enumerate(waits, first):
         phases = [0.0] * len(PHASES)
         phases[PHASES.index("comm")], phases[PHASES.index("backward")] = wait, 0.1 - wait
-        made.append(Step(index, 0.1 * index, 0.1, 1, 0, tuple(phases), (0.0,) * len(PHASES), None, 0, COUNTS))
+        made.append(
+            Step(
+                index, 0.1 * index, 0.1, 1, 0, tuple(phases), (0.0,) * len(PHASES), None, 0, COUNTS
+            )
+        )
     return Steps(0.0, made, 0.0, 0.0, 0.0, 0.0, 0, rank)
 
 
@@ -35,7 +39,9 @@ def test_who_waits_for_a_late_process_does_not_communicate_meanwhile() -> None:
 
 
 def test_a_step_that_one_process_has_not_told_yet_is_left_out() -> None:
-    assert signals(steps(0, [0.05] * 5), steps(1, [0.03] * 4))["ranks.least_comm_ratio"] == pytest.approx(0.3)
+    assert signals(steps(0, [0.05] * 5), steps(1, [0.03] * 4))[
+        "ranks.least_comm_ratio"
+    ] == pytest.approx(0.3)
     few_in_common = signals(steps(0, [0.05] * 5), steps(1, [0.03] * 5, first=3))
     assert "ranks.busy_ratio" in few_in_common and "ranks.least_comm_ratio" not in few_in_common
 

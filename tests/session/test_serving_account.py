@@ -16,14 +16,25 @@ from gpuconsole.wire.events import Requests, ServerState
 TICKS = [Step(n, 0.5 * (n + 1), 0.5, 2, 20, ()) for n in range(20)]
 
 
-def request(t: float, ttft: float = 0.2, gaps: int = 9, gap: float = 0.02, count: float = 1.0, error: str = "") -> Request:
+def request(
+    t: float,
+    ttft: float = 0.2,
+    gaps: int = 9,
+    gap: float = 0.02,
+    count: float = 1.0,
+    error: str = "",
+) -> Request:
     e2e = ttft + gaps * gap
-    return Request(t, 0.001, ttft, e2e, 10, round(1 + gaps * count), (gap,) * gaps, (count,) * gaps, error)
+    return Request(
+        t, 0.001, ttft, e2e, 10, round(1 + gaps * count), (gap,) * gaps, (count,) * gaps, error
+    )
 
 
 def test_a_chunk_of_four_tokens_is_four_gaps_of_a_quarter() -> None:
     summary = summarize_serving([request(1.0, gaps=5, gap=0.08, count=4.0)], TICKS, None)
-    assert summary.itl_s is not None and summary.chunk_gap_s is not None and summary.tpot_s is not None
+    assert (
+        summary.itl_s is not None and summary.chunk_gap_s is not None and summary.tpot_s is not None
+    )
     assert (summary.itl_s.p50, summary.itl_s.n) == (pytest.approx(0.02), 20)
     assert (summary.chunk_gap_s.p50, summary.chunk_gap_s.n) == (pytest.approx(0.08), 5)
     assert summary.tpot_s.p50 == pytest.approx(0.02)
@@ -31,7 +42,9 @@ def test_a_chunk_of_four_tokens_is_four_gaps_of_a_quarter() -> None:
 
 def test_rates_are_those_of_the_ticks_and_goodput_the_share_within_bounds() -> None:
     mixed = [request(n / 4, ttft=0.1 if n % 4 else 0.9) for n in range(40)]
-    summary = summarize_serving([*mixed, request(9.0, error="HTTP 429")], TICKS, Objective(ttft_s=0.5))
+    summary = summarize_serving(
+        [*mixed, request(9.0, error="HTTP 429")], TICKS, Objective(ttft_s=0.5)
+    )
     assert summary.tokens_per_s is not None and summary.tokens_per_s.mean == pytest.approx(40)
     assert summary.requests_per_s is not None and summary.requests_per_s.mean == pytest.approx(4)
     assert (summary.requests, summary.failed_requests) == (40, 1)
@@ -51,16 +64,26 @@ def test_a_live_summary_looks_at_fewer_gaps_and_counts_all_requests() -> None:
 def test_what_settles_or_is_on_trial_does_not_count() -> None:
     record = ServingRecord()
     one = request(1.0)
-    others = [Request(*[getattr(one, name) for name in one.__struct_fields__[:-2]], arm, kind) for arm, kind in ((1, 0), (0, 1), (0, 2))]
+    others = [
+        Request(*[getattr(one, name) for name in one.__struct_fields__[:-2]], arm, kind)
+        for arm, kind in ((1, 0), (0, 1), (0, 2))
+    ]
     record.add_requests(Requests(1.0, [one, *others]))
     assert list(record.requests) == [one]
 
 
 def test_what_the_server_tells_during_a_trial_is_not_of_the_run() -> None:
     record = ServingRecord()
-    queued = {2.0: 0.0, 4.0: 0.0, 6.0: 50.0, 8.0: 90.0, 12.0: 90.0, 14.0: 90.0}  # seconds that requests had to wait, in all
+    # seconds that requests had to wait, in all
+    queued = {2.0: 0.0, 4.0: 0.0, 6.0: 50.0, 8.0: 90.0, 12.0: 90.0, 14.0: 90.0}
     for n, (t, total) in enumerate(queued.items()):
-        record.add_state(ServerState(t, {"requests_waiting": float(5.0 <= t <= 9.0)}, {"queue_s_sum": total, "queue_s_count": 10.0 * n}))
+        record.add_state(
+            ServerState(
+                t,
+                {"requests_waiting": float(5.0 <= t <= 9.0)},
+                {"queue_s_sum": total, "queue_s_count": 10.0 * n},
+            )
+        )
     record.probed(5.0, 9.0)
     assert record.means(0.0)["queue_s"] == 0.0, "it all came in the trial"
     record = ServingRecord()
@@ -72,13 +95,18 @@ def test_what_the_server_tells_during_a_trial_is_not_of_the_run() -> None:
 def test_requests_of_a_probe_that_end_after_it_are_not_of_the_run() -> None:
     record = ServingRecord()
     record.probed(5.0, 9.0)
-    assert [t for t in (4.9, 5.0, 9.0, 9.0 + DRAIN_S, 9.1 + DRAIN_S) if record.is_own(t)] == [4.9, 9.1 + DRAIN_S]
+    assert [t for t in (4.9, 5.0, 9.0, 9.0 + DRAIN_S, 9.1 + DRAIN_S) if record.is_own(t)] == [
+        4.9,
+        9.1 + DRAIN_S,
+    ]
 
 
 def test_shares_of_a_request_add_up_and_what_is_left_is_transport() -> None:
     shares = request_shares([request(1.0)], {"queue_s": 0.05, "prefill_s": 0.1, "decode_s": 0.18})
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["transport"] == pytest.approx(0.05 / 0.381) and shares["queue"] == pytest.approx(0.05 / 0.381)
+    assert shares["transport"] == pytest.approx(0.05 / 0.381) and shares["queue"] == pytest.approx(
+        0.05 / 0.381
+    )
     assert request_shares([request(1.0)], {"queue_s": 0.05}) == {}, "a server that does not tell"
 
 

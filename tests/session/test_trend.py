@@ -1,4 +1,5 @@
-"""Which series of step times are a trend. The series are drawn with fixed seeds. Each series is judged ten times while it grows, as in a run."""
+"""Which series of step times are a trend. The series are drawn with fixed seeds. Each series is
+judged ten times while it grows, as in a run."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def steps(walls: list[float], tokens: list[int] | None = None) -> Iterator[Step]
 def fires(blocks: StepBlocks) -> bool:
     signals = trend_signals(blocks, StackRecord())
     return (
-        HostSlowingDown().check(case(**{name.replace(".", "__"): signal.value for name, signal in signals.items()})).state == "fires"
+        HostSlowingDown()
+        .check(case(**{name.replace(".", "__"): signal.value for name, signal in signals.items()}))
+        .state
+        == "fires"
         if signals
         else False
     )
@@ -59,7 +63,9 @@ def noise(draw: random.Random, n: int, spread: float = 0.08) -> list[float]:
 
 
 def spikes(draw: random.Random, n: int) -> list[float]:
-    return [wall * (draw.uniform(2, 20) if draw.random() < 0.05 else 1) for wall in noise(draw, n, 0.2)]
+    return [
+        wall * (draw.uniform(2, 20) if draw.random() < 0.05 else 1) for wall in noise(draw, n, 0.2)
+    ]
 
 
 def warm_up(draw: random.Random, n: int) -> list[float]:
@@ -70,7 +76,10 @@ def warm_up(draw: random.Random, n: int) -> list[float]:
 def clock(draw: random.Random, n: int) -> list[float]:
     """A processor that becomes warm lowers its clock by and by."""
     slower, length = draw.uniform(0.1, 0.5), draw.uniform(0.02, 0.2) * n
-    return [wall * (1 + slower * (1 - math.exp(-i / length))) for i, wall in enumerate(noise(draw, n, 0.03))]
+    return [
+        wall * (1 + slower * (1 - math.exp(-i / length)))
+        for i, wall in enumerate(noise(draw, n, 0.03))
+    ]
 
 
 def clocks(draw: random.Random, n: int) -> list[float]:
@@ -90,7 +99,9 @@ def shift(draw: random.Random, n: int) -> list[float]:
 
 def evaluation(draw: random.Random, n: int) -> list[float]:
     every, factor = draw.choice((5, 10, 50, 100, 200)), draw.uniform(3, 30)
-    return [wall * (factor if i % every == every - 1 else 1) for i, wall in enumerate(noise(draw, n))]
+    return [
+        wall * (factor if i % every == every - 1 else 1) for i, wall in enumerate(noise(draw, n))
+    ]
 
 
 def sawtooth(draw: random.Random, n: int) -> list[float]:
@@ -117,9 +128,17 @@ def wandering(draw: random.Random, n: int) -> list[float]:
 
 
 STEADY: dict[str, Draw] = {
-    "noise": noise, "spikes": spikes, "warm_up": warm_up, "clock": clock, "clocks": clocks, "shift": shift, "evaluation": evaluation,
-    "sawtooth": sawtooth, "neighbour": neighbour, "wandering": wandering,
-}  # fmt: skip
+    "noise": noise,
+    "spikes": spikes,
+    "warm_up": warm_up,
+    "clock": clock,
+    "clocks": clocks,
+    "shift": shift,
+    "evaluation": evaluation,
+    "sawtooth": sawtooth,
+    "neighbour": neighbour,
+    "wandering": wandering,
+}
 
 
 @pytest.mark.parametrize("kind", STEADY)
@@ -130,7 +149,8 @@ def test_what_is_no_trend_gives_no_finding(kind: str) -> None:
 
 
 def lengths(draw: random.Random, n: int, kind: str) -> tuple[list[float], list[int]]:
-    """Batches of different lengths. The time of a step grows with its length, and faster for long ones."""
+    """Batches of different lengths. The time of a step grows with its length, and faster for long
+    ones."""
     tokens = [draw.randrange(2000, 8000) for _ in range(n)]
     if kind == "sorted":
         tokens.sort()
@@ -139,22 +159,32 @@ def lengths(draw: random.Random, n: int, kind: str) -> tuple[list[float], list[i
     if kind == "ten times as long":
         tokens = [int(800 * (1 + 9 * i / n)) for i in range(n)]
     attention = draw.uniform(0, 1)
-    return [wall * (count / 2000 + attention * (count / 4000) ** 2) for wall, count in zip(noise(draw, n), tokens, strict=True)], tokens
+    return [
+        wall * (count / 2000 + attention * (count / 4000) ** 2)
+        for wall, count in zip(noise(draw, n), tokens, strict=True)
+    ], tokens
 
 
 @pytest.mark.parametrize("kind", ["mixed", "sorted", "curriculum", "ten times as long"])
 def test_longer_batches_are_no_trend(kind: str) -> None:
     draw = random.Random(kind)
-    assert sum(found(*lengths(draw, draw.choice((250, 600, 1500)), kind)) for _ in range(DRAWS)) <= MAX_FALSE
+    assert (
+        sum(found(*lengths(draw, draw.choice((250, 600, 1500)), kind)) for _ in range(DRAWS))
+        <= MAX_FALSE
+    )
 
 
 @pytest.mark.parametrize(("spread", "hits"), [(0.03, 0.98), (0.08, 0.85)])
 @pytest.mark.parametrize(("growth", "shape"), [(0.3, 1.0), (1.0, 2.0)])
 def test_growth_is_found(growth: float, shape: float, spread: float, hits: float) -> None:
-    """Linear growth by 30 %, and growth with the square of the steps. In 250 steps with noise of 8 % some growth stays within the noise."""
+    """Linear growth by 30 %, and growth with the square of the steps. In 250 steps with noise of
+    8 % some growth stays within the noise."""
     draw = random.Random(f"{shape} {spread}")
     lengths = [draw.choice((250, 600, 1500)) for _ in range(DRAWS)]
-    series = ([wall * (1 + growth * (i / n) ** shape) for i, wall in enumerate(noise(draw, n, spread))] for n in lengths)
+    series = (
+        [wall * (1 + growth * (i / n) ** shape) for i, wall in enumerate(noise(draw, n, spread))]
+        for n in lengths
+    )
     assert sum(map(found, series)) >= hits * DRAWS
 
 
@@ -170,12 +200,15 @@ def test_blocks_of_a_long_run_stay_few() -> None:
     blocks.add(steps([0.1 + 1e-6 * i for i in range(100_000)]), 0.5)
     trend = blocks.trend()
     assert trend is not None and len(blocks) < 128
-    assert trend.slope.middle == pytest.approx(0.5e-6) and trend.growth == pytest.approx(0.9 / 1.1, rel=0.05)
+    assert trend.slope.middle == pytest.approx(0.5e-6) and trend.growth == pytest.approx(
+        0.9 / 1.1, rel=0.05
+    )
     assert max(trend.phases(), key=lambda name: trend.phases()[name].middle) == "other"
 
 
 def test_the_function_whose_time_grows_is_named_and_the_run_need_not_be_steady() -> None:
-    """The metric grows from 10 to 50 ms; a function that is larger at first does not grow. Steps wait for a core for half of their time."""
+    """The metric grows from 10 to 50 ms; a function that is larger at first does not grow. Steps
+    wait for a core for half of their time."""
     state = SessionState()
     state.apply(Devices(0.0, [Device("cpu", "cpu")]))
     state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "cpu"))
@@ -192,11 +225,22 @@ def test_the_function_whose_time_grows_is_named_and_the_run_need_not_be_steady()
             StackSample("between", "python", 100 * metric_s, "", ["metric.py:27 compute"]),
             StackSample("forward", "native", 2.0, "", ["train.py:9 run"]),
         ]
-        state.apply(Stacks(t, 0, [msgspec.structs.replace(sample, weight=sample.weight * 20) for sample in samples]))
+        state.apply(
+            Stacks(
+                t,
+                0,
+                [msgspec.structs.replace(sample, weight=sample.weight * 20) for sample in samples],
+            )
+        )
     record = state.record
     assert record is not None
     record.steady_t = None
     signals = run_signals(record, Summary(), 2, None)
-    assert signals["trend.growth_ratio"].value > 0.8 and 0.02 < signals["trend.start_s"].value < 0.05
-    assert "most growth at metric.py:27 compute, between two steps" in signals["trend.place_ratio"].source
+    assert (
+        signals["trend.growth_ratio"].value > 0.8 and 0.02 < signals["trend.start_s"].value < 0.05
+    )
+    assert (
+        "most growth at metric.py:27 compute, between two steps"
+        in signals["trend.place_ratio"].source
+    )
     assert signals["trend.place_ratio"].value > 0.8

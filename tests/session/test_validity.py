@@ -22,7 +22,11 @@ from gpuconsole.session.view import make_snapshot, make_view, run_now
 from gpuconsole.wire.events import Requests, RunClosed, RunOpened, ServerState, Steps
 from tests.experiments.measured import in_session
 
-KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
+KNOBS: Knobs = {
+    name: knob.default
+    for name, knob in CATALOGUE.items()
+    if knob.serving and knob.default is not None
+}
 REFUSED = "cannot connect: Connection refused"
 
 
@@ -34,22 +38,45 @@ class Session:
         self.state.apply(RunOpened(self.t, "1", "serve-chat", "inference.serving", KNOBS, "cpu"))
         self.totals = {"generation_tokens": 0.0, "requests": 0.0}
 
-    def tick(self, *, answered: int = 10, failed: int = 0, down: str = "", since: float = 0.0, runq: float = 0.0, kind: int = 0) -> None:
+    def tick(
+        self,
+        *,
+        answered: int = 10,
+        failed: int = 0,
+        down: str = "",
+        since: float = 0.0,
+        runq: float = 0.0,
+        kind: int = 0,
+    ) -> None:
         self.t += 1.0
         self.runq_s += runq
-        done = [Request(self.t, 0.0, 0.1, 1.0, 10, 10, (0.1,) * 9, (1.0,) * 9, kind=kind)] * answered
+        done = [
+            Request(self.t, 0.0, 0.1, 1.0, 10, 10, (0.1,) * 9, (1.0,) * 9, kind=kind)
+        ] * answered
         broken = [Request(self.t, 0.0, None, None, 10, 0, error=REFUSED, kind=kind)] * failed
         step = Step(int(self.t), self.t, 1.0, answered, 10 * answered, (), kind=kind)
         self.state.apply(Steps(self.t, [step], 0.0, 0.0, 0.0, 0.0))
         self.state.apply(
-            Requests(self.t, [*done, *broken], 8, dropped=self.dropped, runq_s=self.runq_s, down=down, down_since=since if down else 0.0)
+            Requests(
+                self.t,
+                [*done, *broken],
+                8,
+                dropped=self.dropped,
+                runq_s=self.runq_s,
+                down=down,
+                down_since=since if down else 0.0,
+            )
         )
         if not down:
             self.totals = {
                 "generation_tokens": self.totals["generation_tokens"] + 10.0 * answered,
                 "requests": self.totals["requests"] + answered,
             }
-            gauges = {"requests_running": 8.0, "requests_waiting": 2.0, "kv_cache_usage_ratio": 0.99}
+            gauges = {
+                "requests_running": 8.0,
+                "requests_waiting": 2.0,
+                "kv_cache_usage_ratio": 0.99,
+            }
             self.state.apply(ServerState(self.t, gauges, dict(self.totals)))
 
     def ticks(self, seconds: int, **what: object) -> None:
@@ -91,15 +118,22 @@ def test_an_outage_degrades_a_run_and_its_time_is_in_no_rate() -> None:
     record = session.state.record
     assert record is not None and record.serving is not None
     summary = run_now(session.state, record).summary
-    assert summary.tokens_per_s is not None and summary.tokens_per_s.p50 == summary.tokens_per_s.mean == pytest.approx(100.0)
+    assert (
+        summary.tokens_per_s is not None
+        and summary.tokens_per_s.p50 == summary.tokens_per_s.mean == pytest.approx(100.0)
+    )
     assert summary.requests_per_s is not None and summary.requests_per_s.mean == pytest.approx(10.0)
     assert summary.failed_requests == 24, "a failure in an outage is a failure"
-    assert record.serving.rates(0.0)["generation_tokens"] == pytest.approx(100.0, rel=0.05), "the counters began at 0 again"
+    assert record.serving.rates(0.0)["generation_tokens"] == pytest.approx(100.0, rel=0.05), (
+        "the counters began at 0 again"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(9, "degraded"), (11, "invalid")])
 @pytest.mark.parametrize("failed", [0, 50])
-def test_the_length_of_an_outage_decides_and_not_the_number_of_tries(seconds: int, verdict: str, failed: int) -> None:
+def test_the_length_of_an_outage_decides_and_not_the_number_of_tries(
+    seconds: int, verdict: str, failed: int
+) -> None:
     session = Session()
     session.ticks(11)  # the first tick begins the measured time
     session.down(seconds, failed=failed)
@@ -125,8 +159,12 @@ def test_a_run_that_is_stopped_while_the_server_does_not_answer_is_invalid() -> 
     assert session.end("stopped").verdict == "invalid"
 
 
-@pytest.mark.parametrize(("answered", "failed", "verdict"), [(5, 0, None), (5, 1, None), (0, 3, "invalid")])
-def test_a_run_that_is_stopped_before_a_request_counts(answered: int, failed: int, verdict: str | None) -> None:
+@pytest.mark.parametrize(
+    ("answered", "failed", "verdict"), [(5, 0, None), (5, 1, None), (0, 3, "invalid")]
+)
+def test_a_run_that_is_stopped_before_a_request_counts(
+    answered: int, failed: int, verdict: str | None
+) -> None:
     session = Session()
     session.tick(answered=answered, failed=failed, kind=1)
     session.tick(answered=0)
@@ -139,7 +177,10 @@ def test_a_run_that_is_stopped_before_a_request_counts(answered: int, failed: in
 def test_a_run_that_is_stopped_before_the_load_begins_has_no_verdict() -> None:
     session = Session()
     session.state.apply(RunClosed(session.t, "1", "stopped"))
-    assert session.state.record is not None and run_now(session.state, session.state.record).validity is None
+    assert (
+        session.state.record is not None
+        and run_now(session.state, session.state.record).validity is None
+    )
 
 
 def test_counters_that_begin_again_are_a_restart() -> None:
@@ -150,7 +191,10 @@ def test_counters_that_begin_again_are_a_restart() -> None:
     assert session.end() == Validity("degraded", ["the server restarted: its counters began again"])
 
 
-@pytest.mark.parametrize(("failed", "verdict"), [(0, "valid"), (2, "valid"), (3, "degraded"), (300, "degraded"), (301, "invalid")])
+@pytest.mark.parametrize(
+    ("failed", "verdict"),
+    [(0, "valid"), (2, "valid"), (3, "degraded"), (300, "degraded"), (301, "invalid")],
+)
 def test_the_share_of_failed_requests_decides(failed: int, verdict: str) -> None:
     session = Session()
     session.ticks(20)
@@ -162,22 +206,30 @@ def test_answers_of_the_warm_up_are_not_denied() -> None:
     session = Session()
     session.tick(answered=5, kind=1)
     session.tick(answered=0, failed=2)
-    assert session.now.reasons == [f"no counted request was answered; the commonest cause: {REFUSED}"]
+    assert session.now.reasons == [
+        f"no counted request was answered; the commonest cause: {REFUSED}"
+    ]
 
 
 def test_most_failed_is_said_with_counts() -> None:
     session = Session()
     session.ticks(3)
     session.ticks(3, answered=0, failed=30)
-    assert session.end() == Validity("invalid", [f"90 of 120 requests failed; the commonest cause: {REFUSED}"])
+    assert session.end() == Validity(
+        "invalid", [f"90 of 120 requests failed; the commonest cause: {REFUSED}"]
+    )
 
 
 def test_a_starved_client_degrades_the_run() -> None:
     session = Session()
     session.ticks(20, runq=0.38)
-    assert session.end() == Validity("degraded", ["the load generator waited for a CPU 38 % of the time"])
+    assert session.end() == Validity(
+        "degraded", ["the load generator waited for a CPU 38 % of the time"]
+    )
     record = session.state.record
-    assert record is not None and run_now(session.state, record).summary.client_runq_ratio == pytest.approx(0.38)
+    assert record is not None and run_now(
+        session.state, record
+    ).summary.client_runq_ratio == pytest.approx(0.38)
 
 
 def test_lost_messages_degrade_the_run() -> None:
@@ -201,7 +253,9 @@ def test_without_an_answer_a_run_is_invalid() -> None:
 def test_a_warm_up_that_never_ended_is_invalid() -> None:
     session = Session()
     session.ticks(5, answered=1, kind=1)
-    assert session.end() == Validity("invalid", ["the warm-up did not end: none of the 5 answered requests counts"])
+    assert session.end() == Validity(
+        "invalid", ["the warm-up did not end: none of the 5 answered requests counts"]
+    )
 
 
 def test_an_archived_run_keeps_its_verdict_and_a_snapshot_has_it() -> None:
@@ -220,15 +274,15 @@ def test_gauges_of_a_server_that_does_not_answer_are_cleared() -> None:
 
     def view() -> object:
         return make_view(
-            session.state, now=session.t, environment=session.state.environment, device="cpu", probing="", recording=False, recording_to="",
-            ended=False,
+            session.state, now=session.t, environment=session.state.environment, device="cpu",
+            probing="", recording=False, recording_to="", ended=False,
         )  # fmt: skip
 
     key = "server.kv_cache_usage_ratio{device=server}"
     assert view().latest[key] == 0.99 and view().down == ""  # type: ignore[attr-defined]
     session.down(3)
     shown = view()
-    assert key not in shown.latest and "connection refused" in shown.unavailable[key]  # type: ignore[attr-defined]
+    assert key not in shown.latest and ("connection refused") in shown.unavailable[key]  # type: ignore[attr-defined]
     assert "workload.ttft_s{device=cpu}" not in shown.latest  # type: ignore[attr-defined]
     assert (shown.down, shown.down_s) == ("connection refused", 3.0)  # type: ignore[attr-defined]
     session.tick()
@@ -242,11 +296,14 @@ def test_gauges_older_than_a_few_intervals_are_cleared() -> None:
         session.t += 1.0
         session.state.apply(Requests(session.t, [], 8))
     shown = make_view(
-        session.state, now=session.t, environment=session.state.environment, device="cpu", probing="", recording=False, recording_to="",
-        ended=False,
+        session.state, now=session.t, environment=session.state.environment, device="cpu",
+        probing="", recording=False, recording_to="", ended=False,
     )  # fmt: skip
     key = "server.kv_cache_usage_ratio{device=server}"
-    assert key not in shown.latest and shown.unavailable[key] == "the last report of the server is 30 s old"
+    assert (
+        key not in shown.latest
+        and shown.unavailable[key] == "the last report of the server is 30 s old"
+    )
 
 
 def test_the_exporter_shows_the_verdict_and_whether_the_server_answers() -> None:
@@ -255,13 +312,20 @@ def test_the_exporter_shows_the_verdict_and_whether_the_server_answers() -> None
 
     def shown() -> dict[str, tuple[dict[str, str], float]]:
         families = ScrapeCollector(scrape(session.state, session.t), "box").collect()
-        return {sample.name: (sample.labels, sample.value) for family in families for sample in family.samples}
+        return {
+            sample.name: (sample.labels, sample.value)
+            for family in families
+            for sample in family.samples
+        }
 
     assert shown()["gpuconsole_model_server_up"] == ({"scenario": "serve-chat"}, 1.0)
     assert shown()["gpuconsole_run_valid"] == ({"scenario": "serve-chat", "verdict": "valid"}, 1.0)
     session.down(3)
     assert shown()["gpuconsole_model_server_up"][1] == 0.0
-    assert shown()["gpuconsole_run_valid"] == ({"scenario": "serve-chat", "verdict": "degraded"}, 0.0)
+    assert shown()["gpuconsole_run_valid"] == (
+        {"scenario": "serve-chat", "verdict": "degraded"},
+        0.0,
+    )
 
 
 def test_no_rule_has_a_signal_of_a_server_that_is_down() -> None:
@@ -272,7 +336,10 @@ def test_no_rule_has_a_signal_of_a_server_that_is_down() -> None:
     summary = run_now(session.state, record).summary
     assert "server.kv_cache_full_ratio" in run_signals(record, summary, 4, None, 30.0)
     session.down(3)
-    assert not any(name.startswith(("server.", "client.")) for name in run_signals(record, summary, 4, None, 30.0))
+    assert not any(
+        name.startswith(("server.", "client."))
+        for name in run_signals(record, summary, 4, None, 30.0)
+    )
 
 
 def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
@@ -281,18 +348,35 @@ def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
     session.end()
     assert session.state.record is not None
     run = run_now(session.state, session.state.record)
-    run = msgspec.structs.replace(run, findings=[Finding("serve.seats_too_few", "clear", "Enough seats")])
+    run = msgspec.structs.replace(
+        run, findings=[Finding("serve.seats_too_few", "clear", "Enough seats")]
+    )
     _, first, *rest = run_text(run).splitlines()
     assert first == "  numbers       degraded: the load generator waited for a CPU 38 % of the time"
     text = "\n".join(rest)
-    assert "the client waited for a CPU 38 % of the time: the latencies, TTFT most of all, are too high and not reliable" in text
-    assert "no conclusion: the numbers are degraded: the load generator waited for a CPU 38 % of the time" in text
+    assert (
+        "the client waited for a CPU 38 % of the time: the latencies, TTFT most of all, are too"
+        " high and not reliable"
+    ) in text
+    assert (
+        "no conclusion: the numbers are degraded: the load generator waited for a CPU 38 % of"
+        " the time"
+    ) in text
     assert "no fault found" not in text
     assert "No rule fires" not in printed(details_report(run))
 
 
 def test_a_failed_run_without_a_measurement_says_that_nothing_was_measured() -> None:
-    run = Run("1", "train-gpt", "training.gpt", {}, "cpu", "failed", "no torch", findings=[Finding("hw.power", "clear", "Power is enough")])
+    run = Run(
+        "1",
+        "train-gpt",
+        "training.gpt",
+        {},
+        "cpu",
+        "failed",
+        "no torch",
+        findings=[Finding("hw.power", "clear", "Power is enough")],
+    )
     text = run_text(run)
     assert "diagnosis: no conclusion: nothing was measured" in text and "clear" not in text
 

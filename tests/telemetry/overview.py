@@ -21,7 +21,14 @@ def view_of(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Vie
     state, error = read_devices(timeout_s=15)
     assert not error
     return make_view(
-        state, now=state.now, environment=Environment(), device="gpu:0", probing="", recording=False, recording_to="", ended=False
+        state,
+        now=state.now,
+        environment=Environment(),
+        device="gpu:0",
+        probing="",
+        recording=False,
+        recording_to="",
+        ended=False,
     )
 
 

@@ -1,4 +1,5 @@
-"""The real sampler child at the other end of a real socket, and everything that it has said so far."""
+"""The real sampler child at the other end of a real socket, and everything that it has said so
+far."""
 
 from __future__ import annotations
 
@@ -49,23 +50,43 @@ class Heard:
         return [event for event in self.events if isinstance(event, DeviceLost)]
 
     def values(self, device: str) -> dict[str, float]:
-        """What is known of a device: the newest value of each metric that has not become unavailable since."""
+        """What is known of a device: the newest value of each metric that has not become
+        unavailable since."""
         found: dict[str, float] = {}
         for event in self.events:
             match event:
                 case Sample() if event.device == device:
                     found |= event.values
                 case Unavailable() if event.device == device:
-                    found = {metric: value for metric, value in found.items() if metric not in event.reasons}
+                    found = {
+                        metric: value
+                        for metric, value in found.items()
+                        if metric not in event.reasons
+                    }
         return found
 
     def substitutes(self, device: str) -> dict[str, str]:
-        """The source of each value that did not come from the catalogued one, as of the last sample."""
-        return next((event.sources for event in reversed(self.events) if isinstance(event, Sample) and event.device == device), {})
+        """The source of each value that did not come from the catalogued one, as of the last
+        sample."""
+        return next(
+            (
+                event.sources
+                for event in reversed(self.events)
+                if isinstance(event, Sample) and event.device == device
+            ),
+            {},
+        )
 
     def reasons(self, device: str) -> dict[str, str]:
         """What the device was last said to be unable to report."""
-        return next((event.reasons for event in reversed(self.events) if isinstance(event, Unavailable) and event.device == device), {})
+        return next(
+            (
+                event.reasons
+                for event in reversed(self.events)
+                if isinstance(event, Unavailable) and event.device == device
+            ),
+            {},
+        )
 
     def last(self, kind: type[E]) -> E:
         """The newest event of a kind."""
@@ -74,17 +95,33 @@ class Heard:
     @property
     def links(self) -> list[Link] | None:
         """The newest topology; None before the first, which comes from a beat of its own."""
-        return next((event.links for event in reversed(self.events) if isinstance(event, Topology)), None)
+        return next(
+            (event.links for event in reversed(self.events) if isinstance(event, Topology)), None
+        )
 
     def state(self, source: str) -> SourceState | None:
         """How a source last said it was doing."""
-        return next((event for event in reversed(self.events) if isinstance(event, SourceState) and event.source == source), None)
+        return next(
+            (
+                event
+                for event in reversed(self.events)
+                if isinstance(event, SourceState) and event.source == source
+            ),
+            None,
+        )
 
 
 class SamplerChild(Heard):
-    """`events` grows while the child lives; `wait` returns once a condition on this object holds."""
+    """`events` grows while the child lives; `wait` returns once a condition on this object
+    holds."""
 
-    def __init__(self, environment: dict[str, str], interval_s: float = 0.1, *arguments: str, piped: bool = False) -> None:
+    def __init__(
+        self,
+        environment: dict[str, str],
+        interval_s: float = 0.1,
+        *arguments: str,
+        piped: bool = False,
+    ) -> None:
         super().__init__([])
         self.ended = False
         self._news = threading.Condition()
@@ -101,7 +138,11 @@ class SamplerChild(Heard):
         ]
         with theirs:
             self.process = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], start_new_session=True, stdout=subprocess.PIPE if piped else None
+                command,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdout=subprocess.PIPE if piped else None,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -109,7 +150,12 @@ class SamplerChild(Heard):
     def __enter__(self) -> SamplerChild:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.process.kill()
         self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
@@ -131,9 +177,12 @@ class SamplerChild(Heard):
         return self.wait(lambda child: child.round_count >= before + count, f"{count} rounds")
 
     def forget(self) -> None:
-        """Drop what has been said so far, but for the list of devices and what they cannot report."""
+        """Drop what has been said so far, but for the list of devices and what they cannot
+        report."""
         with self._news:
-            self.events = [event for event in self.events if isinstance(event, Devices | Unavailable)]
+            self.events = [
+                event for event in self.events if isinstance(event, Devices | Unavailable)
+            ]
 
     def by_device(self) -> dict[str, Heard]:
         """What it has said of each device."""

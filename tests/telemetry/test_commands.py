@@ -17,7 +17,11 @@ from tests.fakes.torch_build import torch_build
 
 def test_devices_lists_values_and_reasons_as_plain_text(cli: Cli, machine: Machine) -> None:
     _, environment = machine(
-        "gpus 2", "gpu * gpm 2 78.5", "gpu 0 name NVIDIA \\x1b]0;x\\x07H200", "gpu 1 gpm_support 0", "gpu 1 architecture 7"
+        "gpus 2",
+        "gpu * gpm 2 78.5",
+        "gpu 0 name NVIDIA \\x1b]0;x\\x07H200",
+        "gpu 1 gpm_support 0",
+        "gpu 1 architecture 7",
     )
     done = cli("devices", env=environment)
     assert done.returncode == 0, done.stderr
@@ -65,14 +69,20 @@ def test_doctor_says_what_works_and_why_not(cli: Cli, machine: Machine, tmp_path
     told = " ".join(done.stdout.split())
     assert "driver 580.159.03, runs CUDA 13.0" in told
     assert "2.13.0+cpu, CPU only" in told
-    assert "gpu:0-1 torch torch 2.13.0 (a CPU build) cannot use the GPU: pip install --force-reinstall torch==2.13.0 " in told
+    assert (
+        "gpu:0-1 torch torch 2.13.0 (a CPU build) cannot use the GPU: pip install"
+        " --force-reinstall torch==2.13.0 "
+    ) in told
     assert "paths NV18 1 pair" in told
     assert "NUMA node 0 CPUs 0-1: gpu:0, gpu:1" in told
     assert "NVML works, 2 GPUs" in told
     assert "gpu:0 NVIDIA H200; GPM works" in told
     assert "gpu:1 NVIDIA H200; GPM n/a: GPM needs Hopper or newer" in told
     assert "gpu:1 GPM needs Hopper or newer: gpu.graphics_active_ratio, gpu.sm_active_ratio" in told
-    assert "gpu:1/link:0-17 GPM needs Hopper or newer: gpu.link_rx_bytes_per_s, gpu.link_tx_bytes_per_s" in told
+    assert (
+        "gpu:1/link:0-17 GPM needs Hopper or newer: gpu.link_rx_bytes_per_s,"
+        " gpu.link_tx_bytes_per_s"
+    ) in told
 
 
 def test_doctor_without_a_gpu(cli: Cli, machine: Machine) -> None:
@@ -82,20 +92,32 @@ def test_doctor_without_a_gpu(cli: Cli, machine: Machine) -> None:
     assert "/dev/shm" in told
 
 
-def test_doctor_says_that_a_gpu_of_amd_or_apple_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_says_that_a_gpu_of_amd_or_apple_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(doctor, "DRM", tmp_path)
     assert doctor.other_gpu_rows() == []
-    for node, vendor in (("renderD128", "0x10de"), ("renderD129", "0x1002"), ("renderD130", "0x1002")):
+    for node, vendor in (
+        ("renderD128", "0x10de"),
+        ("renderD129", "0x1002"),
+        ("renderD130", "0x1002"),
+    ):
         (tmp_path / node / "device").mkdir(parents=True)
         (tmp_path / node / "device" / "vendor").write_text(f"{vendor}\n")
-    assert doctor.other_gpu_rows() == [("AMD GPU", "is there; gpuconsole measures NVIDIA GPUs only")]
+    assert doctor.other_gpu_rows() == [
+        ("AMD GPU", "is there; gpuconsole measures NVIDIA GPUs only")
+    ]
     monkeypatch.setattr(doctor, "DRM", tmp_path / "none")
     monkeypatch.setattr(doctor.sys, "platform", "darwin")
     monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
-    assert doctor.other_gpu_rows() == [("Apple GPU", "is there; gpuconsole measures NVIDIA GPUs only")]
+    assert doctor.other_gpu_rows() == [
+        ("Apple GPU", "is there; gpuconsole measures NVIDIA GPUs only")
+    ]
 
 
-def test_doctor_reports_a_shared_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_reports_a_shared_memory_that_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sizes = {"total": 64 * 2**20}
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(**sizes))
     assert doctor.shared_memory_text(tmp_path).startswith(
@@ -122,7 +144,11 @@ def test_doctor_says_what_is_set_or_worn(cli: Cli, machine: Machine) -> None:
 
 
 def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> None:
-    script = ["gpu 0 gpm 62 100", "gpu 0 link_field 0 163 4", "gpu 1 process 4194303 compute 1048576 20 7"]
+    script = [
+        "gpu 0 gpm 62 100",
+        "gpu 0 link_field 0 163 4",
+        "gpu 1 process 4194303 compute 1048576 20 7",
+    ]
     _, environment = machine("gpus 2", *script)
     told = cli("devices", env=environment).stdout
     words = [line.split() for line in told.splitlines()]
@@ -133,7 +159,9 @@ def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> 
     assert "1.00 MiB  compute  not visible for this user" in told
     told_json = json.loads(cli("devices", "--json", env=environment).stdout)
     assert told_json["topology"] == [{"a": "gpu:0", "b": "gpu:1", "path": "NV18"}]
-    assert told_json["devices"][1]["processes"] == [{"pid": 4194303, "memory_bytes": 1048576, "sm_ratio": 0.2, "memory_time_ratio": 0.07}]
+    assert told_json["devices"][1]["processes"] == [
+        {"pid": 4194303, "memory_bytes": 1048576, "sm_ratio": 0.2, "memory_time_ratio": 0.07}
+    ]
     assert told_json["devices"][0]["links"]["link:0"]["gpu.link_crc_errors"] == 4
 
 
@@ -148,4 +176,7 @@ def test_no_command_line_of_a_process_is_told(cli: Cli, machine: Machine) -> Non
 def test_a_bad_address_of_dcgm_is_one_line(cli: Cli) -> None:
     done = cli("devices", "--dcgm", "localhost")
     assert done.returncode == 2
-    assert done.stderr.strip() == "gpuconsole: --dcgm localhost: must be an address such as http://127.0.0.1:9400/metrics"
+    assert (
+        done.stderr.strip()
+        == "gpuconsole: --dcgm localhost: must be an address such as http://127.0.0.1:9400/metrics"
+    )

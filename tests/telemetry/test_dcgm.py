@@ -1,4 +1,5 @@
-"""dcgm-exporter as a source, over a real socket: values to the unit, and every way to fail with its reason."""
+"""dcgm-exporter as a source, over a real socket: values to the unit, and every way to fail with its
+reason."""
 
 from __future__ import annotations
 
@@ -84,9 +85,16 @@ def test_every_field_to_the_unit() -> None:
                 "gpu.row_remap_failed": 0,
             }
         )
-        assert source.unavailable()["gpu:0"]["gpu.fp64_active_ratio"].startswith("dcgm-exporter does not report DCGM_FI_PROF_PIPE_FP64")
-        assert values_of(source, 2.0, "gpu:1") == pytest.approx({"gpu.sm_active_ratio": 0.25, "gpu.dram_active_ratio": 0.1})
-        assert source.unavailable()["gpu:1"]["gpu.hbm_bytes_per_s"] == "the datasheet bandwidth of this device is not known"
+        assert source.unavailable()["gpu:0"]["gpu.fp64_active_ratio"].startswith(
+            "dcgm-exporter does not report DCGM_FI_PROF_PIPE_FP64"
+        )
+        assert values_of(source, 2.0, "gpu:1") == pytest.approx(
+            {"gpu.sm_active_ratio": 0.25, "gpu.dram_active_ratio": 0.1}
+        )
+        assert (
+            source.unavailable()["gpu:1"]["gpu.hbm_bytes_per_s"]
+            == "the datasheet bandwidth of this device is not known"
+        )
 
 
 def test_a_counter_becomes_a_rate_over_the_time_between_two_collections() -> None:
@@ -133,19 +141,34 @@ def test_what_dcgm_writes_for_no_value_and_nonsense_are_no_values() -> None:
         assert values_of(source, 1.0) == {}
         reasons = source.unavailable()["gpu:0"]
         assert reasons["gpu.sm_active_ratio"] == "DCGM has no value for DCGM_FI_PROF_SM_ACTIVE"
-        assert reasons["gpu.energy_j"] == "DCGM has no value for DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
-        assert reasons["gpu.hbm_bytes_per_s"] == reasons["gpu.dram_active_ratio"] == "dcgm-exporter reported an impossible value"
+        assert (
+            reasons["gpu.energy_j"] == "DCGM has no value for DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+        )
+        assert (
+            reasons["gpu.hbm_bytes_per_s"]
+            == reasons["gpu.dram_active_ratio"]
+            == "dcgm-exporter reported an impossible value"
+        )
 
 
 def test_gpus_that_are_not_there_slices_and_pods() -> None:
-    shared = dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 50}}, pod='one\\"') + dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 50}}, pod="two")
-    a_slice = dcgm_page({A: {"DCGM_FI_PROF_SM_ACTIVE": "0.9"}}, GPU_I_ID="3", GPU_I_PROFILE="1g.10gb")
+    shared = dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 50}}, pod='one\\"') + dcgm_page(
+        {A: {"DCGM_FI_DEV_GPU_TEMP": 50}}, pod="two"
+    )
+    a_slice = dcgm_page(
+        {A: {"DCGM_FI_PROF_SM_ACTIVE": "0.9"}}, GPU_I_ID="3", GPU_I_PROFILE="1g.10gb"
+    )
     mig = Device(id="gpu:0/mig:1", name="1g.10gb", uuid="MIG-1")
     with FakeDcgm(a_slice + shared) as dcgm:
         source = DcgmSource(dcgm.url, [*GPUS, mig])
         assert values_of(source, 1.0) == {"gpu.temperature_c": 50}
-        assert source.unavailable()["gpu:1"]["gpu.power_w"] == "dcgm-exporter does not report this GPU"
-        assert source.unavailable()["gpu:0/mig:1"]["gpu.power_w"] == "dcgm-exporter does not name MIG slices by UUID"
+        assert (
+            source.unavailable()["gpu:1"]["gpu.power_w"] == "dcgm-exporter does not report this GPU"
+        )
+        assert (
+            source.unavailable()["gpu:0/mig:1"]["gpu.power_w"]
+            == "dcgm-exporter does not name MIG slices by UUID"
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,13 +191,24 @@ def test_garbage_is_a_reason(page: str | bytes, reason: str) -> None:
 def test_no_server_a_wrong_server_and_a_server_that_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
-    assert the_reason(DcgmSource(f"http://127.0.0.1:{free}", GPUS)) == "dcgm-exporter cannot be reached: Connection refused"
+    assert (
+        the_reason(DcgmSource(f"http://127.0.0.1:{free}", GPUS))
+        == "dcgm-exporter cannot be reached: Connection refused"
+    )
     with FakeDcgm(dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 40}})) as dcgm:
-        assert the_reason(DcgmSource(dcgm.url + "/other", GPUS)) == "dcgm-exporter answers 404 Not Found"
+        assert (
+            the_reason(DcgmSource(dcgm.url + "/other", GPUS))
+            == "dcgm-exporter answers 404 Not Found"
+        )
         dcgm.status = 500
-        assert the_reason(DcgmSource(dcgm.url, GPUS)) == "dcgm-exporter answers 500 Internal Server Error"
+        assert (
+            the_reason(DcgmSource(dcgm.url, GPUS))
+            == "dcgm-exporter answers 500 Internal Server Error"
+        )
         dcgm.status = 200
-        assert values_of(DcgmSource(dcgm.url.removesuffix("/metrics"), GPUS), 1.0) == {"gpu.temperature_c": 40}
+        assert values_of(DcgmSource(dcgm.url.removesuffix("/metrics"), GPUS), 1.0) == {
+            "gpu.temperature_c": 40
+        }
     for url in ("http://[::1", "file:///etc/passwd", "http://exa mple:1/", "gopher://127.0.0.1/"):
         assert the_reason(DcgmSource(url, GPUS)).startswith("dcgm-exporter cannot be re")
 

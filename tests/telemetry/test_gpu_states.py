@@ -1,4 +1,5 @@
-"""What a GPU does, in every view: "free" and "busy" need a proof. The cases are of public issues: dcgm-exporter 604, nvitop 139, WSL 7162, nvtop 124."""
+"""What a GPU does, in every view: "free" and "busy" need a proof. The cases are of public issues:
+dcgm-exporter 604, nvitop 139, WSL 7162, nvtop 124."""
 
 from __future__ import annotations
 
@@ -21,20 +22,44 @@ NO_UTILIZATION = ("gpu 0 gpm_support 0", "gpu 0 error nvmlDeviceGetUtilizationRa
     ("lines", "state", "reason"),
     [
         (("gpu 0 error nvmlDeviceGetHandleByIndex 999",), "n/a", "unknown driver error"),
-        (("gpu 0 error nvmlDeviceGetHandleByIndex 8",), "n/a", "the external power cables are not attached"),
+        (
+            ("gpu 0 error nvmlDeviceGetHandleByIndex 8",),
+            "n/a",
+            "the external power cables are not attached",
+        ),
         (("gpu 0 error * 999",), "n/a", "unknown driver error"),
         (NO_UTILIZATION, "n/a", "util: not supported on this device"),
-        (("gpu 0 utilization_pct 1980", "gpu 0 gpm_support 0"), "n/a", "util: the driver reported an impossible value"),
-        (("gpu 0 error nvmlDeviceGetComputeRunningProcesses_v3 4",), "n/a", "processes: no permission"),
+        (
+            ("gpu 0 utilization_pct 1980", "gpu 0 gpm_support 0"),
+            "n/a",
+            "util: the driver reported an impossible value",
+        ),
+        (
+            ("gpu 0 error nvmlDeviceGetComputeRunningProcesses_v3 4",),
+            "n/a",
+            "processes: no permission",
+        ),
         (("gpu 0 memory_used_bytes 13.8e9",), "n/a", "12.9 GiB used, no process seen"),
         ((), "free", None),
-        (("gpu 0 utilization_pct 97", "gpu 0 gpm 2 97", "gpu 0 error nvmlDeviceGetComputeRunningProcesses_v3 4"), "busy", None),
+        (
+            (
+                "gpu 0 utilization_pct 97",
+                "gpu 0 gpm 2 97",
+                "gpu 0 error nvmlDeviceGetComputeRunningProcesses_v3 4",
+            ),
+            "busy",
+            None,
+        ),
         ((*NO_UTILIZATION, f"gpu 0 process {os.getpid()} compute 5e6 -1"), "busy", None),
         (("gpu 0 lost 1",), "lost", "GPU is lost"),
     ],
-)  # fmt: skip
+)
 def test_free_and_busy_need_a_proof(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], state: str, reason: str | None
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: tuple[str, ...],
+    state: str,
+    reason: str | None,
 ) -> None:
     """The screen, `devices` and its JSON say the same of gpu:0; gpu:1 is idle."""
     _, environment = machine("gpus 2", *IDLE, *lines)
@@ -46,48 +71,92 @@ def test_free_and_busy_need_a_proof(
     assert ("free" in row) == (state == "free") and (reason is None or reason in row), row
 
 
-def test_every_view_says_that_a_gpu_without_a_handle_is_not_known(machine: Machine, cli: Cli) -> None:
-    _, environment = machine("gpus 3", *IDLE, "gpu 1 error nvmlDeviceGetHandleByIndex 4", "gpu 2 error * 999")
-    first, second, third, host = json.loads(cli("devices", "--json", env=environment).stdout)["devices"]
+def test_every_view_says_that_a_gpu_without_a_handle_is_not_known(
+    machine: Machine, cli: Cli
+) -> None:
+    _, environment = machine(
+        "gpus 3", *IDLE, "gpu 1 error nvmlDeviceGetHandleByIndex 4", "gpu 2 error * 999"
+    )
+    first, second, third, host = json.loads(cli("devices", "--json", env=environment).stdout)[
+        "devices"
+    ]
     assert (first["state"], first["state_reason"]) == ("free", None)
     assert (second["state"], second["state_reason"]) == ("n/a", "no permission")
     assert (third["state"], third["state_reason"]) == ("n/a", "unknown driver error")
     assert "state" not in host
     listed = cli("devices", env=environment).stdout
-    assert "state: free" in listed and "state: n/a: no permission" in listed and listed.count("no permission") == 1
+    assert (
+        "state: free" in listed
+        and "state: n/a: no permission" in listed
+        and listed.count("no permission") == 1
+    )
     told = " ".join(cli("doctor", env=environment).stdout.split())
-    assert "gpu:1 unknown GPU; n/a: no permission" in told and "gpu:2 unknown GPU; n/a: unknown driver error" in told
+    assert (
+        "gpu:1 unknown GPU; n/a: no permission" in told
+        and "gpu:2 unknown GPU; n/a: unknown driver error" in told
+    )
 
 
 def test_the_exporter_says_which_gpus_give_no_value(machine: Machine) -> None:
-    _, environment = machine("gpus 3", *IDLE, "gpu 1 error nvmlDeviceGetHandleByIndex 4", "gpu 2 error * 999")
+    _, environment = machine(
+        "gpus 3", *IDLE, "gpu 1 error nvmlDeviceGetHandleByIndex 4", "gpu 2 error * 999"
+    )
     with Exporter(environment).ready() as exporter:
-        wait_until(lambda: exporter.value("gpuconsole_device_unreadable", "gpu:2") == 1, what="the third GPU")
+        wait_until(
+            lambda: exporter.value("gpuconsole_device_unreadable", "gpu:2") == 1,
+            what="the third GPU",
+        )
         assert exporter.value("gpuconsole_device_unreadable", "gpu:1", reason="no permission") == 1
         assert exporter.values("gpuconsole_device_unreadable").keys() == {"gpu:1", "gpu:2"}
-        assert exporter.get("/healthz") == (200, "ok\ngpu:1 is n/a: no permission\ngpu:2 is n/a: unknown driver error\n")
+        assert exporter.get("/healthz") == (
+            200,
+            "ok\ngpu:1 is n/a: no permission\ngpu:2 is n/a: unknown driver error\n",
+        )
 
 
 @pytest.mark.parametrize("width", [80, 120, 170])
-def test_the_reason_of_an_unknown_state_can_be_read_at_every_width(machine: Machine, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    _, environment = machine("gpus 2", *IDLE, "gpu 0 memory_used_bytes 13.8e9", "gpu 1 error nvmlDeviceGetHandleByIndex 999")
+def test_the_reason_of_an_unknown_state_can_be_read_at_every_width(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    _, environment = machine(
+        "gpus 2",
+        *IDLE,
+        "gpu 0 memory_used_bytes 13.8e9",
+        "gpu 1 error nvmlDeviceGetHandleByIndex 999",
+    )
     view = view_of(environment, monkeypatch)
     assert "12.9 GiB used, no process seen" in row_of(view, "gpu:0", width)
     assert "unknown driver error" in row_of(view, "gpu:1", width)
 
 
-def test_slices_are_not_counted_as_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+def test_slices_are_not_counted_as_gpus(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
     """Root sees all of them; the process in a slice is one of its GPU, too."""
-    slices = ["mig 1", "mig_slice 3 19000000000 1000000", "mig_slice 9 38000000000 1000000", "process 4101 compute 1e6 -1"]
+    slices = [
+        "mig 1",
+        "mig_slice 3 19000000000 1000000",
+        "mig_slice 9 38000000000 1000000",
+        "process 4101 compute 1e6 -1",
+    ]
     _, environment = machine("gpus 2", *IDLE, *(f"gpu 1 {line}" for line in slices))
     view = view_of(environment, monkeypatch)
     assert "2 GPUs with 2 MIG slices: 1 free, 1 busy; 1 process." in screen(view)[0]
-    assert "NVML works, 2 GPUs with 2 MIG slices" in " ".join(cli("doctor", env=environment).stdout.split())
+    assert "NVML works, 2 GPUs with 2 MIG slices" in " ".join(
+        cli("doctor", env=environment).stdout.split()
+    )
 
 
 @pytest.mark.parametrize(("second", "state"), [(0, "free"), (50, "busy")])
-def test_the_slices_say_what_a_gpu_in_mig_mode_does(machine: Machine, cli: Cli, second: int, state: str) -> None:
-    slices = ["mig 1", "mig_slice 3 19000000000 1000000", "mig_slice 9 38000000000 1000000", f"mig_gpm 9 2 {second}"]
+def test_the_slices_say_what_a_gpu_in_mig_mode_does(
+    machine: Machine, cli: Cli, second: int, state: str
+) -> None:
+    slices = [
+        "mig 1",
+        "mig_slice 3 19000000000 1000000",
+        "mig_slice 9 38000000000 1000000",
+        f"mig_gpm 9 2 {second}",
+    ]
     none = "gpu 0 error nvmlDeviceGetUtilizationRates 3"
     _, environment = machine("gpus 1", *IDLE, none, *(f"gpu 0 {line}" for line in slices))
     devices = json.loads(cli("devices", "--json", env=environment).stdout)["devices"]
@@ -98,7 +167,14 @@ def test_labels_of_the_doctor_name_ranges_of_links_on_ranges_of_gpus() -> None:
     links = [f"gpu:{gpu}/link:{link}" for gpu in range(16) for link in range(18)]
     assert folded(links) == "gpu:0-15/link:0-17"
     assert folded(["gpu:0", "gpu:1", "gpu:3", "cpu"]) == "gpu:0-1, gpu:3, cpu"
-    assert folded(["gpu:0/link:0", "gpu:0/link:1", "gpu:2/link:0", "gpu:2/link:3"]) == "gpu:0/link:0-1, gpu:2/link:0, gpu:2/link:3"
+    assert (
+        folded(["gpu:0/link:0", "gpu:0/link:1", "gpu:2/link:0", "gpu:2/link:3"])
+        == "gpu:0/link:0-1, gpu:2/link:0, gpu:2/link:3"
+    )
     long = ", ".join(f"gpu:{n}" for n in range(0, 64, 2))
-    row = next(part for part in report({"reads n/a here": [(long, "why")]}) if isinstance(part, Line) and part.label)
+    row = next(
+        part
+        for part in report({"reads n/a here": [(long, "why")]})
+        if isinstance(part, Line) and part.label
+    )
     assert row.column <= MAX_LABEL_LENGTH + 2

@@ -1,4 +1,5 @@
-"""The sampler child and the real binding against the fake driver: values to the unit, and every failure with its reason."""
+"""The sampler child and the real binding against the fake driver: values to the unit, and every
+failure with its reason."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import pytest
 from gpuconsole.model.machine import Link
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
 from gpuconsole.model.metrics import LINK_METRICS
-from gpuconsole.wire.events import DeviceLost, Devices, Hello, Processes, Stop, Topology, Unavailable, Xid
+from gpuconsole.wire.events import (
+    DeviceLost,
+    Devices,
+    Hello,
+    Processes,
+    Stop,
+    Topology,
+    Unavailable,
+    Xid,
+)
 from tests.conftest import Machine
 from tests.fakes.nvml.scripted import MIB, SCRIPT, SCRIPTED
 from tests.matrix import matrix
@@ -33,8 +43,12 @@ CALLS = {
     "nvmlDeviceGetTotalEnergyConsumption": {"gpu.energy_j"},
     "nvmlDeviceGetClockInfo": {"gpu.sm_clock_hz", "gpu.memory_clock_hz"},
     "nvmlDeviceGetMaxClockInfo": {"gpu.sm_clock_max_hz", "gpu.memory_clock_max_hz"},
-    "nvmlDeviceGetCurrentClocksEventReasons": {name for name in GPU_METRICS if name.startswith("gpu.clocks_")},
-    "nvmlDeviceGetMemoryInfo_v2": {f"gpu.hbm_{part}_bytes" for part in ("used", "free", "reserved", "total")},
+    "nvmlDeviceGetCurrentClocksEventReasons": {
+        name for name in GPU_METRICS if name.startswith("gpu.clocks_")
+    },
+    "nvmlDeviceGetMemoryInfo_v2": {
+        f"gpu.hbm_{part}_bytes" for part in ("used", "free", "reserved", "total")
+    },
     "nvmlDeviceGetBAR1MemoryInfo": {"gpu.bar1_used_bytes", "gpu.bar1_total_bytes"},
     "nvmlDeviceGetTemperatureV": {"gpu.temperature_c"},
     "nvmlDeviceGetTemperatureThreshold": {"gpu.temperature_slowdown_c"},
@@ -106,7 +120,12 @@ def test_every_metric_of_a_gpu_to_the_unit(machine: Machine) -> None:
         assert child.devices.driver == "580.159.03"
         assert child.devices.reason == ""
         gpu, cpu = child.devices.devices
-        assert (gpu.id, gpu.name, gpu.pcie, gpu.nvlink) == ("gpu:0", "NVIDIA H200", "gen5 x16", "16 links")
+        assert (gpu.id, gpu.name, gpu.pcie, gpu.nvlink) == (
+            "gpu:0",
+            "NVIDIA H200",
+            "gen5 x16",
+            "16 links",
+        )
         assert gpu.uuid == "GPU-00000000-0000-0000-0000-000000000000"
         assert gpu.memory_bytes == 150754820096
         assert gpu.peaks.memory_bytes_per_s == 4.8e12
@@ -115,24 +134,37 @@ def test_every_metric_of_a_gpu_to_the_unit(machine: Machine) -> None:
         assert child.substitutes("gpu:0") == {}
         values = child.values("gpu:0")
         for metric, (_, expected) in SCRIPTED.items():
-            tolerance = 1e-3 if metric.endswith("_time_ratio") else 1e-9  # a rate of a counter in whole nanoseconds
+            # a rate of a counter in whole nanoseconds
+            tolerance = 1e-3 if metric.endswith("_time_ratio") else 1e-9
             assert values[metric] == pytest.approx(expected, rel=tolerance), metric
         assert 0 <= child.values("sampler")["console.cpu_ratio"] < 1
 
 
-def test_the_temperature_of_the_slowdown_follows_from_its_distance_where_the_driver_reports_only_that(machine: Machine) -> None:
+def test_the_temperature_of_the_slowdown_follows_from_its_distance_where_only_that_is_known(
+    machine: Machine,
+) -> None:
     """NVML announces this for Ada and newer."""
     refused = "error nvmlDeviceGetTemperatureThreshold 3"
-    _, environment = machine("gpus 2", *(f"gpu {n} {line}" for n in (0, 1) for line in ("temperature_c 61", refused)), "gpu 0 margin_c 26")
+    _, environment = machine(
+        "gpus 2",
+        *(f"gpu {n} {line}" for n in (0, 1) for line in ("temperature_c 61", refused)),
+        "gpu 0 margin_c 26",
+    )
     with SamplerChild(environment) as child:
-        child.wait(lambda now: "gpu.fan_ratio" in now.values("gpu:1"), "the metrics that change rarely")
+        child.wait(
+            lambda now: "gpu.fan_ratio" in now.values("gpu:1"), "the metrics that change rarely"
+        )
         assert child.values("gpu:0")["gpu.temperature_slowdown_c"] == 87
         assert child.reasons("gpu:0").get("gpu.temperature_slowdown_c") is None
-        assert child.reasons("gpu:1")["gpu.temperature_slowdown_c"] == "not supported on this device"
+        assert (
+            child.reasons("gpu:1")["gpu.temperature_slowdown_c"] == "not supported on this device"
+        )
 
 
 def test_the_facts_of_a_gpu(machine: Machine) -> None:
-    _, environment = machine("gpus 1", "gpu 0 affinity_low 4294967295", "gpu 0 numa_node 1", "gpu 0 persistence 0")
+    _, environment = machine(
+        "gpus 1", "gpu 0 affinity_low 4294967295", "gpu 0 numa_node 1", "gpu 0 persistence 0"
+    )
     with SamplerChild(environment) as child:
         child.rounds()
         assert child.devices.devices[0].facts == {
@@ -157,14 +189,26 @@ def test_a_gpu_whose_node_the_firmware_does_not_name(machine: Machine) -> None:
 
 
 def test_every_nvlink_of_a_gpu(machine: Machine) -> None:
-    script = ["nvlinks 2", "gpm 62 100", "gpm 63 200", "gpm 64 300", "link_field 0 161 7", "link_field 1 162 8", "link_field 1 163 9"]
+    script = [
+        "nvlinks 2",
+        "gpm 62 100",
+        "gpm 63 200",
+        "gpm 64 300",
+        "link_field 0 161 7",
+        "link_field 1 162 8",
+        "link_field 1 163 9",
+    ]
     _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in script))
     with SamplerChild(environment) as child:
         child.wait(lambda now: "gpu.link_up" in now.values("gpu:0/link:17"), "the links")
         assert child.values("gpu:0/link:0") == {
-            "gpu.link_rx_bytes_per_s": 100 * MIB, "gpu.link_tx_bytes_per_s": 200 * MIB,
-            "gpu.link_up": 1, "gpu.link_replays": 7, "gpu.link_recoveries": 0, "gpu.link_crc_errors": 0,
-        }  # fmt: skip
+            "gpu.link_rx_bytes_per_s": 100 * MIB,
+            "gpu.link_tx_bytes_per_s": 200 * MIB,
+            "gpu.link_up": 1,
+            "gpu.link_replays": 7,
+            "gpu.link_recoveries": 0,
+            "gpu.link_crc_errors": 0,
+        }
         assert child.values("gpu:0/link:1")["gpu.link_rx_bytes_per_s"] == 300 * MIB
         assert child.values("gpu:0/link:1")["gpu.link_recoveries"] == 8
         assert child.values("gpu:0/link:1")["gpu.link_crc_errors"] == 9
@@ -174,13 +218,19 @@ def test_every_nvlink_of_a_gpu(machine: Machine) -> None:
 
 def test_the_topology(machine: Machine) -> None:
     """Two GPUs on a switch, a third without NVLink."""
-    _, environment = machine("gpus 4", "gpu 2 nvlinks 0", "gpu 3 nvlinks 0", "path 0 2 50", "path 2 3 30")
+    _, environment = machine(
+        "gpus 4", "gpu 2 nvlinks 0", "gpu 3 nvlinks 0", "path 0 2 50", "path 2 3 30"
+    )
     with SamplerChild(environment) as child:
         child.rounds()
         assert child.last(Topology).links == [
-            Link("gpu:0", "gpu:1", "NV18"), Link("gpu:0", "gpu:2", "SYS"), Link("gpu:0", "gpu:3", "PIX"),
-            Link("gpu:1", "gpu:2", "PIX"), Link("gpu:1", "gpu:3", "PIX"), Link("gpu:2", "gpu:3", "PHB"),
-        ]  # fmt: skip
+            Link("gpu:0", "gpu:1", "NV18"),
+            Link("gpu:0", "gpu:2", "SYS"),
+            Link("gpu:0", "gpu:3", "PIX"),
+            Link("gpu:1", "gpu:2", "PIX"),
+            Link("gpu:1", "gpu:3", "PIX"),
+            Link("gpu:2", "gpu:3", "PHB"),
+        ]
 
 
 def test_mig_slices_are_devices(machine: Machine) -> None:
@@ -195,14 +245,23 @@ def test_mig_slices_are_devices(machine: Machine) -> None:
     _, environment = machine("gpus 2", *(f"gpu 1 {line}" for line in slices))
     with SamplerChild(environment) as child:
         child.rounds(2)
-        assert [device.id for device in child.devices.devices] == ["gpu:0", "gpu:1", "gpu:1/mig:0", "gpu:1/mig:1", "cpu"]
+        assert [device.id for device in child.devices.devices] == [
+            "gpu:0",
+            "gpu:1",
+            "gpu:1/mig:0",
+            "gpu:1/mig:1",
+            "cpu",
+        ]
         assert child.devices.devices[3].uuid == "MIG-00000000-0000-0000-0001-000000000001"
         assert child.devices.devices[3].memory_bytes == 38000000000
         assert child.values("gpu:1/mig:0")["gpu.sm_active_ratio"] == 0.5
         assert child.values("gpu:1/mig:1")["gpu.sm_active_ratio"] == 0.75
         assert child.values("gpu:1/mig:1")["gpu.tensor_active_ratio"] == 0.2
         assert child.values("gpu:1/mig:1")["gpu.hbm_used_bytes"] == 2e9
-        assert child.reasons("gpu:1/mig:1")["gpu.power_w"] == "reported for the whole GPU only, not for a MIG slice"
+        assert (
+            child.reasons("gpu:1/mig:1")["gpu.power_w"]
+            == "reported for the whole GPU only, not for a MIG slice"
+        )
         assert child.reasons("gpu:1")["gpu.sm_active_ratio"] == "not supported while MIG mode is on"
         assert child.values("gpu:1")["gpu.power_w"] == 350
         assert_complete(child, "gpu:1/mig:1")
@@ -211,11 +270,19 @@ def test_mig_slices_are_devices(machine: Machine) -> None:
 def test_processes_with_their_details(machine: Machine) -> None:
     """One that is real, here, and one from another pid namespace."""
     me = os.getpid()
-    _, environment = machine("gpus 2", f"gpu 1 process {me} compute 5e9 37 12", "gpu 0 process 4194302 graphics 1e6 -1")
+    _, environment = machine(
+        "gpus 2", f"gpu 1 process {me} compute 5e9 37 12", "gpu 0 process 4194302 graphics 1e6 -1"
+    )
     with SamplerChild(environment) as child:
         child.rounds()
         stranger, mine = child.last(Processes).processes
-        assert (stranger.pid, stranger.device, stranger.kind, stranger.memory_bytes, stranger.sm_ratio) == (
+        assert (
+            stranger.pid,
+            stranger.device,
+            stranger.kind,
+            stranger.memory_bytes,
+            stranger.sm_ratio,
+        ) == (
             4194302,
             "gpu:0",
             "graphics",
@@ -223,8 +290,18 @@ def test_processes_with_their_details(machine: Machine) -> None:
             None,
         )
         assert (stranger.name, stranger.user, stranger.started) == ("", "", 0)
-        assert (mine.pid, mine.device, mine.kind, mine.memory_bytes, mine.sm_ratio) == (me, "gpu:1", "compute", 5000000000, 0.37)
-        assert (mine.memory_time_ratio, stranger.memory_time_ratio, stranger.host_memory_bytes) == (0.12, None, None)
+        assert (mine.pid, mine.device, mine.kind, mine.memory_bytes, mine.sm_ratio) == (
+            me,
+            "gpu:1",
+            "compute",
+            5000000000,
+            0.37,
+        )
+        assert (mine.memory_time_ratio, stranger.memory_time_ratio, stranger.host_memory_bytes) == (
+            0.12,
+            None,
+            None,
+        )
         known = psutil.Process()
         assert (mine.name, mine.user, mine.parent) == (known.name(), known.username(), known.ppid())
         assert mine.started == pytest.approx(known.create_time(), abs=0.02)
@@ -239,17 +316,26 @@ def test_an_xid_is_told_once_and_counted(machine: Machine) -> None:
         child.wait(lambda now: now.values("gpu:1").get("gpu.xid_errors") == 1, "the error counted")
         child.rounds(2)
         found = [event for event in child.events if isinstance(event, Xid)]
-        assert [(event.device, event.code, event.meaning) for event in found] == [("gpu:1", 79, "the GPU has fallen off the bus")]
+        assert [(event.device, event.code, event.meaning) for event in found] == [
+            ("gpu:1", 79, "the GPU has fallen off the bus")
+        ]
         assert child.values("gpu:0")["gpu.xid_errors"] == 0
 
 
 @pytest.mark.parametrize("count", [8, 64])
 def test_many_gpus(machine: Machine, count: int) -> None:
-    _, environment = machine(f"gpus {count}", *(f"gpu {index} power_mw {1000 * (100 + index)}" for index in range(count)))
+    _, environment = machine(
+        f"gpus {count}", *(f"gpu {index} power_mw {1000 * (100 + index)}" for index in range(count))
+    )
     with SamplerChild(environment) as child:
         child.rounds()
-        assert [device.id for device in child.devices.devices] == [*(f"gpu:{index}" for index in range(count)), "cpu"]
-        assert [child.values(f"gpu:{index}")["gpu.power_w"] for index in range(count)] == [100 + index for index in range(count)]
+        assert [device.id for device in child.devices.devices] == [
+            *(f"gpu:{index}" for index in range(count)),
+            "cpu",
+        ]
+        assert [child.values(f"gpu:{index}")["gpu.power_w"] for index in range(count)] == [
+            100 + index for index in range(count)
+        ]
 
 
 def test_before_hopper_pcie_comes_from_nvml_and_the_rest_says_why(machine: Machine) -> None:
@@ -272,7 +358,13 @@ def test_before_hopper_pcie_comes_from_nvml_and_the_rest_says_why(machine: Machi
 
 
 def test_before_hopper_counters_become_rates_by_the_drivers_own_clock(machine: Machine) -> None:
-    rates = ["gpm_support 0", "field_per_s 198 2e9", "field_per_s 197 1e8", "field_per_s 139 1e6", "field_per_s 138 5e5"]
+    rates = [
+        "gpm_support 0",
+        "field_per_s 198 2e9",
+        "field_per_s 197 1e8",
+        "field_per_s 139 1e6",
+        "field_per_s 138 5e5",
+    ]
     _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in rates))
     with SamplerChild(environment) as child:
         child.wait(lambda now: "gpu.nvlink_rx_bytes_per_s" in now.values("gpu:0"), "a rate")
@@ -285,35 +377,69 @@ def test_before_hopper_counters_become_rates_by_the_drivers_own_clock(machine: M
         assert child.substitutes("gpu:0")["gpu.nvlink_rx_bytes_per_s"] == "nvml.field"
 
 
-@pytest.mark.parametrize("counter", [("field_32bit 198 1", "field_32bit 197 1"), ("field 198 4e9", "field 197 3e9")])
-def test_a_pcie_counter_that_may_wrap_between_two_readings_is_not_believed(machine: Machine, counter: tuple[str, str]) -> None:
-    """12 GB/s wrap a counter of 32 bits twice or three times a second: its growth would read as less than 4.3 GB/s."""
-    script = ["gpm_support 0", "field_per_s 198 12e9", "field_per_s 197 3e8", *counter, "pcie_rx_kb 12000000", "pcie_tx_kb 300000"]
+@pytest.mark.parametrize(
+    "counter", [("field_32bit 198 1", "field_32bit 197 1"), ("field 198 4e9", "field 197 3e9")]
+)
+def test_a_pcie_counter_that_may_wrap_between_two_readings_is_not_believed(
+    machine: Machine, counter: tuple[str, str]
+) -> None:
+    """12 GB/s wrap a counter of 32 bits twice or three times a second: its growth would read as
+    less than 4.3 GB/s."""
+    script = [
+        "gpm_support 0",
+        "field_per_s 198 12e9",
+        "field_per_s 197 3e8",
+        *counter,
+        "pcie_rx_kb 12000000",
+        "pcie_tx_kb 300000",
+    ]
     _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in script))
     with SamplerChild(environment) as child:
         child.rounds(3)
         values = child.values("gpu:0")
         assert (values["gpu.pcie_rx_bytes_per_s"], values["gpu.pcie_tx_bytes_per_s"]) == (12e9, 3e8)
-        assert child.substitutes("gpu:0")["gpu.pcie_rx_bytes_per_s"] == "nvml", "the call that counts for 20 ms"
+        assert child.substitutes("gpu:0")["gpu.pcie_rx_bytes_per_s"] == "nvml", (
+            "the call that counts for 20 ms"
+        )
 
 
-@pytest.mark.parametrize(("driver", "first"), [("580.159.03", 269), ("580.65.06", 251), ("575.57.08", 251)])
-def test_counters_of_held_clocks_are_asked_by_the_numbers_that_the_driver_gives_them(machine: Machine, driver: str, first: int) -> None:
-    _, environment = machine("gpus 1", f"driver {driver}", f"gpu 0 field_per_s {first} 4e8", f"gpu 0 field_per_s {first + 1} 1.02e9")
+@pytest.mark.parametrize(
+    ("driver", "first"), [("580.159.03", 269), ("580.65.06", 251), ("575.57.08", 251)]
+)
+def test_counters_of_held_clocks_are_asked_by_the_numbers_that_the_driver_gives_them(
+    machine: Machine, driver: str, first: int
+) -> None:
+    _, environment = machine(
+        "gpus 1",
+        f"driver {driver}",
+        f"gpu 0 field_per_s {first} 4e8",
+        f"gpu 0 field_per_s {first + 1} 1.02e9",
+    )
     with SamplerChild(environment) as child:
-        child.wait(lambda now: "gpu.sw_thermal_time_ratio" in now.values("gpu:0"), "a share of time")
+        child.wait(
+            lambda now: "gpu.sw_thermal_time_ratio" in now.values("gpu:0"), "a share of time"
+        )
         assert child.values("gpu:0")["gpu.sw_thermal_time_ratio"] == pytest.approx(0.4, rel=1e-2)
-        assert child.values("gpu:0")["gpu.hw_thermal_time_ratio"] == 1.0, "a counter in steps may say a little more than all the time"
+        assert child.values("gpu:0")["gpu.hw_thermal_time_ratio"] == 1.0, (
+            "a counter in steps may say a little more than all the time"
+        )
 
 
 def test_what_an_older_driver_does_not_know_is_not_asked(machine: Machine) -> None:
-    _, environment = machine("gpus 1", "driver 570.133.20", "gpu 0 field_error 251 999", "gpu 0 gpm_error 100 999")
+    _, environment = machine(
+        "gpus 1", "driver 570.133.20", "gpu 0 field_error 251 999", "gpu 0 gpm_error 100 999"
+    )
     with SamplerChild(environment) as child:
         child.rounds(2)
         found = child.reasons("gpu:0")
-        assert {found[name] for name in ("gpu.sw_thermal_time_ratio", "gpu.power_brake_time_ratio", "gpu.c2c_rx_bytes_per_s")} == {
-            "needs driver 575 or newer"
-        }
+        assert {
+            found[name]
+            for name in (
+                "gpu.sw_thermal_time_ratio",
+                "gpu.power_brake_time_ratio",
+                "gpu.c2c_rx_bytes_per_s",
+            )
+        } == {"needs driver 575 or newer"}
         assert_complete(child, "gpu:0")
 
 
@@ -323,7 +449,10 @@ def test_counters_are_not_read_before_the_driver_has_refreshed_them(machine: Mac
         for _ in range(12):
             child.rounds(1)
             values = child.values("gpu:0")
-            assert (values["gpu.pcie_rx_bytes_per_s"], values["gpu.sm_active_ratio"]) == (1000 * MIB, pytest.approx(0.8)), "else 0 and NaN"
+            assert (values["gpu.pcie_rx_bytes_per_s"], values["gpu.sm_active_ratio"]) == (
+                1000 * MIB,
+                pytest.approx(0.8),
+            ), "else 0 and NaN"
 
 
 def test_reasons_that_come_from_the_device(machine: Machine) -> None:
@@ -340,9 +469,12 @@ def test_reasons_that_come_from_the_device(machine: Machine) -> None:
         child.rounds(2)
         assert child.devices.devices[0].nvlink == "none"
         assert child.reasons("gpu:0") == dict.fromkeys(
-            ["gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s"], "no active NVLink on this device"
+            ["gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s"],
+            "no active NVLink on this device",
         )
-        assert child.reasons("gpu:1") == {"gpu.hbm_bytes_per_s": "the datasheet bandwidth of this device is not known"}
+        assert child.reasons("gpu:1") == {
+            "gpu.hbm_bytes_per_s": "the datasheet bandwidth of this device is not known"
+        }
         assert child.reasons("gpu:2") == {"gpu.tensor_active_ratio": "not supported on this device"}
         assert child.reasons("gpu:3")["gpu.sm_active_ratio"] == "not supported while MIG mode is on"
         assert child.reasons("gpu:4") == {"gpu.power_w": "not supported on this device"}
@@ -361,25 +493,43 @@ def test_garbage_is_not_shown(machine: Machine) -> None:
         "gpu.tensor_active_ratio": "gpm 5 1e9",
         "gpu.nvlink_rx_bytes_per_s": "gpm 60 inf",
     }
-    _, environment = machine("gpus 1", "gpu 0 field_error 139 3", *(f"gpu 0 {line}" for line in garbage.values()))
+    _, environment = machine(
+        "gpus 1", "gpu 0 field_error 139 3", *(f"gpu 0 {line}" for line in garbage.values())
+    )
     with SamplerChild(environment) as child:
         child.rounds()
-        assert child.reasons("gpu:0") == dict.fromkeys(garbage, "the driver reported an impossible value")
+        assert child.reasons("gpu:0") == dict.fromkeys(
+            garbage, "the driver reported an impossible value"
+        )
         assert_complete(child, "gpu:0")
 
 
 @pytest.mark.parametrize("part", matrix(range(3), in_ci=(0,)))
-def test_each_error_of_each_call_is_a_reason_and_never_a_crash_or_a_zero(machine: Machine, part: int) -> None:
+def test_each_error_of_each_call_is_a_reason_and_never_a_crash_or_a_zero(
+    machine: Machine, part: int
+) -> None:
     cases = [(call, code) for call in CALLS for code in ERRORS]
     assert len(cases) > 1000
     cases = cases[part::3]
     # What GPM and the fields know of PCIe is left to NVML, or its call would not be made.
-    script = [*SCRIPT, "gpu * gpm_error 20 3", "gpu * gpm_error 21 3", "gpu * field_error 197 3", "gpu * field_error 198 3"]
+    script = [
+        *SCRIPT,
+        "gpu * gpm_error 20 3",
+        "gpu * gpm_error 21 3",
+        "gpu * field_error 197 3",
+        "gpu * field_error 198 3",
+    ]
     script += ["gpu * field_per_s 138 1000", "gpu * field_per_s 139 1000"]
     faults = [f"gpu {index} error {call} {code}" for index, (call, code) in enumerate(cases)]
     _, environment = machine(f"gpus {len(cases)}", *script, *faults)
     with SamplerChild(environment) as child:
-        child.wait(lambda now: any(isinstance(event, Devices) and len(event.devices) > len(cases) for event in now.events), "all devices")
+        child.wait(
+            lambda now: any(
+                isinstance(event, Devices) and len(event.devices) > len(cases)
+                for event in now.events
+            ),
+            "all devices",
+        )
         child.rounds(2)
     heard = child.by_device()
     for index, (call, code) in enumerate(cases):
@@ -391,25 +541,33 @@ def check_error(child: Heard, device: str, call: str, code: int) -> None:
     values, reasons = child.values(device), child.reasons(device)
     context = (call, code, reasons)
     zeros = {name for name, (_, value) in SCRIPTED.items() if value == 0}
-    assert not {name for name, value in values.items() if value == 0} - zeros - {"gpu.nvlinks_active"}, context
-    is_read = (bool(CALLS[call]) and call != "nvmlDeviceRegisterEvents") or call == "nvmlDeviceGetProcessUtilization"
+    assert (
+        not {name for name, value in values.items() if value == 0} - zeros - {"gpu.nvlinks_active"}
+    ), context
+    is_read = (
+        bool(CALLS[call]) and call != "nvmlDeviceRegisterEvents"
+    ) or call == "nvmlDeviceGetProcessUtilization"
     is_loss = code in LOSSES and is_read  # a mere fact may fail without the GPU being given up
     assert (device in {loss.device for loss in child.losses}) == is_loss, context
     if is_loss:
         assert reasons.keys() == GPU_METRICS, context
     elif call in FALLS_BACK and code in FALLBACK_CODES:
-        assert reasons.keys() <= {"gpu.hbm_reserved_bytes"}, context  # the older call does not tell it apart
+        # the older call does not tell it apart
+        assert reasons.keys() <= {"gpu.hbm_reserved_bytes"}, context
     elif call == "nvmlDeviceGetNvLinkState" and code in NO_SUCH_LINK:
         assert values["gpu.nvlinks_active"] == 0, context
     else:
         told_apart = {"gpu.nvlinks_active"} if code in NO_SUCH_LINK else set()
-        if call == "nvmlDeviceGetGraphicsRunningProcesses_v3" and code == 3:  # a device without graphics
+        # a device without graphics
+        if call == "nvmlDeviceGetGraphicsRunningProcesses_v3" and code == 3:
             told_apart = {"gpu.processes"}
         assert CALLS[call] - told_apart <= reasons.keys(), context
 
 
 def test_a_transient_error_passes_and_the_value_comes_back(machine: Machine) -> None:
-    script, environment = machine("gpus 1", "gpu 0 error nvmlDeviceGetPowerUsage 999", "gpu 0 error nvmlGpmSampleGet 10")
+    script, environment = machine(
+        "gpus 1", "gpu 0 error nvmlDeviceGetPowerUsage 999", "gpu 0 error nvmlGpmSampleGet 10"
+    )
     with SamplerChild(environment) as child:
         child.rounds()
         assert child.reasons("gpu:0")["gpu.power_w"] == "unknown driver error"
@@ -430,7 +588,9 @@ def test_a_lost_gpu_is_told_once_and_the_others_go_on(machine: Machine) -> None:
         child.rounds(3)
         assert child.losses == []
         assert child.values("gpu:3") == {}
-        assert all(child.values(f"gpu:{index}")["gpu.power_w"] == 123 for index in (0, 1, 2, 4, 5, 6, 7))
+        assert all(
+            child.values(f"gpu:{index}")["gpu.power_w"] == 123 for index in (0, 1, 2, 4, 5, 6, 7)
+        )
 
 
 def test_a_loss_takes_all_metrics_with_it(machine: Machine) -> None:
@@ -440,7 +600,9 @@ def test_a_loss_takes_all_metrics_with_it(machine: Machine) -> None:
         script.write("gpus 2", "gpu 1 error nvmlDeviceGetTemperatureV 16")
         child.wait(lambda now: now.losses, "the loss")
         child.rounds()
-        assert [(loss.device, loss.reason) for loss in child.losses] == [("gpu:1", "GPU needs a reset")]
+        assert [(loss.device, loss.reason) for loss in child.losses] == [
+            ("gpu:1", "GPU needs a reset")
+        ]
         assert child.reasons("gpu:1") == dict.fromkeys(GPU_METRICS, "GPU needs a reset")
         assert child.reasons("gpu:0") == {}
 
@@ -449,7 +611,11 @@ def test_a_gpu_lost_before_the_start_is_listed_and_lost(machine: Machine) -> Non
     _, environment = machine("gpus 3", "gpu 1 lost 1", "gpu 2 error nvmlDeviceGetHandleByIndex 4")
     with SamplerChild(environment) as child:
         child.rounds(2)
-        assert [device.name for device in child.devices.devices[:3]] == ["NVIDIA H200", "unknown GPU", "unknown GPU"]
+        assert [device.name for device in child.devices.devices[:3]] == [
+            "NVIDIA H200",
+            "unknown GPU",
+            "unknown GPU",
+        ]
         assert [loss.device for loss in child.losses] == ["gpu:1"]
         assert child.reasons("gpu:2") == dict.fromkeys(GPU_METRICS, "no permission")
 
@@ -458,7 +624,12 @@ def test_unavailable_is_sent_only_when_it_changes(machine: Machine) -> None:
     _, environment = machine("gpus 1", "gpu 0 gpm_support 0")
     with SamplerChild(environment) as child:
         child.rounds(4)
-        assert sum(isinstance(event, Unavailable) and event.device == "gpu:0" for event in child.events) == 1
+        assert (
+            sum(
+                isinstance(event, Unavailable) and event.device == "gpu:0" for event in child.events
+            )
+            == 1
+        )
         assert not any(isinstance(event, DeviceLost) for event in child.events)
 
 
@@ -479,7 +650,9 @@ def test_no_nvml_is_a_reason_and_the_host_goes_on(machine: Machine, line: str, r
 
 
 def test_no_library_is_a_reason() -> None:
-    check_host_only({**os.environ, "LD_LIBRARY_PATH": "/nonexistent"}, "libnvidia-ml.so.1 is missing")
+    check_host_only(
+        {**os.environ, "LD_LIBRARY_PATH": "/nonexistent"}, "libnvidia-ml.so.1 is missing"
+    )
 
 
 def check_host_only(environment: dict[str, str], reason: str) -> None:
@@ -493,7 +666,8 @@ def check_host_only(environment: dict[str, str], reason: str) -> None:
 def test_stop_ends_the_sampler(machine: Machine) -> None:
     _, environment = machine("gpus 1")
     with SamplerChild(environment, interval_s=60) as child:
-        child.wait(lambda now: now.round_count >= 1, "the first round")  # the next round begins a minute later
+        # the next round begins a minute later
+        child.wait(lambda now: now.round_count >= 1, "the first round")
         child.send(Stop())
         assert child.process.wait(5) == 0
 

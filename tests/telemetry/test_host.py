@@ -19,7 +19,11 @@ from gpuconsole.wire.events import Sample
 def read_twice(source: host.HostSource, gap_s: float = 0.2) -> dict[str, dict[str, float]]:
     source.prime()
     threading.Event().wait(gap_s)
-    return {sample.device: sample.values for sample in source.read(time.monotonic()) if isinstance(sample, Sample)}
+    return {
+        sample.device: sample.values
+        for sample in source.read(time.monotonic())
+        if isinstance(sample, Sample)
+    }
 
 
 def test_every_metric_is_a_sane_value_or_has_a_reason() -> None:
@@ -39,12 +43,18 @@ def test_every_metric_is_a_sane_value_or_has_a_reason() -> None:
     assert all(values["cpu"].get(name, 0) <= 1 for name in host.PRESSURE)
 
 
-def test_only_cores_that_the_console_may_use_are_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cores_that_the_console_may_use_are_busy_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [100.0, 100.0, 50.0, 0.0])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
     source = host.HostSource()
     source.prime()
-    busy = next(sample.values["host.cores_busy"] for sample in source.read(0.0) if isinstance(sample, Sample))
+    busy = next(
+        sample.values["host.cores_busy"]
+        for sample in source.read(0.0)
+        if isinstance(sample, Sample)
+    )
     assert busy == 1.5
 
 
@@ -54,7 +64,11 @@ def test_a_busy_loop_shows_as_a_busy_core() -> None:
     end = time.monotonic() + 0.3
     while time.monotonic() < end:
         pass
-    busy = next(sample.values["host.cores_busy"] for sample in source.read(0.0) if isinstance(sample, Sample))
+    busy = next(
+        sample.values["host.cores_busy"]
+        for sample in source.read(0.0)
+        if isinstance(sample, Sample)
+    )
     assert busy > 0.5
 
 
@@ -69,7 +83,10 @@ def test_the_cpu_is_a_device_with_a_name_and_memory() -> None:
 def test_pressure_is_the_growth_of_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cpu"
     monkeypatch.setattr(host, "PRESSURE", {"host.run_queue_delay_ratio": file})
-    file.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n")
+    file.write_text(
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\n"
+        "full avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    )
     source = host.HostSource()
     source.prime()
     start = time.monotonic()
@@ -81,13 +98,19 @@ def test_pressure_is_the_growth_of_total(tmp_path: Path, monkeypatch: pytest.Mon
     assert sample.values["host.run_queue_delay_ratio"] == pytest.approx(0.05 / elapsed, rel=0.1)
 
 
-def test_no_pressure_files_and_no_disks_are_reasons_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pressure_files_and_no_disks_are_reasons_and_not_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone, odd = tmp_path / "gone", tmp_path / "odd"
     odd.write_text("nothing here\n")
     monkeypatch.setattr(
         host,
         "PRESSURE",
-        {"host.run_queue_delay_ratio": gone, "host.io_pressure_ratio": tmp_path, "host.memory_pressure_ratio": odd},
+        {
+            "host.run_queue_delay_ratio": gone,
+            "host.io_pressure_ratio": tmp_path,
+            "host.memory_pressure_ratio": odd,
+        },
     )
     monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: None)
     monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {})
@@ -102,10 +125,17 @@ def test_no_pressure_files_and_no_disks_are_reasons_and_not_zero(tmp_path: Path,
         "host.net_rx_bytes_per_s": "no network interface but loopback",
         "host.net_tx_bytes_per_s": "no network interface but loopback",
     }
-    assert values.keys() == {"host.cores_busy", "host.memory_used_bytes", "host.memory_total_bytes", *host.WHOLE_MACHINE}
+    assert values.keys() == {
+        "host.cores_busy",
+        "host.memory_used_bytes",
+        "host.memory_total_bytes",
+        *host.WHOLE_MACHINE,
+    }
 
 
-def test_load_and_swap_are_those_of_the_kernel_or_have_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_and_swap_are_those_of_the_kernel_or_have_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal:  100 kB\nSwapTotal:   3072 kB\nSwapFree:    1024 kB\n")
     monkeypatch.setattr(host, "MEMORY", memory)
@@ -126,19 +156,33 @@ def test_a_counter_that_goes_back_is_no_rate(monkeypatch: pytest.MonkeyPatch) ->
     source = host.HostSource()
     values = read_twice(source, 0.01)["cpu"]
     assert "host.net_rx_bytes_per_s" not in values
-    assert source.unavailable()["cpu"] == {"host.net_rx_bytes_per_s": "the counter of the system decreased"}
+    assert source.unavailable()["cpu"] == {
+        "host.net_rx_bytes_per_s": "the counter of the system decreased"
+    }
 
 
-@pytest.mark.parametrize(("cards", "expected"), [((), (113.0, 224.0)), (("eth0", "eth1"), (13.0, 24.0))])
+@pytest.mark.parametrize(
+    ("cards", "expected"), [((), (113.0, 224.0)), (("eth0", "eth1"), (13.0, 24.0))]
+)
 def test_loopback_does_not_count_and_bridges_only_where_no_card_is_seen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cards: tuple[str, ...], expected: tuple[float, float]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cards: tuple[str, ...],
+    expected: tuple[float, float],
 ) -> None:
     class Nic:
         def __init__(self, received: int, sent: int) -> None:
             self.bytes_recv, self.bytes_sent = received, sent
 
     monkeypatch.setattr(
-        psutil, "net_io_counters", lambda pernic: {"lo": Nic(1000, 1000), "eth0": Nic(3, 4), "eth1": Nic(10, 20), "docker0": Nic(100, 200)}
+        psutil,
+        "net_io_counters",
+        lambda pernic: {
+            "lo": Nic(1000, 1000),
+            "eth0": Nic(3, 4),
+            "eth1": Nic(10, 20),
+            "docker0": Nic(100, 200),
+        },
     )
     monkeypatch.setattr(host, "NETWORK", tmp_path)
     for card in cards:

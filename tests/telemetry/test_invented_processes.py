@@ -1,5 +1,5 @@
-"""Lists of processes that cannot be true, and processes that are not those of the GPU. The cases are of public issues: nvitop 75 79 88 226, pynvml 50,
-nv-monitor 17, nvtop 432."""
+"""Lists of processes that cannot be true, and processes that are not those of the GPU. The cases
+are of public issues: nvitop 75 79 88 226, pynvml 50, nv-monitor 17, nvtop 432."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from tests.telemetry.sampling import SamplerChild
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_records_of_another_size_are_no_processes(machine: Machine, size: int) -> None:
-    tasks = [f"gpu 0 process {4101 + n} compute {held}e9 -1" for n, held in enumerate((20, 15, 10, 5))]
-    _, environment = machine("gpus 2", f"gpu 0 record_bytes {size}", *tasks, "gpu 1 process 4200 compute 1e9 -1")
+    tasks = [
+        f"gpu 0 process {4101 + n} compute {held}e9 -1" for n, held in enumerate((20, 15, 10, 5))
+    ]
+    _, environment = machine(
+        "gpus 2", f"gpu 0 record_bytes {size}", *tasks, "gpu 1 process 4200 compute 1e9 -1"
+    )
     with SamplerChild(environment) as child:
         child.rounds(2)
         listed = child.last(Processes)
         assert [process.pid for process in listed.processes] == [4200]
         assert listed.reasons == {"gpu:0": INVENTED}
-        assert "gpu.processes" not in child.values("gpu:0") and child.reasons("gpu:0")["gpu.processes"] == INVENTED
+        assert (
+            "gpu.processes" not in child.values("gpu:0")
+            and child.reasons("gpu:0")["gpu.processes"] == INVENTED
+        )
 
 
 @pytest.mark.parametrize(
@@ -36,24 +43,40 @@ def test_records_of_another_size_are_no_processes(machine: Machine, size: int) -
         "77 compute 2e11 -1",
         "77 compute 1.2e11 -1",
     ],
-    ids=["pid 0", "pid -1", "pid above the largest", "more than the card has", "far more than is used"],
+    ids=[
+        "pid 0",
+        "pid -1",
+        "pid above the largest",
+        "more than the card has",
+        "far more than is used",
+    ],
 )
 def test_a_process_that_cannot_exist_makes_the_list_unknown(machine: Machine, task: str) -> None:
     _, environment = machine("gpus 1", f"gpu 0 process {task}", "gpu 0 process 4200 compute 1e9 -1")
     with SamplerChild(environment) as child:
         child.rounds(2)
-        assert child.last(Processes).processes == [] and child.last(Processes).reasons == {"gpu:0": INVENTED}
+        assert child.last(Processes).processes == [] and child.last(Processes).reasons == {
+            "gpu:0": INVENTED
+        }
 
 
 def test_a_thread_of_the_kernel_is_shown_by_its_pid_alone(machine: Machine) -> None:
-    thread = next((one for one in psutil.process_iter() if one.pid == 2 and one.name() == "kthreadd"), None)
+    thread = next(
+        (one for one in psutil.process_iter() if one.pid == 2 and one.name() == "kthreadd"), None
+    )
     if thread is None:
         pytest.skip("no thread of the kernel is visible here")
     _, environment = machine("gpus 1", "gpu 0 process 2 compute 1e9 -1")
     with SamplerChild(environment) as child:
         child.rounds()
         (process,) = child.last(Processes).processes
-        assert (process.pid, process.memory_bytes, process.name, process.user, process.started) == (2, 1_000_000_000, "", "", 0)
+        assert (process.pid, process.memory_bytes, process.name, process.user, process.started) == (
+            2,
+            1_000_000_000,
+            "",
+            "",
+            0,
+        )
 
 
 def test_a_process_without_a_file_of_the_gpu_is_a_stranger(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Values that contradict each other. The cases are of public issues: nvtop 411 432 436, beszel 1589."""
+"""Values that contradict each other. The cases are of public issues: nvtop 411 432 436, beszel
+1589."""
 
 from __future__ import annotations
 
@@ -18,11 +19,27 @@ from tests.telemetry.sampling import SamplerChild
             {"hbm_used_bytes", "hbm_free_bytes", "hbm_reserved_bytes", "hbm_total_bytes"},
             NO_TOTAL,
         ),
-        (("power_mw 590000", "power_limit_mw 160000", "field 186 209000"), {"power_w"}, "the driver reports 590 W at a limit of 160 W"),
+        (
+            ("power_mw 590000", "power_limit_mw 160000", "field 186 209000"),
+            {"power_w"},
+            "the driver reports 590 W at a limit of 160 W",
+        ),
         (("temperature_c -1",), {"temperature_c"}, BELOW_ZERO),
-        (("temperature_c 0", "utilization_pct 22"), {"temperature_c"}, "the driver reports 0 degrees at a utilization of 22 %"),
-        (("sm_clock_mhz 0", "utilization_pct 22"), {"sm_clock_hz"}, "the driver reports an SM clock of 0 at a utilization of 22 %"),
-        (("power_mw 0", "utilization_pct 22"), {"power_w"}, "the driver reports 0 W at a utilization of 22 %"),
+        (
+            ("temperature_c 0", "utilization_pct 22"),
+            {"temperature_c"},
+            "the driver reports 0 degrees at a utilization of 22 %",
+        ),
+        (
+            ("sm_clock_mhz 0", "utilization_pct 22"),
+            {"sm_clock_hz"},
+            "the driver reports an SM clock of 0 at a utilization of 22 %",
+        ),
+        (
+            ("power_mw 0", "utilization_pct 22"),
+            {"power_w"},
+            "the driver reports 0 W at a utilization of 22 %",
+        ),
         (("power_mw 0", "sm_clock_mhz 0", "utilization_pct 0"), set(), ""),
         (("power_mw 900000", "power_limit_mw 700000"), set(), ""),
     ],

@@ -13,7 +13,9 @@ from gpuconsole.telemetry.nvml.library import CallFailed, call
 from gpuconsole.telemetry.source import next_time
 
 
-@pytest.mark.parametrize(("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)])
+@pytest.mark.parametrize(
+    ("now", "expected"), [(10.0, 11.0), (10.4, 11.0), (11.0, 12.0), (13.7, 14.0)]
+)
 def test_the_beat_neither_drifts_nor_bursts(now: float, expected: float) -> None:
     assert next_time(10.0, 1.0, now) == expected
 
@@ -25,8 +27,12 @@ def test_a_binding_without_the_function_is_a_reason() -> None:
     assert not caught.value.is_permanent
 
 
-@pytest.mark.parametrize(("code", "expected"), [(2, [True, False]), (library.NOT_SUPPORTED, [True, False]), (999, None)])
-def test_the_links_end_where_the_driver_has_no_further_one(code: int, expected: list[bool] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "expected"), [(2, [True, False]), (library.NOT_SUPPORTED, [True, False]), (999, None)]
+)
+def test_the_links_end_where_the_driver_has_no_further_one(
+    code: int, expected: list[bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def state(function: str, handle: object, link: int) -> int:
         if link == 2:
             raise CallFailed(code)
@@ -37,7 +43,10 @@ def test_the_links_end_where_the_driver_has_no_further_one(code: int, expected: 
 
 
 def test_the_sampler_imports_neither_torch_nor_a_screen() -> None:
-    code = "import sys, gpuconsole.telemetry.sampler; print([m for m in ('torch', 'textual', 'rich', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, gpuconsole.telemetry.sampler; print([m for m in ('torch', 'textual', 'rich',"
+        " 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

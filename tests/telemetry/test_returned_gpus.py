@@ -16,7 +16,8 @@ from tests.waiting import wait_until
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["lost 1", "error nvmlDeviceGetHandleByIndex 15"])
 def test_a_gpu_that_works_again_is_not_lost_any_longer(machine: Machine, line: str) -> None:
-    """The sampler ends with the exit code for a changed driver, and the console starts another one."""
+    """The sampler ends with the exit code for a changed driver, and the console starts another
+    one."""
     script, environment = machine("gpus 2", f"gpu 1 {line}")
     with SamplerChild(environment, piped=True) as child:
         child.wait(lambda now: now.losses, "the loss")
@@ -46,5 +47,7 @@ def test_the_exporter_has_the_values_of_a_returned_gpu(machine: Machine) -> None
         script.write("gpus 2", "gpu 1 lost 1")
         wait_until(lambda: exporter.value("gpuconsole_device_lost", "gpu:1") == 1, what="the loss")
         script.write("gpus 2", "gpu 1 power_mw 222000")
-        wait_until(lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:1") == 222, 30, "the values")
+        wait_until(
+            lambda: exporter.value("gpuconsole_gpu_power_watts", "gpu:1") == 222, 30, "the values"
+        )
         assert exporter.values("gpuconsole_device_lost") == {}

@@ -30,7 +30,10 @@ def test_a_process_may_call_itself_by_any_bytes(machine: Machine, tmp_path: Path
     try:
         _, environment = machine("gpus 1", f"gpu 0 process {child.pid} compute 1e9 10")
         with SamplerChild(environment) as sampler:
-            sampler.wait(lambda now: any(isinstance(event, Processes) for event in now.events), "the processes")
+            sampler.wait(
+                lambda now: any(isinstance(event, Processes) for event in now.events),
+                "the processes",
+            )
             assert sampler.last(Processes).processes[0].name.startswith("x?")
             sampler.rounds()
     finally:
@@ -66,10 +69,14 @@ def test_a_lost_gpu_takes_neither_the_others_nor_their_errors_with_it(machine: M
         child.rounds(5)
         assert [loss.device for loss in child.losses] == ["gpu:1"]
         script.write("gpus 3", "gpu 1 lost 1", "gpu 2 xid 31", "gpu 2 xid_serial 1")
-        child.wait(lambda now: now.values("gpu:2").get("gpu.xid_errors") == 1, "an error of another GPU")
+        child.wait(
+            lambda now: now.values("gpu:2").get("gpu.xid_errors") == 1, "an error of another GPU"
+        )
 
 
-def test_a_driver_that_opens_slowly_is_looked_at_whole(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_opens_slowly_is_looked_at_whole(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, environment = machine("gpus 1", "init_delay 2600", "gpu 0 error nvmlDeviceGetPowerUsage 3")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -95,14 +102,25 @@ def test_links_that_come_up_later_have_traffic_and_a_topology(machine: Machine) 
     script, environment = machine("gpus 2", "gpu * nvlinks 0")
     with SamplerChild(environment) as child:
         child.wait(lambda now: "gpu.nvlink_rx_bytes_per_s" in now.reasons("gpu:0"), "no link")
-        child.wait(lambda now: now.links == [Link("gpu:0", "gpu:1", "PIX")], "the topology without NVLink")
+        child.wait(
+            lambda now: now.links == [Link("gpu:0", "gpu:1", "PIX")], "the topology without NVLink"
+        )
         script.write("gpus 2", "gpu * gpm 60 100")
-        child.wait(lambda now: now.values("gpu:0").get("gpu.nvlink_rx_bytes_per_s") == 100 * 2**20, "traffic")
-        child.wait(lambda now: now.links == [Link("gpu:0", "gpu:1", "NV18")], "the links in the topology")
+        child.wait(
+            lambda now: now.values("gpu:0").get("gpu.nvlink_rx_bytes_per_s") == 100 * 2**20,
+            "traffic",
+        )
+        child.wait(
+            lambda now: now.links == [Link("gpu:0", "gpu:1", "NV18")], "the links in the topology"
+        )
 
 
 def test_graphics_that_is_not_supported_does_not_hide_compute(machine: Machine) -> None:
-    _, environment = machine("gpus 1", "gpu 0 process 4194303 compute 1e9 10", "gpu 0 error nvmlDeviceGetGraphicsRunningProcesses_v3 3")
+    _, environment = machine(
+        "gpus 1",
+        "gpu 0 process 4194303 compute 1e9 10",
+        "gpu 0 error nvmlDeviceGetGraphicsRunningProcesses_v3 3",
+    )
     with SamplerChild(environment) as child:
         child.rounds()
         assert [one.pid for one in child.last(Processes).processes] == [4194303]
@@ -131,7 +149,14 @@ def state_of(uuid: str) -> SessionState:
 
 def test_a_value_is_the_usual_sources_again() -> None:
     state = state_of("A")
-    state.apply(Sample(1.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 5.0}, {"gpu.pcie_rx_bytes_per_s": "nvml.field"}))
+    state.apply(
+        Sample(
+            1.0,
+            "gpu:0",
+            {"gpu.pcie_rx_bytes_per_s": 5.0},
+            {"gpu.pcie_rx_bytes_per_s": "nvml.field"},
+        )
+    )
     assert state.readings.substitutes == {"gpu.pcie_rx_bytes_per_s{device=gpu:0}": "nvml.field"}
     state.apply(Sample(2.0, "gpu:0", {"gpu.pcie_rx_bytes_per_s": 6.0}))
     assert state.readings.substitutes == {}
@@ -176,7 +201,9 @@ class Answers:
         self._readings = iter(readings)
         monkeypatch.setattr(fields, "call", self._call)
 
-    def _call(self, name: str, handle: object, wanted: list[tuple[int, int]]) -> list[pynvml.c_nvmlFieldValue_t]:
+    def _call(
+        self, name: str, handle: object, wanted: list[tuple[int, int]]
+    ) -> list[pynvml.c_nvmlFieldValue_t]:
         value, t = next(self._readings)
         found = []
         for identifier, _ in wanted:
@@ -187,15 +214,24 @@ class Answers:
         return found
 
 
-def test_a_rate_starts_anew_when_the_drivers_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_starts_anew_when_the_drivers_clock_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Answers(monkeypatch, (0, 1000.0), (100, 1001.0), (200, 400.0), (300, 401.0))
     reader = fields.FieldReader(None, (fields.Field("x", 198, 1.0, True),))
     told = [reader.read(()) for _ in range(4)]
     assert [values.get("x") for values, _ in told] == [None, 100.0, None, 100.0]
-    assert [str(failures.get("x", "")) for _, failures in told] == [fields.FIRST_READING, "", fields.WENT_BACK, ""]
+    assert [str(failures.get("x", "")) for _, failures in told] == [
+        fields.FIRST_READING,
+        "",
+        fields.WENT_BACK,
+        "",
+    ]
 
 
-def test_a_counter_with_nothing_new_waits_and_is_not_asked_of_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_with_nothing_new_waits_and_is_not_asked_of_another_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Answers(monkeypatch, (0, 1.0), (100, 2.0), (100, 2.0), (300, 3.0))
     reader = fields.FieldReader(None, (fields.Field("x", 198, 1.0, True),))
     told = [(reader.read(())[0].get("x"), reader.waiting) for _ in range(4)]

@@ -16,7 +16,10 @@ from tests.telemetry.sampling import SamplerChild
         (("gpm_support 0", "architecture 10"), NOT_OFFERED),
         (("gpm_support 0", "architecture 7"), NEEDS_HOPPER),
         (("error nvmlGpmQueryDeviceSupport 13", "architecture 5"), NEEDS_HOPPER),
-        (("gpm_support 0", "error nvmlDeviceGetArchitecture 13", "capability_major 7"), NEEDS_HOPPER),
+        (
+            ("gpm_support 0", "error nvmlDeviceGetArchitecture 13", "capability_major 7"),
+            NEEDS_HOPPER,
+        ),
         (("error nvmlGpmQueryDeviceSupport 13",), "this driver is too old for the call"),
     ],
 )
@@ -31,7 +34,9 @@ def test_why_there_is_no_gpm(machine: Machine, lines: tuple[str, ...], reason: s
 def test_without_gpm_the_overview_shows_the_utilization_of_nvidia_smi(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    _, environment = machine("gpus 2", "gpu * gpm_support 0", "gpu * architecture 7", "gpu * utilization_pct 96")
+    _, environment = machine(
+        "gpus 2", "gpu * gpm_support 0", "gpu * architecture 7", "gpu * utilization_pct 96"
+    )
     view = view_of(environment, monkeypatch)
     (heads,) = (row for row in screen(view, width) if "state" in row and "power" in row)
     assert "GPU-Util" in heads and " SM" not in heads.replace("SM clock", "")
@@ -42,12 +47,16 @@ def test_without_gpm_the_overview_shows_the_utilization_of_nvidia_smi(
 def test_a_gpu_without_gpm_beside_one_with_it_has_the_utilization_under_its_name(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    _, environment = machine("gpus 2", "gpu * gpm 2 41", "gpu 1 gpm_support 0", "gpu * utilization_pct 96")
+    _, environment = machine(
+        "gpus 2", "gpu * gpm 2 41", "gpu 1 gpm_support 0", "gpu * utilization_pct 96"
+    )
     view = view_of(environment, monkeypatch)
     (heads,) = (row for row in screen(view, width) if "state" in row and "power" in row)
     if width < 120:  # no room for both
         assert "SM or util" in heads
-        assert " 41 %" in row_of(view, "gpu:0", width) and "util" not in row_of(view, "gpu:0", width)
+        assert " 41 %" in row_of(view, "gpu:0", width) and "util" not in row_of(
+            view, "gpu:0", width
+        )
         assert "util 96 %" in row_of(view, "gpu:1", width)
     else:
         at = heads.index("GPU-Util") + len("GPU-Util")
@@ -55,8 +64,15 @@ def test_a_gpu_without_gpm_beside_one_with_it_has_the_utilization_under_its_name
         assert " 41 % " in row_of(view, "gpu:0", width)[: at - len("GPU-Util")]
 
 
-def test_slices_with_gpm_do_not_give_its_name_to_the_utilization_of_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    slices = ("gpu 1 mig 1", "gpu 1 mig_slice 3 19000000000 1000000", "gpu 1 mig_gpm 3 2 41", "gpu 1 error nvmlDeviceGetUtilizationRates 3")
+def test_slices_with_gpm_do_not_give_its_name_to_the_utilization_of_a_gpu(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = (
+        "gpu 1 mig 1",
+        "gpu 1 mig_slice 3 19000000000 1000000",
+        "gpu 1 mig_gpm 3 2 41",
+        "gpu 1 error nvmlDeviceGetUtilizationRates 3",
+    )
     _, environment = machine("gpus 2", "gpu * gpm_support 0", "gpu 0 utilization_pct 96", *slices)
     view = view_of(environment, monkeypatch)
     assert "util 96 %" in row_of(view, "gpu:0") and " 41 %" in row_of(view, "gpu:1/mig:0")

@@ -6,7 +6,8 @@ import pytest
 import textual.pilot
 
 MAX_S = 0.1
-"""The pilot waits after each key until this process is idle. A busy thread of an earlier test would make each wait a second long."""
+"""The pilot waits after each key until this process is idle. A busy thread of an earlier test would
+make each wait a second long."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""Views of GPU boxes of any size, for tests only: every figure is made up from its name, so that it is always the same."""
+"""Views of GPU boxes of any size, for tests only: every figure is made up from its name, so that it
+is always the same."""
 
 from __future__ import annotations
 
@@ -27,19 +28,27 @@ from tests.tui.fake_session import HOST, HOST_VALUES, FakeSession, gpu_view
 WALL = 1_795_246_000.0
 """The Unix time of these views."""
 GIB = 2**30
-HOSTILE = "py[/b]\x1b]52;c;cm0=\x07\x1b[2J\x9b31m\u202eexe\u200b\u2066\r\n\te\u0301\u0f7e\u1160🇩🇪模型"
-"""Escapes (a clipboard write), C1 controls, markup, bidirectional marks, zero-width, new lines, combining, wide."""
+HOSTILE = (
+    "py[/b]\x1b]52;c;cm0=\x07\x1b[2J\x9b31m\u202eexe\u200b\u2066\r\n\te\u0301\u0f7e\u1160🇩🇪模型"
+)
+"""Escapes (a clipboard write), C1 controls, markup, bidirectional marks, zero-width, new lines,
+combining, wide."""
 _TOPS = {
-    "gpu.hbm_used_bytes": 120 * GIB, "gpu.hbm_free_bytes": 80 * GIB, "gpu.hbm_reserved_bytes": GIB, "gpu.bar1_used_bytes": 40 << 20,
-    "gpu.power_w": 680.0, "gpu.power_instant_w": 700.0, "gpu.energy_j": 4.1e8, "gpu.temperature_c": 78.0, "gpu.memory_temperature_c": 82.0,
-    "gpu.sm_clock_hz": 1.98e9, "gpu.memory_clock_hz": 3.2e9, "gpu.pcie_replays": 12.0, "gpu.processes": 4.0, "gpu.link_replays": 40.0,
-    "gpu.ecc_corrected": 3.0, "gpu.ecc_corrected_lifetime": 90.0,
+    "gpu.hbm_used_bytes": 120 * GIB, "gpu.hbm_free_bytes": 80 * GIB, "gpu.hbm_reserved_bytes": GIB,
+    "gpu.bar1_used_bytes": 40 << 20, "gpu.power_w": 680.0, "gpu.power_instant_w": 700.0,
+    "gpu.energy_j": 4.1e8, "gpu.temperature_c": 78.0, "gpu.memory_temperature_c": 82.0,
+    "gpu.sm_clock_hz": 1.98e9, "gpu.memory_clock_hz": 3.2e9, "gpu.pcie_replays": 12.0,
+    "gpu.processes": 4.0, "gpu.link_replays": 40.0, "gpu.ecc_corrected": 3.0,
+    "gpu.ecc_corrected_lifetime": 90.0,
 }  # fmt: skip
 _FIXED = {
-    "gpu.hbm_total_bytes": 140.4 * GIB, "gpu.bar1_total_bytes": 256.0 * GIB, "gpu.power_limit_w": 700.0, "gpu.power_limit_default_w": 700.0, "gpu.power_limit_max_w": 700.0,
-    "gpu.temperature_slowdown_c": 87.0, "gpu.sm_clock_max_hz": 1.98e9, "gpu.memory_clock_max_hz": 3.2e9, "gpu.pcie_link_generation": 5.0,
-    "gpu.pcie_link_generation_max": 5.0, "gpu.pcie_link_width": 16.0, "gpu.pcie_link_width_max": 16.0, "gpu.nvlinks_active": 18.0,
-    "gpu.link_up": 1.0, "gpu.clocks_power_cap": 1.0,
+    "gpu.hbm_total_bytes": 140.4 * GIB, "gpu.bar1_total_bytes": 256.0 * GIB,
+    "gpu.power_limit_w": 700.0, "gpu.power_limit_default_w": 700.0, "gpu.power_limit_max_w": 700.0,
+    "gpu.temperature_slowdown_c": 87.0, "gpu.sm_clock_max_hz": 1.98e9,
+    "gpu.memory_clock_max_hz": 3.2e9, "gpu.pcie_link_generation": 5.0,
+    "gpu.pcie_link_generation_max": 5.0, "gpu.pcie_link_width": 16.0,
+    "gpu.pcie_link_width_max": 16.0, "gpu.nvlinks_active": 18.0, "gpu.link_up": 1.0,
+    "gpu.clocks_power_cap": 1.0,
 }  # fmt: skip
 _MISSING = {
     "gpu.fan_ratio": "this GPU has no fan",
@@ -69,13 +78,29 @@ def gpu(index: int, of: int, numa: int = 2) -> Device:
     cores, node = 96 * numa, index * numa // of
     each = cores // numa
     return Device(
-        f"gpu:{index}", "NVIDIA H200", int(140.4 * GIB), f"GPU-{index:08x}-5a4b-11ef-9262-0242ac120002",
-        Peaks(bf16_flops_per_s=989e12, fp32_flops_per_s=67e12, memory_bytes_per_s=4.8e12, source="datasheet"), "gen5 x16", "18 links",
+        f"gpu:{index}",
+        "NVIDIA H200",
+        int(140.4 * GIB),
+        f"GPU-{index:08x}-5a4b-11ef-9262-0242ac120002",
+        Peaks(
+            bf16_flops_per_s=989e12,
+            fp32_flops_per_s=67e12,
+            memory_bytes_per_s=4.8e12,
+            source="datasheet",
+        ),
+        "gen5 x16",
+        "18 links",
         {
-            "pci": f"00000000:{0x17 + 3 * index:02X}:00.0", "numa_node": str(node), "cpu_affinity": f"{node * each}-{node * each + each - 1}",
-            "architecture": "Hopper", "compute_capability": "9.0", "persistence_mode": "on", "ecc_mode": "on", "vbios": "96.00.A5.00.01",
+            "pci": f"00000000:{0x17 + 3 * index:02X}:00.0",
+            "numa_node": str(node),
+            "cpu_affinity": f"{node * each}-{node * each + each - 1}",
+            "architecture": "Hopper",
+            "compute_capability": "9.0",
+            "persistence_mode": "on",
+            "ecc_mode": "on",
+            "vbios": "96.00.A5.00.01",
         },
-    )  # fmt: skip
+    )
 
 
 def slice_of(index: int, n: int) -> Device:
@@ -83,7 +108,8 @@ def slice_of(index: int, n: int) -> Device:
 
 
 def paths(gpus: int, kind: str) -> tuple[Link, ...]:
-    """`nvswitch`: all to all; `pcie`: pairs behind a switch, two NUMA nodes; `islands`: NVLink among eight, PCIe between."""
+    """`nvswitch`: all to all; `pcie`: pairs behind a switch, two NUMA nodes; `islands`: NVLink
+    among eight, PCIe between."""
 
     def path(a: int, b: int) -> str:
         if kind == "nvswitch" or (kind == "islands" and a // 8 == b // 8):
@@ -92,38 +118,87 @@ def paths(gpus: int, kind: str) -> tuple[Link, ...]:
             return "PIX"
         return "NODE" if a * 2 // gpus == b * 2 // gpus else "SYS"
 
-    return tuple(Link(f"gpu:{a}", f"gpu:{b}", path(a, b)) for a in range(gpus) for b in range(a + 1, gpus))
+    return tuple(
+        Link(f"gpu:{a}", f"gpu:{b}", path(a, b)) for a in range(gpus) for b in range(a + 1, gpus)
+    )
 
 
 def processes(gpus: int) -> tuple[Process, ...]:
-    """One rank a GPU under a launcher that holds none, a server in a container on the first two, one that tells little."""
+    """One rank a GPU under a launcher that holds none, a server in a container on the first two,
+    one that tells little."""
     ranks = [
-        Process(4100 + n, f"gpu:{n}", "compute", "python", "ada", 1000, f"/opt/conda/bin/python train.py --config configs/gpt.yaml --rank {n}",
-                "", 4000, WALL - 7300 - n, int((90 - n % 7) * GIB), 0.7 + 0.02 * (n % 9), 1.02, 0.41, int(6.2 * GIB))
+        Process(
+            4100 + n,
+            f"gpu:{n}",
+            "compute",
+            "python",
+            "ada",
+            1000,
+            f"/opt/conda/bin/python train.py --config configs/gpt.yaml --rank {n}",
+            "",
+            4000,
+            WALL - 7300 - n,
+            int((90 - n % 7) * GIB),
+            0.7 + 0.02 * (n % 9),
+            1.02,
+            0.41,
+            int(6.2 * GIB),
+        )
         for n in range(gpus)
-    ]  # fmt: skip
+    ]
     server = [
-        Process(52_011, f"gpu:{n}", "compute", "VLLM::EngineCore", "root", 0, "VLLM::EngineCore", "3f9c1ab20d7e", 51_900, WALL - 260_000, 31 * GIB, 0.12, 3.4, 0.05, 11 * GIB)
+        Process(
+            52_011,
+            f"gpu:{n}",
+            "compute",
+            "VLLM::EngineCore",
+            "root",
+            0,
+            "VLLM::EngineCore",
+            "3f9c1ab20d7e",
+            51_900,
+            WALL - 260_000,
+            31 * GIB,
+            0.12,
+            3.4,
+            0.05,
+            11 * GIB,
+        )
         for n in range(min(2, gpus))
-    ]  # fmt: skip
+    ]
     return (
         *ranks,
         *server,
-        Process(910, "gpu:0", "graphics", "Xorg", "root", 0, "/usr/lib/xorg/Xorg :0", "", 1, WALL - 9e5),
+        Process(
+            910, "gpu:0", "graphics", "Xorg", "root", 0, "/usr/lib/xorg/Xorg :0", "", 1, WALL - 9e5
+        ),
         Process(77, "gpu:0"),
     )
 
 
 def box(
-    gpus: int = 8, *, kind: str = "nvswitch", mig: Iterable[int] = (), lost: Iterable[int] = (), stuck: Iterable[int] = (), numa: int = 2
+    gpus: int = 8,
+    *,
+    kind: str = "nvswitch",
+    mig: Iterable[int] = (),
+    lost: Iterable[int] = (),
+    stuck: Iterable[int] = (),
+    numa: int = 2,
 ) -> View:
-    """Training on gpu:0. `mig` GPUs are in slices, `lost` ones have fallen off the bus, of `stuck` ones nothing has come for a minute."""
+    """Training on gpu:0. `mig` GPUs are in slices, `lost` ones have fallen off the bus, of `stuck`
+    ones nothing has come for a minute."""
     mig, lost, stuck = set(mig), set(lost), set(stuck)
     base = gpu_view()
     latest = {series_key(name, "cpu"): value for name, value in HOST_VALUES.items()}
     latest |= {key: value for key, value in base.latest.items() if key.startswith("workload.")}
-    latest |= {series_key("host.core_busy_ratio", f"cpu:{n}"): share("core", n) for n in range(base.environment.cores)}
-    latest |= {series_key("console.cpu_ratio", "console"): 0.011, series_key("console.memory_bytes", "console"): 41e6}
+    latest |= {
+        series_key("host.core_busy_ratio", f"cpu:{n}"): share("core", n)
+        for n in range(base.environment.cores)
+    }
+    latest |= {
+        series_key("console.cpu_ratio", "console"): 0.011,
+        series_key("console.memory_bytes", "console"): 41e6,
+    }
     latest |= {series_key("console.cpu_ratio", "sampler"): 0.006}
     sampled = dict.fromkeys(latest, base.now - 0.4)
     reasons: dict[str, str] = {}
@@ -131,7 +206,11 @@ def box(
     for n in range(gpus):
         slices = [slice_of(n, part) for part in range(7)] if n in mig else []
         devices += [gpu(n, gpus, numa), *slices]
-        for place in (f"gpu:{n}", *(one.id for one in slices), *(f"gpu:{n}/link:{link}" for link in range(18))):
+        for place in (
+            f"gpu:{n}",
+            *(one.id for one in slices),
+            *(f"gpu:{n}/link:{link}" for link in range(18)),
+        ):
             for metric in LINK_METRICS if "/link:" in place else GPU_METRICS:
                 key = series_key(metric.name, place)
                 if metric.name in _MISSING or n in lost:
@@ -144,11 +223,22 @@ def box(
     stuck_s = 61.0 if stuck else 0.0
     detail = ", ".join(f"gpu:{n}: nvmlDeviceGetPowerUsage has not returned" for n in sorted(stuck))
     return msgspec.structs.replace(
-        base, wall=WALL, devices=(*devices, HOST), latest=latest, sampled=sampled, unavailable=reasons, lost={f"gpu:{n}": "fell off the bus" for n in lost},
-        processes=processes(gpus), processes_missing={f"gpu:{n}": "fell off the bus" for n in lost}, links=paths(gpus, kind),
+        base,
+        wall=WALL,
+        devices=(*devices, HOST),
+        latest=latest,
+        sampled=sampled,
+        unavailable=reasons,
+        lost={f"gpu:{n}": "fell off the bus" for n in lost},
+        processes=processes(gpus),
+        processes_missing={f"gpu:{n}": "fell off the bus" for n in lost},
+        links=paths(gpus, kind),
         silent={f"gpu:{n}": 61.0 for n in stuck},
-        sources={"nvml": SourceState(base.now, "nvml", 1.0, stuck_s, detail, 3), "host": SourceState(base.now, "host", 1.0)},
-    )  # fmt: skip
+        sources={
+            "nvml": SourceState(base.now, "nvml", 1.0, stuck_s, detail, 3),
+            "host": SourceState(base.now, "host", 1.0),
+        },
+    )
 
 
 class BoxSession(FakeSession):
@@ -163,25 +253,37 @@ def idle(shown: View) -> View:
 
 
 def sick(**changes: object) -> View:
-    """Eight GPUs: the second was hot, the third had memory errors before and now, the fourth before, the fifth had an XID, a person has lowered the
-    power of the sixth, and the last is lost after an XID."""
+    """Eight GPUs: the second was hot, the third had memory errors before and now, the fourth
+    before, the fifth had an XID, a person has lowered the power of the sixth, and the last is lost
+    after an XID."""
     shown = idle(box(8, lost=[7]))
     values = {
         series_key(name, gpu): value
         for name, gpu, value in (
-            ("gpu.clocks_hw_thermal", "gpu:1", 1.0), ("gpu.ecc_uncorrected", "gpu:2", 9.0), ("gpu.ecc_uncorrected", "gpu:3", 4.0),
+            ("gpu.clocks_hw_thermal", "gpu:1", 1.0),
+            ("gpu.ecc_uncorrected", "gpu:2", 9.0),
+            ("gpu.ecc_uncorrected", "gpu:3", 4.0),
             ("gpu.power_limit_w", "gpu:5", 400.0),
         )
-    }  # fmt: skip
+    }
     errors = {"gpu:4": (79, shown.now - 60), "gpu:7": (79, shown.now - 30)}
-    known: dict[str, object] = {"latest": shown.latest | values, "xids": errors, "ecc_before": {"gpu:2": 7.0, "gpu:3": 4.0}}
+    known: dict[str, object] = {
+        "latest": shown.latest | values,
+        "xids": errors,
+        "ecc_before": {"gpu:2": 7.0, "gpu:3": 4.0},
+    }
     return msgspec.structs.replace(shown, **(known | changes))
 
 
 Body = Callable[[ConsoleApp, "Pilot[int]", BoxSession], Awaitable[None]]
 
 
-def on_box(shown: View, screen: Callable[[BoxSession, Actions], BackScreen], body: Body, size: tuple[int, int] = (120, 40)) -> BoxSession:
+def on_box(
+    shown: View,
+    screen: Callable[[BoxSession, Actions], BackScreen],
+    body: Body,
+    size: tuple[int, int] = (120, 40),
+) -> BoxSession:
     """Run `body` with `screen` on top of an app that shows `shown`."""
     api = BoxSession(shown)
 
@@ -200,7 +302,10 @@ def on_box(shown: View, screen: Callable[[BoxSession, Actions], BackScreen], bod
 
 def paint_devices(view: View, width: int, place: str = "", needle: str = "") -> list[Row]:
     """One device in full, by default the device of the run."""
-    return [paint_item(view, item, width, False) for item in device_items(view, place or view.device, needle, width)]
+    return [
+        paint_item(view, item, width, False)
+        for item in device_items(view, place or view.device, needle, width)
+    ]
 
 
 def text(rows: list[Row]) -> str:
@@ -215,7 +320,8 @@ def drawn(lines: Lines, width: int, height: int, selected: Hashable | None = Non
 
 
 def assert_exact(rows: list[Row], width: int, height: int | None = None) -> None:
-    """Each row is exactly as wide as asked, also in plain ASCII, in known styles, and holds nothing that a terminal would obey."""
+    """Each row is exactly as wide as asked, also in plain ASCII, in known styles, and holds nothing
+    that a terminal would obey."""
     assert height is None or len(rows) == height
     for row in rows:
         for version in (row, to_ascii(row)):

@@ -27,21 +27,59 @@ GPU_PROFILE = ProfileReport(
         OpClass("other", 0.005, 0.006, 978),
     ],
     top=[
-        TopOp("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNN", "gemm", 0.41, 0.34, 420, 2.5e14, 8.0e11, 0.41, "aten::addmm", 7.8, 0.19),
-        TopOp("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>", "elementwise", 0.08, 0.07, 288, 4.0e10, 3.1e11, 0.08, "aten::gelu", 186.2, 1.0),
+        TopOp(
+            "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNN",
+            "gemm",
+            0.41,
+            0.34,
+            420,
+            2.5e14,
+            8.0e11,
+            0.41,
+            "aten::addmm",
+            7.8,
+            0.19,
+        ),
+        TopOp(
+            (
+                "void at::native::vectorized_elementwise_kernel<4,"
+                " at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
+            ),
+            "elementwise",
+            0.08,
+            0.07,
+            288,
+            4.0e10,
+            3.1e11,
+            0.08,
+            "aten::gelu",
+            186.2,
+            1.0,
+        ),
     ],
     tensor_core_ratio=0.74,
     tensor_core_note="share of kernel time in tensor core kernels, by name",
-    copies=[CopyKind("H2D", "pageable", 6, 1.2e9, 0.11), CopyKind("D2H", "pageable", 3, 12.0, 9e-6)],
+    copies=[
+        CopyKind("H2D", "pageable", 6, 1.2e9, 0.11),
+        CopyKind("D2H", "pageable", 3, 12.0, 9e-6),
+    ],
     gaps=[Gap(0.4, 0.021, "Memcpy HtoD (Pageable -> Device)", "nvjet_hsh_128x256")],
-    stalls=Stalls(busy_s=1.19, gaps_s=0.13, after_sync_s=0.06, syncs=6, where="aten::item at train.py:42 train"),
+    stalls=Stalls(
+        busy_s=1.19,
+        gaps_s=0.13,
+        after_sync_s=0.06,
+        syncs=6,
+        where="aten::item at train.py:42 train",
+    ),
     attention=["flash", "math, without a fused kernel"],
     trace="/home/me/gpuconsole-trace-train-gpt-20261121-110755.json.gz",
-)  # fmt: skip
+)
 
 
 def profiled_view(report: ProfileReport | None = GPU_PROFILE, **changes: object) -> View:
     """A run in bf16 on an H200, with its profile."""
     shown = gpu_view()
-    run = msgspec.structs.replace(shown.runs[-1], knobs={**shown.runs[-1].knobs, "precision": "bf16"}, profile=report)
+    run = msgspec.structs.replace(
+        shown.runs[-1], knobs={**shown.runs[-1].knobs, "precision": "bf16"}, profile=report
+    )
     return msgspec.structs.replace(shown, runs=(shown.runs[0], run), **changes)

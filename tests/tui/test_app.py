@@ -18,14 +18,26 @@ from gpuconsole.tui.screens.main import MainScreen
 from gpuconsole.tui.screens.scenarios import ScenariosScreen
 from gpuconsole.tui.widgets import bars
 from gpuconsole.tui.widgets.live import Zone
-from tests.tui.fake_session import SCENARIOS, STARVED, FakeSession, cpu_view, failed_view, gpu_view, trial_view, tuned_view, view
+from tests.tui.fake_session import (
+    SCENARIOS,
+    STARVED,
+    FakeSession,
+    cpu_view,
+    failed_view,
+    gpu_view,
+    trial_view,
+    tuned_view,
+    view,
+)
 from tests.tui.test_paint import HOSTILE, hostile_view
 from tests.waiting import until
 
 Body = Callable[[ConsoleApp, "Pilot[int]", FakeSession], Awaitable[None]]
 
 
-def on_screen(shown: View, body: Body, size: tuple[int, int] = (120, 40), api: FakeSession | None = None) -> FakeSession:
+def on_screen(
+    shown: View, body: Body, size: tuple[int, int] = (120, 40), api: FakeSession | None = None
+) -> FakeSession:
     """Run `body` on an app that shows `shown`."""
     api = api or FakeSession(shown)
 
@@ -60,7 +72,11 @@ def zones(app: ConsoleApp) -> list[Zone]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (40, 12), (180, 50)])
-@pytest.mark.parametrize("shown", [gpu_view(), trial_view(), cpu_view(), failed_view()], ids=["gpu", "trial", "cpu", "failed"])
+@pytest.mark.parametrize(
+    "shown",
+    [gpu_view(), trial_view(), cpu_view(), failed_view()],
+    ids=["gpu", "trial", "cpu", "failed"],
+)
 def test_fits_any_size_and_resizes_back(shown: View, size: tuple[int, int]) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         before = text_of(app)
@@ -77,10 +93,21 @@ def test_fits_any_size_and_resizes_back(shown: View, size: tuple[int, int]) -> N
 
 def test_four_tiles_at_80_columns_and_eight_at_120() -> None:
     async def narrow(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        assert [title in text_of(app) for title in ("SM active", "HBM used", "tokens/s", "p50", "PCIe")] == [True, True, True, True, False]
+        assert [
+            title in text_of(app) for title in ("SM active", "HBM used", "tokens/s", "p50", "PCIe")
+        ] == [True, True, True, True, False]
 
     async def wide(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-        for title in ("SM active", "tensor active", "HBM used", "HBM bandwidth", "PCIe", "NVLink", "tokens/s", "p50"):
+        for title in (
+            "SM active",
+            "tensor active",
+            "HBM used",
+            "HBM bandwidth",
+            "PCIe",
+            "NVLink",
+            "tokens/s",
+            "p50",
+        ):
             assert title in text_of(app)
 
     on_screen(gpu_view(), narrow, (80, 24))
@@ -99,14 +126,24 @@ def test_keys_reach_the_session() -> None:
         ("try_change", {"num_workers": 4}, Interval(1.45, 1.69)),
         ("try_change", {"num_workers": 2}, Interval(1.3, 1.5)),
     ]
-    assert {call[0] for call in api.calls[2:]} >= {"revert", "record", "export", "keep_baseline", "stop"}
+    assert {call[0] for call in api.calls[2:]} >= {
+        "revert",
+        "record",
+        "export",
+        "keep_baseline",
+        "stop",
+    }
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_a_line_says_what_an_agent_does_and_a_key_takes_the_control_back(size: tuple[int, int]) -> None:
+def test_a_line_says_what_an_agent_does_and_a_key_takes_the_control_back(
+    size: tuple[int, int],
+) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         assert "agent" not in text_of(app)
-        api.shown = msgspec.structs.replace(api.shown, remote="an agent is connected: try_change num_workers=4")
+        api.shown = msgspec.structs.replace(
+            api.shown, remote="an agent is connected: try_change num_workers=4"
+        )
         await shows(app, "an agent is connected: try_change num_workers=4")
         lines = text_of(app).splitlines()
         (row,) = (y for y, line in enumerate(lines) if "an agent is connected" in line)
@@ -142,7 +179,11 @@ def test_enter_means_what_was_selected_when_the_ranking_changes() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("down")
         run = msgspec.structs.replace(
-            api.shown.runs[-1], findings=[msgspec.structs.replace(api.shown.runs[-1].findings[1], recoverable_ratio=0.9), STARVED]
+            api.shown.runs[-1],
+            findings=[
+                msgspec.structs.replace(api.shown.runs[-1].findings[1], recoverable_ratio=0.9),
+                STARVED,
+            ],
         )
         api.shown = msgspec.structs.replace(api.shown, runs=(api.shown.runs[0], run))
         await pilot.press("enter")
@@ -164,11 +205,18 @@ def test_the_overview_comes_first_when_nothing_runs() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await shows(app, "No GPU: no NVIDIA driver")
         assert isinstance(app.screen, MainScreen)
-        for words in ("this machine (CPU)", "cores busy", "gpuconsole run -- python train.py", "step 1 of 4", "s scenarios"):
+        for words in (
+            "this machine (CPU)",
+            "cores busy",
+            "gpuconsole run -- python train.py",
+            "step 1 of 4",
+            "s scenarios",
+        ):
             assert words in text_of(app)
         await pilot.press("s")
         await until(lambda: isinstance(app.screen, ScenariosScreen))
-        await shows(app, "> data-starved")  # the first one with a fault to find, not the healthy run above it
+        # the first one with a fault to find, not the healthy run above it
+        await shows(app, "> data-starved")
         await shows(app, "step 1 of 4  Enter starts the selected scenario")
         await pilot.press("slash", *"logging")
         await until(lambda: "train-gpt" not in text_of(app))
@@ -198,7 +246,9 @@ def test_no_overview_while_a_run_is_about_to_start() -> None:
 def broken_off_view() -> View:
     """A trial that ended without a verdict."""
     (trial,) = trial_view().trials[-1:]
-    return msgspec.structs.replace(gpu_view(), trials=(msgspec.structs.replace(trial, state="failed", verdict="undecided"),))
+    return msgspec.structs.replace(
+        gpu_view(), trials=(msgspec.structs.replace(trial, state="failed", verdict="undecided"),)
+    )
 
 
 LONG = " ".join(f"word{n}" for n in range(20))
@@ -206,20 +256,29 @@ LONG = " ".join(f"word{n}" for n in range(20))
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (44, 14), (60, 15)])
 @pytest.mark.parametrize("screen", ["main", "knobs", "device", "history", "processes"])
-def test_a_message_is_whole_above_the_keys_and_covers_nothing(screen: str, size: tuple[int, int]) -> None:
+def test_a_message_is_whole_above_the_keys_and_covers_nothing(
+    screen: str, size: tuple[int, int]
+) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         if screen != "main":
             app.actions.open(screen)
             await pilot.pause()
         before = text_of(app).splitlines()
         app.actions.report("nothing to revert: no change was kept", wrong=True)
-        await until(lambda: "nothing to revert: no change was kept" in " ".join(text_of(app).replace("▌", " ").split()))
+        await until(
+            lambda: (
+                "nothing to revert: no change was kept"
+                in " ".join(text_of(app).replace("▌", " ").split())
+            )
+        )
         app.actions.report(LONG)
         await until(lambda: "word19" in text_of(app))
         await pilot.pause()
         rows = text_of(app).splitlines()
         message = [row for row in rows if "word" in row]
-        assert " ".join(message).replace("▌", " ").split() == LONG.split(), "the newest is whole, row by row"
+        assert " ".join(message).replace("▌", " ").split() == LONG.split(), (
+            "the newest is whole, row by row"
+        )
         assert rows[-1 - len(message) : -1] == message, "it stands above the keys"
         assert rows[-1] == before[-1], "the keys stay"
         assert rows[:2] == before[:2], "title and answer stay"
@@ -252,7 +311,9 @@ def test_messages_of_one_topic_replace_each_other_and_the_newest_stay() -> None:
     shown.add("an error", "alert")
     shown.add("batch_size 16 -> 8 applied", topic="change")
     rows = [plain_row(row) for row in shown.rows(40, 40)]
-    assert [row.strip() for row in rows] == ["▌an error", "▌batch_size 16 -> 8 applied"] and {len(row) for row in rows} == {40}
+    assert [row.strip() for row in rows] == ["▌an error", "▌batch_size 16 -> 8 applied"] and {
+        len(row) for row in rows
+    } == {40}
     assert [plain_row(row).strip() for row in shown.rows(40, 5)] == ["▌batch_size 16 -> 8 applied"]
     now[0] = bars.MESSAGE_S + 1
     assert shown.rows(40, 40) == []
@@ -263,7 +324,10 @@ def test_messages_of_one_topic_replace_each_other_and_the_newest_stay() -> None:
     [
         (cpu_view(), "step 2 of 4  Wait for the finding"),
         (msgspec.structs.replace(gpu_view(), trials=()), "step 3 of 4  Press Enter"),
-        (msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]), "step 4 of 4  Wait for the verdict"),
+        (
+            msgspec.structs.replace(trial_view(), trials=trial_view().trials[-1:]),
+            "step 4 of 4  Wait for the verdict",
+        ),
         (broken_off_view(), "step 3 of 4  The trial failed, see above. Enter tries again"),
         (gpu_view(), ""),
         (msgspec.structs.replace(cpu_view(), recording=True), ""),
@@ -304,12 +368,20 @@ def test_knobs_are_edited_then_applied_or_tried() -> None:
         await pilot.press("v")
         await until(lambda: len(api.calls) == 2 and isinstance(app.screen, MainScreen))
 
-    assert on_screen(gpu_view(), body).calls[:2] == [("set_knobs", {"batch_size": 16}), ("try_change", {"batch_size": 16}, None)]
+    assert on_screen(gpu_view(), body).calls[:2] == [
+        ("set_knobs", {"batch_size": 16}),
+        ("try_change", {"batch_size": 16}, None),
+    ]
 
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [("d", "input.too_few_workers"), ("i", "gpu.sm_active_ratio"), ("h", "throughput, tokens/s"), ("question_mark", "Reading the screen")],
+    [
+        ("d", "input.too_few_workers"),
+        ("i", "gpu.sm_active_ratio"),
+        ("h", "throughput, tokens/s"),
+        ("question_mark", "Reading the screen"),
+    ],
 )
 def test_other_screens_open_and_close(key: str, words: str) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:

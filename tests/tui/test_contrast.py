@@ -6,7 +6,11 @@ import pytest
 
 from gpuconsole.tui.theme import CONTRAST, DARK, LIGHT, style_of
 
-BACKGROUNDS = {DARK: ("#000000", "#1e1e1e"), CONTRAST: ("#000000", "#1e1e1e"), LIGHT: ("#ffffff", "#fafafa")}
+BACKGROUNDS = {
+    DARK: ("#000000", "#1e1e1e"),
+    CONTRAST: ("#000000", "#1e1e1e"),
+    LIGHT: ("#ffffff", "#fafafa"),
+}
 TEXT = ("dim", "accent", "key", "good", "alert", "wait", "loss")
 """Styles of text. The others are areas of bars and charts, which differ by their glyphs too."""
 MIN_CONTRAST = 4.5
@@ -16,7 +20,9 @@ MIN_CONTRAST = 4.5
 def luminance(red: int, green: int, blue: int) -> float:
     """WCAG 2.2, relative luminance."""
     parts = [part / 255 for part in (red, green, blue)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

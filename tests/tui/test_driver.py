@@ -1,4 +1,5 @@
-"""The cell driver's core: whatever is fed, what is taken makes a terminal show the wanted screen, in every cell."""
+"""The cell driver's core: whatever is fed, what is taken makes a terminal show the wanted screen,
+in every cell."""
 
 from __future__ import annotations
 
@@ -28,8 +29,36 @@ from tests.waiting import wait_until
 
 TRUE = Terminal(Colours.TRUE, False)
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
-SGR = ["", "1", "2", "1;36", "7", "4;35", "2;39;49", "90;49", "38;2;10;200;30", "48;5;52", "1;2;3;9;31;44", "38;5;200;7"]
-WORDS = ["gpu", "SM 78 %", "  ", " " * 12, "▂▃▅▆▇█", "──────", "日本", "한국어", "e\u0301a", "18 240", "±·°", "x", "│ tile │", "~" * 30]
+SGR = [
+    "",
+    "1",
+    "2",
+    "1;36",
+    "7",
+    "4;35",
+    "2;39;49",
+    "90;49",
+    "38;2;10;200;30",
+    "48;5;52",
+    "1;2;3;9;31;44",
+    "38;5;200;7",
+]
+WORDS = [
+    "gpu",
+    "SM 78 %",
+    "  ",
+    " " * 12,
+    "▂▃▅▆▇█",
+    "──────",
+    "日本",
+    "한국어",
+    "e\u0301a",
+    "18 240",
+    "±·°",
+    "x",
+    "│ tile │",
+    "~" * 30,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +86,10 @@ class Emulator:
         self._stream.feed(f"\x1b[{cursor[0] + 1};{cursor[1] + 1}H\x1b[4;31m")
 
     def cells(self) -> list[list[tuple[object, ...]]]:
-        return [[_seen(self.screen.buffer[y][x]) for x in range(self.screen.columns)] for y in range(self.screen.lines)]
+        return [
+            [_seen(self.screen.buffer[y][x]) for x in range(self.screen.columns)]
+            for y in range(self.screen.lines)
+        ]
 
 
 def _seen(char: pyte.screens.Char) -> tuple[object, ...]:
@@ -70,7 +102,11 @@ def _seen(char: pyte.screens.Char) -> tuple[object, ...]:
 
 def frame(rng: random.Random, width: int, height: int, *, halves: bool = False) -> str:
     """An update as Textual's compositor writes it: a region of rows, each of styled segments."""
-    rows = range(height) if rng.random() < 0.2 else sorted(rng.sample(range(height), rng.randint(1, height)))
+    rows = (
+        range(height)
+        if rng.random() < 0.2
+        else sorted(rng.sample(range(height), rng.randint(1, height)))
+    )
     x0 = rng.choice([0, 0, rng.randrange(width)]) if halves else 0
     parts = []
     for n, y in enumerate(rows):
@@ -113,7 +149,11 @@ def test_every_cell_is_as_textual_wrote_it(seed: int) -> None:
     """Beside the same writes fed to a terminal as they are."""
     rng = random.Random(seed)
     width, height = rng.choice([(120, 40), (40, 12), (7, 3), (33, 10)])
-    screen, shown, plain = Screen(width, height, TRUE), Emulator(width, height), Emulator(width, height)
+    screen, shown, plain = (
+        Screen(width, height, TRUE),
+        Emulator(width, height),
+        Emulator(width, height),
+    )
     screen.feed(ENTER)
     for _ in range(25):
         data = frame(rng, width, height)
@@ -122,12 +162,16 @@ def test_every_cell_is_as_textual_wrote_it(seed: int) -> None:
         if rng.random() < 0.7:
             shown.feed(drain(screen))
             assert shown.cells() == plain.cells()
-            assert (shown.screen.cursor.x, shown.screen.cursor.y) == (plain.screen.cursor.x, plain.screen.cursor.y)
+            assert (shown.screen.cursor.x, shown.screen.cursor.y) == (
+                plain.screen.cursor.x,
+                plain.screen.cursor.y,
+            )
 
 
 @pytest.mark.parametrize("seed", matrix(range(8), in_ci=range(3)))
 def test_every_cell_whatever_happens_between(seed: int) -> None:
-    """Halves of wide characters, frames taken in parts, resizes, suspends, unknown sequences, a terminal written to by others."""
+    """Halves of wide characters, frames taken in parts, resizes, suspends, unknown sequences, a
+    terminal written to by others."""
     rng = random.Random(100 + seed)
     width, height = 60, 14
     screen, shown = Screen(width, height, TRUE), Emulator(width, height)
@@ -151,12 +195,18 @@ def test_every_cell_whatever_happens_between(seed: int) -> None:
                 shown.scribble()
                 screen.redraw()
             case 2:
-                screen.feed(rng.choice(["\x1b[2J", "\x1b[3L", "\x1b[1;3r\x1b[r", "\x1b[5;5f", "\t\b", "\x1b7"]))
+                screen.feed(
+                    rng.choice(
+                        ["\x1b[2J", "\x1b[3L", "\x1b[1;3r\x1b[r", "\x1b[5;5f", "\t\b", "\x1b7"]
+                    )
+                )
             case 3:
                 shown.scribble()
                 screen.redraw()
             case 4:
-                screen.feed("\x1b[H" + "\n".join(f"\x1b[{y + 1};1H" + " " * width for y in range(height)))
+                screen.feed(
+                    "\x1b[H" + "\n".join(f"\x1b[{y + 1};1H" + " " * width for y in range(height))
+                )
             case 5:
                 shown.feed(screen.take(rng.randint(1, 200)))
         screen.feed(frame(rng, width, height, halves=True))
@@ -203,8 +253,10 @@ def test_a_cleared_screen_waits_for_what_comes_next() -> None:
 
 
 PASSING = [
-    "\x1b[?1000h", "\x1b[?1003l", "\x1b[?25l", "\x1b[?2004h", "\x1b[>25u", "\x1b[<u", "\x1b[?2026$p", "\x1b[?2048$p", "\x1b[6n", "\x07",
-    "\x1b]52;c;aGVsbG8=\x07", "\x1b]22;pointer\x07", "\x1b]0;title\x1b\\", "\x1b[14t", "\x1b[?7l", "\x1b[2 q", "\x1b=", "\x1b[c",
+    "\x1b[?1000h", "\x1b[?1003l", "\x1b[?25l", "\x1b[?2004h", "\x1b[>25u", "\x1b[<u",
+    "\x1b[?2026$p", "\x1b[?2048$p", "\x1b[6n", "\x07", "\x1b]52;c;aGVsbG8=\x07",
+    "\x1b]22;pointer\x07", "\x1b]0;title\x1b\\", "\x1b[14t", "\x1b[?7l", "\x1b[2 q", "\x1b=",
+    "\x1b[c",
 ]  # fmt: skip
 
 
@@ -225,7 +277,9 @@ def test_a_sequence_in_two_writes_is_one() -> None:
         text = "\x1b[2;3H\x1b[1mx"
         wanted.feed(text[:cut])
         wanted.feed(text[cut:])
-        assert wanted.chars[1][2] == "x" and wanted.styles[1][2] is cell_style(frozenset({1}), "", "", "")
+        assert wanted.chars[1][2] == "x" and wanted.styles[1][2] is cell_style(
+            frozenset({1}), "", "", ""
+        )
         assert not wanted.passing
 
 
@@ -236,7 +290,10 @@ def test_an_unknown_sequence_passes_and_all_is_drawn_again() -> None:
     screen.feed("\x1b[2J")
     sent = drain(screen)
     assert sent.startswith("\x1b[m\x1b[2J") and "abc" in sent
-    assert [item.effect for item in _passing("\x1bPq#0\x1b\\\x1bc")] == [Effect.UNKNOWN, Effect.UNKNOWN]
+    assert [item.effect for item in _passing("\x1bPq#0\x1b\\\x1bc")] == [
+        Effect.UNKNOWN,
+        Effect.UNKNOWN,
+    ]
 
 
 def _passing(data: str) -> list[object]:
@@ -270,7 +327,11 @@ def test_synchronized_output_stays_around_a_frame() -> None:
         assert not screen.pending
         screen.feed(END_UPDATE)
         sent = drain(screen)
-        assert (sent.startswith(BEGIN_UPDATE) and sent.endswith(END_UPDATE)) if text != "abd" or sent else not sent
+        assert (
+            (sent.startswith(BEGIN_UPDATE) and sent.endswith(END_UPDATE))
+            if text != "abd" or sent
+            else not sent
+        )
     assert screen.cost.frames == 2
 
 
@@ -286,7 +347,8 @@ def test_styles_change_by_the_shortest_way() -> None:
 
 
 def test_cells_of_two_colours_in_turn_are_written_colour_by_colour() -> None:
-    """As in a history whose level goes up and down. The picture is that of the random tests above."""
+    """As in a history whose level goes up and down. The picture is that of the random tests
+    above."""
     screen = Screen(60, 1, Terminal(Colours.MANY, False), entered=True)
 
     def history(*levels: str) -> str:
@@ -297,14 +359,21 @@ def test_cells_of_two_colours_in_turn_are_written_colour_by_colour() -> None:
     drain(screen)
     screen.feed(history("▃", "▇", "▂", "▆", "▃", "▆"))
     sent = drain(screen)
-    assert sent.count("\x1b[38;5;60m") == 1 and "38;5;103" not in sent, "the terminal has the other colour already"
+    assert sent.count("\x1b[38;5;60m") == 1 and "38;5;103" not in sent, (
+        "the terminal has the other colour already"
+    )
     screen.feed("\x1b[H\x1b[1mab\x1b[mcd\x1b[1mef")
     assert "ab\x1b[mcd\x1b[1mef" in drain(screen), "neighbours are written without a move"
 
 
 @pytest.mark.parametrize(
     ("colours", "seen"),
-    [(Colours.TRUE, "38;2;255;95;0"), (Colours.MANY, "38;5;202"), (Colours.SIXTEEN, "91"), (Colours.NONE, "")],
+    [
+        (Colours.TRUE, "38;2;255;95;0"),
+        (Colours.MANY, "38;5;202"),
+        (Colours.SIXTEEN, "91"),
+        (Colours.NONE, ""),
+    ],
 )
 def test_colours_are_those_that_the_terminal_has(colours: Colours, seen: str) -> None:
     assert after(PLAIN, "38;2;255;95;0", colours).fore == seen
@@ -315,9 +384,9 @@ def test_hyperlinks_are_part_of_the_cells() -> None:
     screen = Screen(20, 2, TRUE, entered=True)
     screen.feed("\x1b[1;1H\x1b]8;id=1;http://x\x1b\\link\x1b]8;;\x1b\\ text\x1b[1;1H")
     sent = drain(screen)
-    assert "\x1b]8;id=1;http://x\x1b\\" in sent and sent.index("link") < sent.index("\x1b]8;;\x1b\\", sent.index("link")) < sent.index(
-        "text"
-    )
+    assert "\x1b]8;id=1;http://x\x1b\\" in sent and sent.index("link") < sent.index(
+        "\x1b]8;;\x1b\\", sent.index("link")
+    ) < sent.index("text")
 
 
 def test_cells() -> None:
@@ -325,8 +394,15 @@ def test_cells() -> None:
     assert split("e\u0301x") == ("", ["e\u0301", "x"])
     assert split("\u0301x") == ("\u0301", ["x"])
     assert split("👩\u200d🚀!") == ("", ["👩\u200d🚀", "", "!"])
-    assert split("█─日e\u0301→…\x41", ascii_only=True) == ("", ["#", "-", "?", "?", "e", ">", "~", "A"])
-    assert clip(["a", "日", "", "b"], 2) == ["a", " "] and clip(["a", "日", "", "b"], 3) == ["a", "日", ""]
+    assert split("█─日e\u0301→…\x41", ascii_only=True) == (
+        "",
+        ["#", "-", "?", "?", "e", ">", "~", "A"],
+    )
+    assert clip(["a", "日", "", "b"], 2) == ["a", " "] and clip(["a", "日", "", "b"], 3) == [
+        "a",
+        "日",
+        "",
+    ]
 
 
 def test_after_a_character_of_doubtful_width_the_cursor_is_placed() -> None:
@@ -338,22 +414,44 @@ def test_after_a_character_of_doubtful_width_the_cursor_is_placed() -> None:
 @pytest.mark.parametrize(
     ("environ", "encoding", "expected"),
     [
-        ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "utf-8", Terminal(Colours.TRUE, False)),
+        (
+            {"TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            "utf-8",
+            Terminal(Colours.TRUE, False),
+        ),
         ({"TERM": "xterm-256color", "NO_COLOR": "1"}, "utf-8", Terminal(Colours.NONE, False)),
-        ({"TERM": "screen-256color", "LANG": "de_DE.UTF-8"}, "utf-8", Terminal(Colours.MANY, False)),
+        (
+            {"TERM": "screen-256color", "LANG": "de_DE.UTF-8"},
+            "utf-8",
+            Terminal(Colours.MANY, False),
+        ),
         ({"TERM": "xterm", "NO_COLOR": ""}, "utf-8", Terminal(Colours.SIXTEEN, False)),
         ({"TERM": "xterm-kitty"}, "utf-8", Terminal(Colours.TRUE, False)),
         ({"TERM": "vt220"}, "utf-8", Terminal(Colours.NONE, False)),
-        ({"TERM": "xterm", "LC_ALL": "POSIX", "LANG": "C.UTF-8"}, "utf-8", Terminal(Colours.SIXTEEN, True)),
+        (
+            {"TERM": "xterm", "LC_ALL": "POSIX", "LANG": "C.UTF-8"},
+            "utf-8",
+            Terminal(Colours.SIXTEEN, True),
+        ),
         ({"TERM": "xterm", "LANG": "C"}, "utf-8", Terminal(Colours.SIXTEEN, True)),
-        ({"TERM": "xterm", "LANG": "C", "LC_CTYPE": "C.UTF-8", "PYTHONUTF8": "0"}, "utf-8", Terminal(Colours.SIXTEEN, True)),
-        ({"TERM": "xterm", "LC_ALL": "C", "PYTHONUTF8": "1"}, "utf-8", Terminal(Colours.SIXTEEN, False)),
+        (
+            {"TERM": "xterm", "LANG": "C", "LC_CTYPE": "C.UTF-8", "PYTHONUTF8": "0"},
+            "utf-8",
+            Terminal(Colours.SIXTEEN, True),
+        ),
+        (
+            {"TERM": "xterm", "LC_ALL": "C", "PYTHONUTF8": "1"},
+            "utf-8",
+            Terminal(Colours.SIXTEEN, False),
+        ),
         ({"TERM": "xterm", "LANG": "de_DE@euro"}, "utf-8", Terminal(Colours.SIXTEEN, True)),
         ({"TERM": "xterm", "LC_CTYPE": "UTF-8"}, "utf-8", Terminal(Colours.SIXTEEN, False)),
         ({"TERM": "xterm"}, "ascii", Terminal(Colours.SIXTEEN, True)),
     ],
 )
-def test_what_the_environment_says_of_the_terminal(environ: dict[str, str], encoding: str, expected: Terminal) -> None:
+def test_what_the_environment_says_of_the_terminal(
+    environ: dict[str, str], encoding: str, expected: Terminal
+) -> None:
     assert terminal(environ, encoding) == expected
 
 
@@ -450,7 +548,9 @@ def test_a_terminal_that_is_gone_costs_nothing(pipe: Pipe) -> None:
     pipe.writer.stop()
 
 
-def test_a_failure_reaches_the_app_and_the_terminal_is_given_back(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_reaches_the_app_and_the_terminal_is_given_back(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(limit: int) -> str:
         raise ValueError("no more")
 
@@ -472,7 +572,9 @@ def test_the_first_picture_fits_and_claims_no_number(size: tuple[int, int]) -> N
     assert not any(char.isdigit() for row in rows for text, _ in row for char in text)
     shown = Emulator(*size)
     shown.feed(skeleton.ansi(rows))
-    assert [line.rstrip() for line in shown.screen.display] == ["".join(text for text, _ in row).rstrip() for row in rows]
+    assert [line.rstrip() for line in shown.screen.display] == [
+        "".join(text for text, _ in row).rstrip() for row in rows
+    ]
 
 
 def test_the_first_picture_has_the_titles_of_the_console() -> None:
@@ -498,10 +600,19 @@ def test_a_plain_blank_between_reversed_cells_stays_plain() -> None:
 
 
 def test_a_job_gets_no_variable_of_the_console() -> None:
-    code = "import os, gpuconsole.tui, textual.constants as c, gpuconsole.engine.children.environment as e; print(c.MAX_FPS, e.without_ours(os.environ).get('TEXTUAL_FPS'))"
+    code = (
+        "import os, gpuconsole.tui, textual.constants as c, gpuconsole.engine.children.environment"
+        " as e; print(c.MAX_FPS, e.without_ours(os.environ).get('TEXTUAL_FPS'))"
+    )
     for given, seen in ((None, "240 None\n"), ("30", "30 30\n"), ("240", "240 240\n")):
-        environment = {name: value for name, value in os.environ.items() if name != "TEXTUAL_FPS"} | (
-            {"TEXTUAL_FPS": given} if given else {}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "TEXTUAL_FPS"
+        } | ({"TEXTUAL_FPS": given} if given else {})
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == seen

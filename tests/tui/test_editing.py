@@ -26,7 +26,9 @@ class SlowSession(FakeSession):
 
     def _changed(self, changes: Knobs, undo: Knobs, at_step: int) -> None:
         run = self.shown.runs[-1]
-        after = msgspec.structs.replace(run, id="3", knobs={**run.knobs, **changes}, changes=changes, at_step=at_step)
+        after = msgspec.structs.replace(
+            run, id="3", knobs={**run.knobs, **changes}, changes=changes, at_step=at_step
+        )
         self.shown = msgspec.structs.replace(self.shown, runs=(*self.shown.runs, after), undo=undo)
 
     async def set_knobs(self, changes: Knobs) -> None:
@@ -44,8 +46,12 @@ def keys_row(app: ConsoleApp) -> str:
     return text_of(app).splitlines()[-1].strip()
 
 
-@pytest.mark.parametrize(("size", "beside"), [((120, 40), True), ((80, 24), True), ((44, 20), False)])
-def test_while_a_value_is_typed_only_its_keys_are_offered_and_the_error_stands_at_the_field(size: tuple[int, int], beside: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "beside"), [((120, 40), True), ((80, 24), True), ((44, 20), False)]
+)
+def test_while_a_value_is_typed_only_its_keys_are_offered_and_the_error_stands_at_the_field(
+    size: tuple[int, int], beside: bool
+) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("S")
         await shows(app, "batch_size")
@@ -58,10 +64,14 @@ def test_while_a_value_is_typed_only_its_keys_are_offered_and_the_error_stands_a
         await shows(app, "'av?' is not allowed")
         rows = text_of(app).splitlines()
         (field,) = (y for y, row in enumerate(rows) if row.startswith("batch_size = av?"))
-        (note,) = (y for y, row in enumerate(rows) if "'av?' is not allowed; allowed: int 1..6" in row)
+        (note,) = (
+            y for y, row in enumerate(rows) if "'av?' is not allowed; allowed: int 1..6" in row
+        )
         assert (note == field) == beside and note - field in (0, 1) and note >= len(rows) - 3
         await pilot.press("backspace")
-        await until(lambda: "not allowed" not in text_of(app) and "allowed: int 1..65536" in text_of(app))
+        await until(
+            lambda: "not allowed" not in text_of(app) and "allowed: int 1..65536" in text_of(app)
+        )
         await pilot.press("escape")
         await until(lambda: "batch_size = " not in text_of(app))
         assert "Enter edit" in keys_row(app) and "8 ->" not in text_of(app)
@@ -72,7 +82,9 @@ def test_while_a_value_is_typed_only_its_keys_are_offered_and_the_error_stands_a
 def test_a_click_accepts_or_discards() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         async def click(words: str) -> None:
-            await pilot.click(offset=(text_of(app).splitlines()[-1].index(words) + 1, app.size.height - 1))
+            await pilot.click(
+                offset=(text_of(app).splitlines()[-1].index(words) + 1, app.size.height - 1)
+            )
 
         await pilot.press("S", "enter", *"16")
         await click("Enter accept")
@@ -90,7 +102,11 @@ def test_a_change_is_confirmed_at_once_then_with_its_step_and_u_takes_it_back() 
         assert isinstance(api, SlowSession)
         await pilot.press("S", "enter", *"16", "enter")
         await shows(app, "8 -> 16")
-        assert "a apply" in keys_row(app) and "backspace forget" in keys_row(app) and "u take back" not in keys_row(app)
+        assert (
+            "a apply" in keys_row(app)
+            and "backspace forget" in keys_row(app)
+            and "u take back" not in keys_row(app)
+        )
         await pilot.press("a")
         await shows(app, "asked: batch_size 8 -> 16")  # the worker has not answered
         api.go_on.set()
@@ -120,7 +136,9 @@ def test_in_a_recording_no_change_is_offered(key: str) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("S")
         await shows(app, "batch_size")
-        assert not any(words in keys_row(app) for words in ("edit", "apply", "try", "forget", "take back"))
+        assert not any(
+            words in keys_row(app) for words in ("edit", "apply", "try", "forget", "take back")
+        )
         await pilot.press(key)
         await shows(app, A_RECORDING)
         assert "batch_size = " not in text_of(app)

@@ -59,7 +59,10 @@ def test_eight_gpus_have_a_mark_and_a_figure_each() -> None:
 def test_without_gpm_the_first_row_is_the_utilization_of_nvidia_smi() -> None:
     shown = box(8)
     shown = msgspec.structs.replace(
-        shown, latest={key: value for key, value in shown.latest.items() if not key.startswith("gpu.sm_active")}
+        shown,
+        latest={
+            key: value for key, value in shown.latest.items() if not key.startswith("gpu.sm_active")
+        },
     )
     _, first = paint_fleet(shown, 120, 2)
     assert text([first]).startswith("GPU-Util") and "n/a" not in text([first])
@@ -107,11 +110,18 @@ def test_old_figures_are_not_shown_as_present_ones() -> None:
 
 
 def test_the_device_of_the_run_is_accented() -> None:
-    for shown in (msgspec.structs.replace(box(64), device="gpu:13"), msgspec.structs.replace(box(64), device="gpu:13/mig:2")):
+    for shown in (
+        msgspec.structs.replace(box(64), device="gpu:13"),
+        msgspec.structs.replace(box(64), device="gpu:13/mig:2"),
+    ):
         numbers, row, *_ = paint_fleet(shown, 120, 8)
         assert of(numbers, "accent") == "13"
         assert len(of(row, "accent")) == 1
-        assert text([numbers]).index("13") == 9 + 13 + 1 == len("".join(part for part, _ in row[: [s for _, s in row].index("accent")]))
+        assert (
+            text([numbers]).index("13")
+            == 9 + 13 + 1
+            == len("".join(part for part, _ in row[: [s for _, s in row].index("accent")]))
+        )
 
 
 @pytest.mark.parametrize(("gpus", "width"), [(8, 80), (8, 120), (16, 120), (64, 80), (64, 120)])
@@ -143,7 +153,9 @@ def test_the_most_useful_rows_stay_longest() -> None:
     shown = box(8)
     whole = [text([row]).split()[0] for row in paint_fleet(shown, 120, 8)[1:]]
     assert whole == ["SM", "HBM", "NVLink", "tensor", "HBM", "power", "temp"]
-    assert [text([row]) for row in paint_fleet(shown, 120, 3)] == [text([row]) for row in paint_fleet(shown, 120, 8)[:3]]
+    assert [text([row]) for row in paint_fleet(shown, 120, 3)] == [
+        text([row]) for row in paint_fleet(shown, 120, 8)[:3]
+    ]
     assert text(paint_fleet(shown, 120, 1)).startswith("SM")
 
 
@@ -168,10 +180,14 @@ def test_painting_64_gpus_takes_at_most_twice_as_long_per_gpu_as_painting_8() ->
 def test_a_link_of_which_one_direction_is_missing_has_no_sum() -> None:
     """Half of the traffic is not the traffic."""
     shown = box(8)
-    received = {key: value for key, value in shown.latest.items() if not key.startswith("gpu.nvlink_tx")}
+    received = {
+        key: value for key, value in shown.latest.items() if not key.startswith("gpu.nvlink_tx")
+    }
     rows = []
     for latest in (shown.latest, received):
-        painted = text(paint_fleet(msgspec.structs.replace(shown, latest=latest), 120, 8)).splitlines()
+        painted = text(
+            paint_fleet(msgspec.structs.replace(shown, latest=latest), 120, 8)
+        ).splitlines()
         rows.append(next(row for row in painted if row.startswith("NVLink")))
     whole, half = ([letter for letter in row if letter in MARKS] for row in rows)
     assert whole and not half

@@ -1,4 +1,5 @@
-"""The table of actions: one meaning a letter, every action from every screen, and what is made from the table."""
+"""The table of actions: one meaning a letter, every action from every screen, and what is made from
+the table."""
 
 from __future__ import annotations
 
@@ -31,8 +32,15 @@ from tests.tui.test_app import on_screen, shows, text_of
 from tests.tui.test_paint import text
 from tests.waiting import until
 
-SAME = {"choose_previous": "up", "choose_next": "down", "choose_first": "first", "choose_last": "last", "group": "first"}
-"""The suggestions of the main screen are a list too. Where a list has groups, `g` means them, and elsewhere the first line, as for many programs."""
+SAME = {
+    "choose_previous": "up",
+    "choose_next": "down",
+    "choose_first": "first",
+    "choose_last": "last",
+    "group": "first",
+}
+"""The suggestions of the main screen are a list too. Where a list has groups, `g` means them, and
+elsewhere the first line, as for many programs."""
 
 
 def test_a_letter_has_one_meaning_everywhere() -> None:
@@ -46,7 +54,9 @@ def test_a_letter_has_one_meaning_everywhere() -> None:
 
 @pytest.mark.parametrize("screen", ["main", *SCREENS])
 def test_no_key_has_two_actions_on_a_screen(screen: str) -> None:
-    found = [key for action in [*keys.on(screen), *keys.everywhere()] for key in action.keys.split(",")]
+    found = [
+        key for action in [*keys.on(screen), *keys.everywhere()] for key in action.keys.split(",")
+    ]
     assert len(found) == len(set(found))
 
 
@@ -71,7 +81,9 @@ def test_the_bar_shows_the_few_keys_that_make_sense() -> None:
     assert labels(tuned_view(under_way=True))[0] == "stop"
     assert "begin" not in labels(view(), "tuning")
     assert "begin" in labels(gpu_view(), "tuning") and "stop" not in labels(gpu_view(), "tuning")
-    assert "stop" in labels(tuned_view(True), "tuning") and "begin" not in labels(tuned_view(True), "tuning")
+    assert "stop" in labels(tuned_view(True), "tuning") and "begin" not in labels(
+        tuned_view(True), "tuning"
+    )
 
 
 def test_a_click_in_the_bar_presses_the_key() -> None:
@@ -109,7 +121,11 @@ def test_a_click_on_the_hint_above_the_keys_presses_none() -> None:
 def test_a_click_selects_a_cause_or_opens_the_history_of_a_metric() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         def place(words: str) -> tuple[int, int]:
-            return next((line.index(words) + 2, y) for y, line in enumerate(text_of(app).splitlines()) if words in line)
+            return next(
+                (line.index(words) + 2, y)
+                for y, line in enumerate(text_of(app).splitlines())
+                if words in line
+            )
 
         await shows(app, "> use 4 DataLoader workers")
         await pilot.click(offset=place("use 2 DataLoader workers"))
@@ -165,7 +181,12 @@ def table() -> Iterator[None]:
 def test_keys_of_the_configuration(table: None) -> None:
     keys.use({"history": "H", "tuning": "ctrl+t", "help": "f1", "quit": "f10"})
     by_id = {action.id: action for action in keys.ACTIONS}
-    assert [by_id[name].keys for name in ("history", "tuning", "help", "quit")] == ["H", "ctrl+t", "f1", "f10"]
+    assert [by_id[name].keys for name in ("history", "tuning", "help", "quit")] == [
+        "H",
+        "ctrl+t",
+        "f1",
+        "f10",
+    ]
     assert "f10" in {binding.key for binding in keys.app_bindings()}  # type: ignore[union-attr]
     assert by_id["help"].written == "f1"
 
@@ -215,10 +236,16 @@ def test_the_palette_works_on_every_screen(screen: str) -> None:
 def test_the_palette_has_every_action_that_can_be_done_now_with_its_key() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         every = [
-            action for action in [*keys.everywhere(), *keys.on("main")] if action.id not in ("palette", "choose_previous", "choose_next")
+            action
+            for action in [*keys.everywhere(), *keys.on("main")]
+            if action.id not in ("palette", "choose_previous", "choose_next")
         ]
         every = [action for action in every if action.label]
-        now = {f"{action.title}   {action.bar or action.written}" for action in every if action.makes_sense(api.shown)}
+        now = {
+            f"{action.title}   {action.bar or action.written}"
+            for action in every
+            if action.makes_sense(api.shown)
+        }
         assert {"Tune   t", "Settings   S", "Try   Enter", "Help   ?"} <= now
         for screen in SCREENS:
             app.actions.open(screen)
@@ -235,16 +262,44 @@ def test_the_palette_has_nothing_that_cannot_be_done_now() -> None:
         found: set[str] = set()
 
         async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
-            found.update(command.title.partition("   ")[0] for command in app.get_system_commands(app.screen))
+            found.update(
+                command.title.partition("   ")[0] for command in app.get_system_commands(app.screen)
+            )
 
         on_screen(shown, body)
         return found
 
-    nothing, runs, recorded = titles(view()), titles(gpu_view()), titles(gpu_view(recording=True, playback=Playback(15.0, 47.0)))
+    nothing, runs, recorded = (
+        titles(view()),
+        titles(gpu_view()),
+        titles(gpu_view(recording=True, playback=Playback(15.0, 47.0))),
+    )
     assert {"Scenarios", "Device", "Help", "Quit"} <= nothing
-    assert not nothing & {"Try", "Tune", "Stop", "Take back", "Cancel", "Details", "Settings", "Interrupt the job", "Choose next", "Pause"}
-    assert {"Try", "Tune", "Stop", "Details"} <= runs and not runs & {"Cancel", "Interrupt the job", "Pause"}
-    assert {"Pause", "Details", "Export"} <= recorded and not recorded & {"Scenarios", "Try", "Tune", "Stop", "Record", "Baseline"}
+    assert not nothing & {
+        "Try",
+        "Tune",
+        "Stop",
+        "Take back",
+        "Cancel",
+        "Details",
+        "Settings",
+        "Interrupt the job",
+        "Choose next",
+        "Pause",
+    }
+    assert {"Try", "Tune", "Stop", "Details"} <= runs and not runs & {
+        "Cancel",
+        "Interrupt the job",
+        "Pause",
+    }
+    assert {"Pause", "Details", "Export"} <= recorded and not recorded & {
+        "Scenarios",
+        "Try",
+        "Tune",
+        "Stop",
+        "Record",
+        "Baseline",
+    }
 
 
 def test_the_present_theme_is_marked() -> None:
@@ -272,7 +327,11 @@ def test_every_action_works_on_every_screen(screen: str) -> None:
             await app.run_action(f"do('{action.id}')")
             await pilot.pause()
             if action.id in SCREENS:
-                await until(lambda name=action.id: isinstance(app.screen, BackScreen) and name == app.screen.NAME)
+                await until(
+                    lambda name=action.id: (
+                        isinstance(app.screen, BackScreen) and name == app.screen.NAME
+                    )
+                )
                 if action.id == "help" and screen != "help":
                     app.pop_screen()
             elif action.id not in ("redraw", "copy"):
@@ -289,7 +348,9 @@ def test_after_apply_the_heading_no_longer_offers_the_change() -> None:
         await shows(app, "8 -> 16: a applies, v tries")
         await pilot.press("a")
         await until(lambda: ("set_knobs", {"batch_size": 16}) in api.calls)
-        run = msgspec.structs.replace(api.shown.runs[-1], knobs={**api.shown.runs[-1].knobs, "batch_size": 16})
+        run = msgspec.structs.replace(
+            api.shown.runs[-1], knobs={**api.shown.runs[-1].knobs, "batch_size": 16}
+        )
         api.shown = msgspec.structs.replace(api.shown, runs=(api.shown.runs[0], run))
         await until(lambda: "a applies" not in text_of(app).splitlines()[0])
         await shows(app, "set,")
@@ -297,8 +358,15 @@ def test_after_apply_the_heading_no_longer_offers_the_change() -> None:
     on_screen(gpu_view(), body)
 
 
-def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [app_module.refresh_hz(seconds) for seconds in (0.01, 0.1, 0.5, 5.0)] == [20.0, 10.0, 2.0, 2.0]
+def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [app_module.refresh_hz(seconds) for seconds in (0.01, 0.1, 0.5, 5.0)] == [
+        20.0,
+        10.0,
+        2.0,
+        2.0,
+    ]
     periods = []
 
     async def show(app: ConsoleApp) -> int:
@@ -322,7 +390,9 @@ def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(monkeypatch: py
 
 
 @pytest.mark.parametrize("resource", [0, 1], ids=["line", "thread"])
-def test_frames_that_take_much_time_are_drawn_twice_a_second(monkeypatch: pytest.MonkeyPatch, resource: int) -> None:
+def test_frames_that_take_much_time_are_drawn_twice_a_second(
+    monkeypatch: pytest.MonkeyPatch, resource: int
+) -> None:
     """Frames that fill the line or the thread would make a key wait for them."""
     app = ConsoleApp(FakeSession(view()), 10.0)
     used = [0.0, 0.0]
@@ -362,7 +432,18 @@ def test_a_click_selects_and_a_second_click_chooses() -> None:
 
 def test_keys_typed_ahead_are_parsed_one_by_one() -> None:
     found = [event.key for event in parse(b"\x1bs/q\x1b\x1b[A\x1bOB\n?\x1b")]
-    assert found == ["escape", "s", "slash", "q", "escape", "up", "down", "enter", "question_mark", "escape"]
+    assert found == [
+        "escape",
+        "s",
+        "slash",
+        "q",
+        "escape",
+        "up",
+        "down",
+        "enter",
+        "question_mark",
+        "escape",
+    ]
 
 
 def test_keys_at_once_reach_the_screens_that_they_are_for() -> None:

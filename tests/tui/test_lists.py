@@ -1,4 +1,5 @@
-"""Moves and filters that every list and page has, and screens that do not open where they could do nothing."""
+"""Moves and filters that every list and page has, and screens that do not open where they could do
+nothing."""
 
 from __future__ import annotations
 
@@ -25,11 +26,16 @@ QUESTIONS = ("leave_job", "consent")
 """Lists of two or three answers: there is nothing to filter."""
 
 
-@pytest.mark.parametrize("screen", [name for name in SCREENS if name not in ("history", *QUESTIONS)])
+@pytest.mark.parametrize(
+    "screen", [name for name in SCREENS if name not in ("history", *QUESTIONS)]
+)
 def test_every_list_and_page_has_a_filter_and_moves(screen: str) -> None:
     by_key = {key: action.id for action in keys.on(screen) for key in action.keys.split(",")}
     assert by_key["slash"] == "filter"
-    assert (by_key["tab"], by_key["shift+tab"]) in (("down", "up"), ("next_device", "previous_device"))
+    assert (by_key["tab"], by_key["shift+tab"]) in (
+        ("down", "up"),
+        ("next_device", "previous_device"),
+    )
     assert by_key["g"] in ("first", "group") and by_key["G"] == by_key["end"] == "last"
     assert (by_key["j"], by_key["k"]) == ("down", "up")
 
@@ -42,7 +48,9 @@ def test_every_list_and_page_has_a_filter_and_moves(screen: str) -> None:
         ("m", "flop/s", "FLOP/s", "Memory"),
     ],
 )
-def test_a_filter_leaves_only_lines_with_the_words(key: str, words: str, kept: str, left_out: str) -> None:
+def test_a_filter_leaves_only_lines_with_the_words(
+    key: str, words: str, kept: str, left_out: str
+) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press(key)
         await until(lambda: isinstance(app.screen, ListScreen))
@@ -50,7 +58,10 @@ def test_a_filter_leaves_only_lines_with_the_words(key: str, words: str, kept: s
         await pilot.press("slash", *words)
         await until(lambda: left_out not in text_of(app))
         assert kept.lower() in text_of(app).lower()
-        assert text_of(app).splitlines()[-1].strip() == "Enter keep the filter   up/down select   Esc all lines"
+        assert (
+            text_of(app).splitlines()[-1].strip()
+            == "Enter keep the filter   up/down select   Esc all lines"
+        )
         await pilot.press("enter")
         await shows(app, f"filter: {words}")
         await pilot.press("escape")
@@ -81,7 +92,9 @@ def test_tab_and_g_move_also_while_a_filter_is_typed() -> None:
         await pilot.press("tab", "tab")
         await until(lambda: "> batch_size" not in text_of(app))
         await pilot.press("shift+tab", "G")
-        await until(lambda: "> storage_latency_ms" in text_of(app) or "> prefetch_factor" in text_of(app))
+        await until(
+            lambda: "> storage_latency_ms" in text_of(app) or "> prefetch_factor" in text_of(app)
+        )
         await pilot.press("g")
         await shows(app, "> batch_size")
         await pilot.press("slash", "tab")
@@ -107,7 +120,9 @@ def test_tab_chooses_the_next_finding_of_the_main_screen() -> None:
 
 def job_view() -> View:
     view = gpu_view()
-    return msgspec.structs.replace(view, runs=(*view.runs[:-1], msgspec.structs.replace(view.runs[-1], workload=JOB)))
+    return msgspec.structs.replace(
+        view, runs=(*view.runs[:-1], msgspec.structs.replace(view.runs[-1], workload=JOB))
+    )
 
 
 def test_during_a_job_of_the_users_own_no_scenario_is_offered() -> None:
@@ -120,7 +135,9 @@ def test_during_a_job_of_the_users_own_no_scenario_is_offered() -> None:
         await shows(app, "your job runs: x ends or leaves it, then s starts a scenario")
         assert isinstance(app.screen, MainScreen) and "Enter starts" not in text_of(app)
         run = msgspec.structs.replace(api.shown.runs[-1], state="finished")
-        api.shown = msgspec.structs.replace(api.shown, runs=(*api.shown.runs[:-1], run), state="finished")
+        api.shown = msgspec.structs.replace(
+            api.shown, runs=(*api.shown.runs[:-1], run), state="finished"
+        )
         api.job.ended = True  # type: ignore[attr-defined]
         await pilot.press("s")
         await until(lambda: isinstance(app.screen, BackScreen) and app.screen.NAME == "scenarios")

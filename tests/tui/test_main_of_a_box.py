@@ -1,4 +1,5 @@
-"""The main screen of a box with many GPUs: the strip of all GPUs, trouble in the title, the other screens."""
+"""The main screen of a box with many GPUs: the strip of all GPUs, trouble in the title, the other
+screens."""
 
 from __future__ import annotations
 
@@ -24,9 +25,12 @@ def rows_of(app: ConsoleApp, zone: type[FleetZone] | type[HeaderZone]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "size", "rows"), [(8, (120, 40), 8), (64, (120, 40), 8), (64, (80, 24), 4), (2, (120, 40), 0), (8, (60, 16), 0)]
+    ("gpus", "size", "rows"),
+    [(8, (120, 40), 8), (64, (120, 40), 8), (64, (80, 24), 4), (2, (120, 40), 0), (8, (60, 16), 0)],
 )
-def test_many_gpus_have_a_strip_and_few_a_line_each(gpus: int, size: tuple[int, int], rows: int) -> None:
+def test_many_gpus_have_a_strip_and_few_a_line_each(
+    gpus: int, size: tuple[int, int], rows: int
+) -> None:
     async def main() -> None:
         app = ConsoleApp(BoxSession(box(gpus)))
         async with app.run_test(size=size) as pilot:
@@ -60,7 +64,9 @@ def test_a_source_that_does_not_answer_is_reported_in_the_title() -> None:
         app = ConsoleApp(BoxSession(shown))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            assert "nvml has not answered for 6 s: nvmlDeviceGetPowerUsage of gpu:3" in rows_of(app, HeaderZone)
+            assert "nvml has not answered for 6 s: nvmlDeviceGetPowerUsage of gpu:3" in rows_of(
+                app, HeaderZone
+            )
 
     asyncio.run(main())
 

@@ -1,4 +1,5 @@
-"""The models screen, several processes on the main screen, and lists of many knobs and scenarios."""
+"""The models screen, several processes on the main screen, and lists of many knobs and
+scenarios."""
 
 from __future__ import annotations
 
@@ -57,16 +58,22 @@ def test_m_opens_the_models_and_what_is_behind_the_chosen_row() -> None:
 def test_predicted_measured_and_error_stand_in_columns_with_their_units() -> None:
     shown = lines(drawn(model_lines(several_view(), 120, 40), 120, 40))
     head = shown[0]
-    by_title = {figure.title: next(row for row in shown if figure.title in row) for figure in FIGURES[:5]}
+    by_title = {
+        figure.title: next(row for row in shown if figure.title in row) for figure in FIGURES[:5]
+    }
     for words, title in (
         (("7.91 MiB", "7.91 MiB", "+0.0 %"), "Parameters"),
         (("736 MFLOP", "700 MFLOP", "+5.1 %"), "Model FLOPs of a sample"),
     ):
-        assert [by_title[title].count(word) for word in words] == [2 if words.count(word) == 2 else 1 for word in words]
+        assert [by_title[title].count(word) for word in words] == [
+            2 if words.count(word) == 2 else 1 for word in words
+        ]
     assert error(msgspec.structs.replace(FIGURES[0], predicted=1e12)) == ">999x"
     assert "200x" in by_title["Tokens/s of a device, against published"]
     assert by_title["MFU: FLOPs over the peak"].split()[5:9] == ["31.0", "%", "n/a", "not"]
-    assert {row.rindex("%") for row in (by_title["Parameters"], by_title["Model FLOPs of a sample"])} == {head.index("error") + 4}
+    assert {
+        row.rindex("%") for row in (by_title["Parameters"], by_title["Model FLOPs of a sample"])
+    } == {head.index("error") + 4}
 
 
 @pytest.mark.parametrize(("width", "height"), [(120, 37), (80, 21), (40, 9)])
@@ -90,12 +97,16 @@ def test_without_figures_it_says_why() -> None:
     assert "No numbers yet" in words(gpu_view())
     ended = msgspec.structs.replace(gpu_view().runs[-1], state="finished")
     assert "This run has no numbers" in words(view(runs=(ended,)))
-    strange = msgspec.structs.replace(ended, unavailable={"models": "the models cannot take this run's values: 'many'"})
+    strange = msgspec.structs.replace(
+        ended, unavailable={"models": "the models cannot take this run's values: 'many'"}
+    )
     assert "cannot take this run's values: 'many'" in words(view(runs=(strange,)))
 
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
-def test_the_main_screen_tells_how_many_processes_and_how_far_they_lie_apart(size: tuple[int, int]) -> None:
+def test_the_main_screen_tells_how_many_processes_and_how_far_they_lie_apart(
+    size: tuple[int, int],
+) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await shows(app, "2 processes")
         await shows(app, "step of rank 0: ")
@@ -112,16 +123,24 @@ def test_the_main_screen_tells_how_many_processes_and_how_far_they_lie_apart(siz
 
 def many_knobs() -> View:
     """A run that has every knob there is; three are not at their default."""
-    values: Knobs = {name: knob.default if knob.default is not None else 8 for name, knob in CATALOGUE.items()}
+    values: Knobs = {
+        name: knob.default if knob.default is not None else 8 for name, knob in CATALOGUE.items()
+    }
     values |= {"optim": "sgd", "eval_every": 50}
     shown = gpu_view()
-    run = msgspec.structs.replace(shown.runs[-1], knobs=values, unavailable={"knob.bucket_cap_mb": "one process exchanges nothing"})
+    run = msgspec.structs.replace(
+        shown.runs[-1],
+        knobs=values,
+        unavailable={"knob.bucket_cap_mb": "one process exchanges nothing"},
+    )
     return msgspec.structs.replace(shown, runs=(run,))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
-def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(size: tuple[int, int]) -> None:
+def test_of_many_knobs_those_that_were_set_come_first_and_a_filter_finds_the_others(
+    size: tuple[int, int],
+) -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("S")
         await shows(app, f"3 set, {len(CATALOGUE) - 3} at their default")
@@ -152,15 +171,23 @@ def test_a_knob_stays_chosen_when_its_row_moves() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         await pilot.press("S", "j")
         await shows(app, "> optim")
-        run = msgspec.structs.replace(api.shown.runs[-1], knobs={**api.shown.runs[-1].knobs, "optim": "adamw_fused"})
+        run = msgspec.structs.replace(
+            api.shown.runs[-1], knobs={**api.shown.runs[-1].knobs, "optim": "adamw_fused"}
+        )
         api.shown = msgspec.structs.replace(api.shown, runs=(run,))
-        await until(lambda: any(row.startswith("> optim") and "adamw_fused" in row for row in text_of(app).splitlines()))
+        await until(
+            lambda: any(
+                row.startswith("> optim") and "adamw_fused" in row
+                for row in text_of(app).splitlines()
+            )
+        )
 
     on_screen(many_knobs(), body)
 
 
 def test_a_typed_value_never_goes_to_another_knob_than_the_one_that_is_edited() -> None:
-    """A model server that restarts reports no settings for a while: the edited knob leaves the list, and a neighbour is selected."""
+    """A model server that restarts reports no settings for a while: the edited knob leaves the
+    list, and a neighbour is selected."""
 
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
         before = api.shown
@@ -168,8 +195,12 @@ def test_a_typed_value_never_goes_to_another_knob_than_the_one_that_is_edited() 
         await shows(app, "> batch_size")
         await pilot.press("enter", "backspace", "1", "6")
         await shows(app, "allowed: int 1..65536")
-        knobs = {name: value for name, value in before.runs[-1].knobs.items() if name != "batch_size"}
-        api.shown = msgspec.structs.replace(before, runs=(msgspec.structs.replace(before.runs[-1], knobs=knobs),))
+        knobs = {
+            name: value for name, value in before.runs[-1].knobs.items() if name != "batch_size"
+        }
+        api.shown = msgspec.structs.replace(
+            before, runs=(msgspec.structs.replace(before.runs[-1], knobs=knobs),)
+        )
         await shows(app, "> log_every")
         assert "batch_size = 16" in text_of(app), "the line says what is edited"
         await pilot.press("enter")
@@ -188,18 +219,24 @@ def test_a_typed_value_never_goes_to_another_knob_than_the_one_that_is_edited() 
 @pytest.mark.parametrize(("width", "height"), [(120, 35), (80, 19)])
 @pytest.mark.parametrize("device", [Device("cpu", "host CPU"), H200], ids=lambda device: device.id)
 def test_every_scenario_of_ours_is_shown_whole(width: int, height: int, device: Device) -> None:
-    """The list with the chosen one in sight, its title, and its description to the last line, as where there is room enough."""
+    """The list with the chosen one in sight, its title, and its description to the last line, as
+    where there is room enough."""
     ours = list(catalog.scenarios()[0].values())
     for scenario in ours:
-        rows = lines(drawn(scenario_lines(ours, device, width, height), width, height, scenario.name))
-        assert any(row.startswith(f"> {scenario.name}") and scenario.title in row for row in rows), scenario.name
+        rows = lines(
+            drawn(scenario_lines(ours, device, width, height), width, height, scenario.name)
+        )
+        assert any(
+            row.startswith(f"> {scenario.name}") and scenario.title in row for row in rows
+        ), scenario.name
         whole = scenario_lines(ours, device, width, 80)
         about = [row for row in lines((whole.side or whole.foot)(scenario.name)) if row.strip()]  # type: ignore[misc]
         assert any(row.endswith(about[-1]) for row in rows), scenario.name
 
 
 def at_once(app: ConsoleApp, keys: str) -> None:
-    """Keys as a slow line delivers them: many before the first has been dealt with. `<` is Backspace, a line's end Enter."""
+    """Keys as a slow line delivers them: many before the first has been dealt with. `<` is
+    Backspace, a line's end Enter."""
     names = {"/": "slash", "\n": "enter", "<": "backspace", " ": "space"}
     for key in keys:
         app.post_message(events.Key(names.get(key, key), None if key in "\n<" else key))

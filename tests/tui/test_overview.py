@@ -56,7 +56,12 @@ def test_fits_any_size(gpus: int, size: tuple[int, int]) -> None:
 
 def test_a_machine_without_a_gpu_says_so() -> None:
     text = painted(view(), 120, 37)
-    for words in ("No GPU: no NVIDIA driver", "No number is GPU data", "cores busy", "gpuconsole --demo"):
+    for words in (
+        "No GPU: no NVIDIA driver",
+        "No number is GPU data",
+        "cores busy",
+        "gpuconsole --demo",
+    ):
         assert words in text
     assert "HBM" not in text and "processes on the GPUs" not in text
 
@@ -68,7 +73,12 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
     assert "4100" in text and "train.py" in text
     still = {"gpu.utilization_ratio": 0.0, "gpu.processes": 0.0}
     free = painted(
-        msgspec.structs.replace(idle(gpu_view()), latest={series_key(name, "gpu:0"): value for name, value in still.items()}), 120, 37
+        msgspec.structs.replace(
+            idle(gpu_view()),
+            latest={series_key(name, "gpu:0"): value for name, value in still.items()},
+        ),
+        120,
+        37,
     )
     assert "H200: free." in free and "No process holds a GPU." in free
 
@@ -78,29 +88,56 @@ def test_a_sick_gpu_looks_sick_in_its_row(width: int, height: int) -> None:
     shown = sick()
     rows = paint_overview(shown, HINTS, lambda key, columns: [FULL] * columns, width, height).rows
     text = ["".join(part for part, _ in row) for row in rows]
-    at = datetime.datetime.fromtimestamp(shown.wall - 60).strftime("%H:%M:%S" if width > 80 else "%H:%M")
+    at = datetime.datetime.fromtimestamp(shown.wall - 60).strftime(
+        "%H:%M:%S" if width > 80 else "%H:%M"
+    )
     assert any("8 GPUs: 7 busy, 1 lost, 4 with a fault" in row for row in text)
-    words = {"gpu:1": "heat slowdown", "gpu:2": "2 ECC errors", "gpu:4": f"XID 79 {at}", "gpu:5": "power cap", "gpu:7": "XID 79"}
+    words = {
+        "gpu:1": "heat slowdown",
+        "gpu:2": "2 ECC errors",
+        "gpu:4": f"XID 79 {at}",
+        "gpu:5": "power cap",
+        "gpu:7": "XID 79",
+    }
     for gpu, fault in words.items():
-        row = next(row for row in rows if "".join(part for part, _ in row).strip("│ ").startswith(f"{gpu} "))
+        row = next(
+            row
+            for row in rows
+            if "".join(part for part, _ in row).strip("│ ").startswith(f"{gpu} ")
+        )
         assert any(fault in part and style == "alert" for part, style in row), (gpu, row)
     calm = [row for row in rows if any("gpu:0 " in part or "gpu:3 " in part for part, _ in row)]
     assert not any(style == "alert" for row in calm for _, style in row)
     if width > 80:
-        assert any("4 ECC errors before" in part and style == "dim" for row in calm for part, style in row)
+        assert any(
+            "4 ECC errors before" in part and style == "dim" for row in calm for part, style in row
+        )
 
 
 def test_a_temperature_at_its_threshold_is_red() -> None:
     shown = idle(box(2))
-    hot = {series_key("gpu.temperature_c", "gpu:1"): 87.0, series_key("gpu.temperature_slowdown_c", "gpu:1"): 87.0}
+    hot = {
+        series_key("gpu.temperature_c", "gpu:1"): 87.0,
+        series_key("gpu.temperature_slowdown_c", "gpu:1"): 87.0,
+    }
     rows = paint_overview(
-        msgspec.structs.replace(shown, latest=shown.latest | hot), HINTS, lambda key, columns: [FULL] * columns, 120, 37
+        msgspec.structs.replace(shown, latest=shown.latest | hot),
+        HINTS,
+        lambda key, columns: [FULL] * columns,
+        120,
+        37,
     ).rows
     assert [text.strip() for row in rows for text, style in row if style == "alert"] == ["87/87°"]
 
 
 def test_a_sampler_that_does_not_start_is_said() -> None:
-    text = painted(view(devices=(), notes=("the sampler ended (exit 70): no memory; starting it again in 4 s",)), 120, 37)
+    text = painted(
+        view(
+            devices=(), notes=("the sampler ended (exit 70): no memory; starting it again in 4 s",)
+        ),
+        120,
+        37,
+    )
     assert "Searching for devices.  the sampler ended (exit 70): no memory" in text
 
 
@@ -115,7 +152,10 @@ def test_at_most_a_third_is_empty_on_a_large_screen(gpus: int) -> None:
     assert sum(not row.strip(" │|") for row in rows) <= len(rows) / 3
 
 
-@pytest.mark.parametrize(("columns", "seconds"), [(160, 2.0), (45, 2.0), (44, 5.0), (22, 5.0), (18, 5.0), (17, 10.0), (10, 10.0)])
+@pytest.mark.parametrize(
+    ("columns", "seconds"),
+    [(160, 2.0), (45, 2.0), (44, 5.0), (22, 5.0), (18, 5.0), (17, 10.0), (10, 10.0)],
+)
 def test_a_narrow_history_shows_as_much_time_as_a_wide_one(columns: int, seconds: float) -> None:
     assert column_s(columns) == seconds
     assert columns * seconds >= MIN_HISTORY_S or seconds == 10.0
@@ -131,18 +171,26 @@ def test_what_the_processes_do_not_need_shows_the_history_of_the_host() -> None:
     foot = lines[at:]
     assert sum(not row.strip(" │") for row in foot) <= 2, foot
     small = painted(idle(box(8)), 80, 21).splitlines()
-    assert sum("cores busy" in row for row in small) == 1 and "█" not in next(row for row in small if "cores busy" in row)
+    assert sum("cores busy" in row for row in small) == 1 and "█" not in next(
+        row for row in small if "cores busy" in row
+    )
 
 
 def test_an_idle_machine_without_a_gpu_shows_examples_in_place_of_flat_lines() -> None:
     scenarios = list(catalog.scenarios()[0].values())
     for width, height in ((120, 37), (200, 47)):
-        rows = paint_overview(view(), HINTS, lambda key, columns: [0.0] * columns, width, height, scenarios).rows
+        rows = paint_overview(
+            view(), HINTS, lambda key, columns: [0.0] * columns, width, height, scenarios
+        ).rows
         assert {row_width(row) for row in rows} == {width} and len(rows) == height
         lines = ["".join(text for text, _ in row) for row in rows]
         painted = "\n".join(lines)
         assert sum(not one.strip(" │▁") for one in lines) <= height / 4, painted
-        assert "start here" in painted and "Training waits for slow storage" in painted and "…" not in painted
+        assert (
+            "start here" in painted
+            and "Training waits for slow storage" in painted
+            and "…" not in painted
+        )
         assert all(one.name in painted for one in scenarios)
 
 
@@ -166,7 +214,7 @@ def test_each_command_that_the_overview_names_exists(command: str) -> None:
     parse(words)
 
 
-# --- keys and mouse -------------------------------------------------------------------------------------------
+# --- keys and mouse -------------------------------------------------------------------------------
 
 
 def on_overview(gpus: int, body: Body, size: tuple[int, int] = (120, 40)) -> None:
@@ -203,7 +251,11 @@ def in_sight(app: ConsoleApp) -> list[str]:
 def test_the_table_of_64_gpus_scrolls_and_a_map_shows_them_all() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         text = "\n".join("".join(part for part, _ in row) for row in overview_of(app).rows)
-        assert "64 GPUs  0        8        16" in text and "min  med  max" in text and "of 64, arrows scroll" in text
+        assert (
+            "64 GPUs  0        8        16" in text
+            and "min  med  max" in text
+            and "of 64, arrows scroll" in text
+        )
         assert marked(app) == "" and in_sight(app)[0] == "gpu:0"
         await pilot.press("j", "down", "G")
         assert marked(app).startswith("gpu:63 ") and in_sight(app)[-1] == "gpu:63"
@@ -240,12 +292,19 @@ def test_the_table_sorts_by_each_column(gpus: int) -> None:
             if choice.sort in seen:
                 break
             seen.add(choice.sort)
-            metric = {"power": "gpu.power_w", "temperature": "gpu.temperature_c", "HBM used": "gpu.hbm_used_bytes"}.get(choice.sort)
+            metric = {
+                "power": "gpu.power_w",
+                "temperature": "gpu.temperature_c",
+                "HBM used": "gpu.hbm_used_bytes",
+            }.get(choice.sort)
             if metric is not None:
                 by_value = sorted(ids, key=lambda gpu: -shown.latest[series_key(metric, gpu)])
                 assert in_sight(app) == by_value[: len(in_sight(app))], choice.sort
                 await pilot.press("R")
-                assert shown.latest[series_key(metric, in_sight(app)[0])] == shown.latest[series_key(metric, by_value[-1])]
+                assert (
+                    shown.latest[series_key(metric, in_sight(app)[0])]
+                    == shown.latest[series_key(metric, by_value[-1])]
+                )
         assert {"state", "SM active", "power", "temperature", "HBM used", "device"} <= seen
 
     on_overview(gpus, body)
@@ -254,7 +313,11 @@ def test_the_table_sorts_by_each_column(gpus: int) -> None:
 def test_a_click_selects_a_gpu_and_a_second_click_opens_it() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         zone = overview_of(app)
-        y = next(n for n, row in enumerate(zone.rows) if "".join(text for text, _ in row).strip("│ ").startswith("gpu:5 "))
+        y = next(
+            n
+            for n, row in enumerate(zone.rows)
+            if "".join(text for text, _ in row).strip("│ ").startswith("gpu:5 ")
+        )
         await pilot.click(zone, offset=(10, y))
         assert marked(app).startswith("gpu:5 ")
         await pilot.click(zone, offset=(10, y))
@@ -275,7 +338,12 @@ def test_a_gpu_with_a_fault_that_breaks_work_is_not_free() -> None:
     still = {
         series_key(name, f"gpu:{n}"): 0.0
         for n in range(8)
-        for name in ("gpu.sm_active_ratio", "gpu.utilization_ratio", "gpu.processes", "gpu.hbm_used_bytes")
+        for name in (
+            "gpu.sm_active_ratio",
+            "gpu.utilization_ratio",
+            "gpu.processes",
+            "gpu.hbm_used_bytes",
+        )
     }
     shown = msgspec.structs.replace(sick(), processes=(), latest=sick().latest | still)
     gpus = [device for device in shown.devices if device.is_gpu]
@@ -298,12 +366,21 @@ def test_the_list_of_scenarios_says_that_its_gpu_is_in_use_and_which_is_free() -
     crowded = idle(box(3))
     gpus = [device.id for device in crowded.devices if device.is_gpu]
     still = {
-        series_key(name, gpus[2]): 0.0 for name in ("gpu.sm_active_ratio", "gpu.utilization_ratio", "gpu.processes", "gpu.hbm_used_bytes")
+        series_key(name, gpus[2]): 0.0
+        for name in (
+            "gpu.sm_active_ratio",
+            "gpu.utilization_ratio",
+            "gpu.processes",
+            "gpu.hbm_used_bytes",
+        )
     }
     others = tuple(process for process in crowded.processes if process.device != gpus[2])
-    shown = msgspec.structs.replace(crowded, processes=others, latest=crowded.latest | still, device=gpus[0])
+    shown = msgspec.structs.replace(
+        crowded, processes=others, latest=crowded.latest | still, device=gpus[0]
+    )
     assert occupied(shown) == f", in use; {gpus[2]} is free: --device {gpus[2]}"
-    assert occupied(msgspec.structs.replace(shown, processes=crowded.processes)) == ", in use"  # then no GPU is free
+    # then no GPU is free
+    assert occupied(msgspec.structs.replace(shown, processes=crowded.processes)) == ", in use"
     assert occupied(msgspec.structs.replace(shown, device=gpus[2])) == ""
 
 
@@ -345,7 +422,14 @@ def test_nothing_is_cut_in_the_table_at_any_width() -> None:
         for width in range(40, 260, 3):
             lines = painted(shown, width, 37).splitlines()
             table = [
-                one for one in lines if one.strip("│ ").startswith(("gpu:", "device  state")) and "python" not in one and "VLLM" not in one
+                one
+                for one in lines
+                if one.strip("│ ").startswith(("gpu:", "device  state"))
+                and "python" not in one
+                and "VLLM" not in one
             ]
             figures = [one for one in table if "lost" not in one]
-            assert figures and not any("…" in one for one in figures if width >= 60), (width, figures)
+            assert figures and not any("…" in one for one in figures if width >= 60), (
+                width,
+                figures,
+            )

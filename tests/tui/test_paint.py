@@ -60,13 +60,29 @@ WIDTHS = (*range(40, 201, 14), 80, 120, 200)
 def hostile_view() -> View:
     shown = failed_view(HOSTILE)
     devices = (msgspec.structs.replace(H200, name=HOSTILE), Device("cpu", HOSTILE))
-    return msgspec.structs.replace(shown, devices=devices, device="gpu:0", notes=(HOSTILE,), lost={"gpu:0": HOSTILE}, no_gpu_reason=HOSTILE)
+    return msgspec.structs.replace(
+        shown,
+        devices=devices,
+        device="gpu:0",
+        notes=(HOSTILE,),
+        lost={"gpu:0": HOSTILE},
+        no_gpu_reason=HOSTILE,
+    )
 
 
 VIEWS: dict[str, Callable[[], View]] = {
-    "gpu": gpu_view, "trial": trial_view, "cpu": cpu_view, "failed": failed_view, "idle": view, "hostile": hostile_view,
-    "tuning": lambda: tuned_view(True), "tuned": lambda: tuned_view(False), "several": several_view, "hostile hosts": lambda: several_view(3, HOSTILE), "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
-}  # fmt: skip
+    "gpu": gpu_view,
+    "trial": trial_view,
+    "cpu": cpu_view,
+    "failed": failed_view,
+    "idle": view,
+    "hostile": hostile_view,
+    "tuning": lambda: tuned_view(True),
+    "tuned": lambda: tuned_view(False),
+    "several": several_view,
+    "hostile hosts": lambda: several_view(3, HOSTILE),
+    "recording": lambda: cpu_view(recording=True, recording_to="x.jsonl"),
+}
 
 
 def text(rows: list[Row]) -> str:
@@ -84,19 +100,37 @@ def everything(shown: View, width: int) -> list[Row]:
         rows += paint_answer(shown, selected, keys.for_answer(shown), width, 2)
         rows += paint_steps(shown, width, layout.steps)
         rows += paint_throughput(shown, api.history, width, layout.chart)
-        rows += paint_history(shown, api.history, width, layout.devices, all_eight=layout.all_eight, boxed=layout.boxed)
+        rows += paint_history(
+            shown,
+            api.history,
+            width,
+            layout.devices,
+            all_eight=layout.all_eight,
+            boxed=layout.boxed,
+        )
         for trial in shown.trials:
             for tall in (1, 3, 4):
-                rows += paint_running(trial, {}, width, tall) if trial.state == "running" else paint_done(trial, width, tall)
+                rows += (
+                    paint_running(trial, {}, width, tall)
+                    if trial.state == "running"
+                    else paint_done(trial, width, tall)
+                )
         for boxed in (False, True):
             rows += paint_diagnosis(shown, selected, width, layout.causes, boxed)
             rows += paint_runs(shown, width, max(3, layout.tried), boxed)
-        rows += drawn(scenario_lines(SCENARIOS, HOST_CPU, width, height), width, height, "data-starved")
+        rows += drawn(
+            scenario_lines(SCENARIOS, HOST_CPU, width, height), width, height, "data-starved"
+        )
         state = KnobState(KNOBS, {"num_workers": 4}, {"knob.pin_memory": HOSTILE})
         rows += drawn(knob_lines(state, width, height), width, height, "pin_memory")
         rows += drawn(model_lines(shown, width, height), width, height)
     rows += paint_tuning(shown, width)
-    rows += paint_details(shown, width) + paint_devices(shown, width) + paint_help(width) + [paint_keys(*keys.bar("main", shown), width)[0]]
+    rows += (
+        paint_details(shown, width)
+        + paint_devices(shown, width)
+        + paint_help(width)
+        + [paint_keys(*keys.bar("main", shown), width)[0]]
+    )
     return rows
 
 
@@ -115,10 +149,23 @@ def test_every_row_is_as_wide_as_asked(name: str) -> None:
 @pytest.mark.parametrize("height", range(6, 60))
 def test_a_plan_fills_the_screen_and_no_more(height: int) -> None:
     for width in (40, 60, 80, 99, 100, 120, 200):
-        for needs in (LayoutNeeds(), LayoutNeeds(header=2, fleet=7, tried=9, below=2, trial=4), LayoutNeeds(idle=True)):
+        for needs in (
+            LayoutNeeds(),
+            LayoutNeeds(header=2, fleet=7, tried=9, below=2, trial=4),
+            LayoutNeeds(idle=True),
+        ):
             layout = plan(width, height, needs)
             band = layout.devices if layout.side else layout.devices + layout.causes + layout.tried
-            used = layout.header + layout.answer + layout.steps + layout.fleet + layout.chart + band + layout.trial + 1
+            used = (
+                layout.header
+                + layout.answer
+                + layout.steps
+                + layout.fleet
+                + layout.chart
+                + band
+                + layout.trial
+                + 1
+            )
             assert used == height or height < 12, (width, needs, layout)
             assert all(part >= 0 for part in layout)
             assert not layout.side or layout.causes + layout.tried == layout.devices
@@ -137,39 +184,76 @@ def test_sparkline_tells_zero_from_nothing() -> None:
     assert spark([0.0, 0.0], 1) == ["▁▁"]
 
 
-def test_histories_in_neighbouring_rows_do_not_merge_and_are_brighter_where_the_value_is_higher() -> None:
-    assert spark([1.0, 0.5], 1, apart=True) == ["▇▄"] and spark([1.0, 0.1], 2, apart=True) == ["▇ ", "█▂"]
+def test_histories_in_neighbouring_rows_do_not_merge_and_are_brighter_for_higher_values() -> None:
+    assert spark([1.0, 0.5], 1, apart=True) == ["▇▄"] and spark([1.0, 0.1], 2, apart=True) == [
+        "▇ ",
+        "█▂",
+    ]
     assert shaded(["▁▂▄█ ▁"]) == [[("▁▂", "low"), ("▄█ ", "middle"), ("▁", "low")]]
     assert [row[0][1] for row in shaded(["a", "b", "c", "d"])] == ["high", "middle", "low", "low"]
 
 
 def test_the_bar_is_whole() -> None:
     for width in range(1, 120):
-        assert sum(columns_of([("data_wait", 0.41), ("forward", 0.333), ("other", 0.257)], width)) == width
+        assert (
+            sum(columns_of([("data_wait", 0.41), ("forward", 0.333), ("other", 0.257)], width))
+            == width
+        )
 
 
 def test_gpu_screen_says_what_the_gpu_does() -> None:
     shown = text(everything(gpu_view(), 120))
-    for expected in ("gpu:0 H200", "61.2/140 GiB", "612/700 W", "2.02 TB/s", "no NVLink on this device", "18 240", "data wait  41 %", "use 4 DataLoader workers", "41 % recoverable",
-                     "num_workers 0 -> 4", "1.45-1.69x  [Enter]", "1.21x [1.18, 1.24]  kept", "0.45x [0.43, 0.47]  reverted", "missing comm_ratio"):  # fmt: skip
+    for expected in (
+        "gpu:0 H200",
+        "61.2/140 GiB",
+        "612/700 W",
+        "2.02 TB/s",
+        "no NVLink on this device",
+        "18 240",
+        "data wait  41 %",
+        "use 4 DataLoader workers",
+        "41 % recoverable",
+        "num_workers 0 -> 4",
+        "1.45-1.69x  [Enter]",
+        "1.21x [1.18, 1.24]  kept",
+        "0.45x [0.43, 0.47]  reverted",
+        "missing comm_ratio",
+    ):
         assert expected in shown, expected
 
 
 def test_cpu_screen_says_that_it_is_a_cpu() -> None:
     shown = text(everything(cpu_view(), 120))
-    for expected in ("CPU (no NVIDIA driver", "cores busy", "3.2 of 4", "run-queue delay", "the rate is not steady yet"):
+    for expected in (
+        "CPU (no NVIDIA driver",
+        "cores busy",
+        "3.2 of 4",
+        "run-queue delay",
+        "the rate is not steady yet",
+    ):
         assert expected in shown, expected
     assert "SM active" not in shown and "HBM" not in shown
 
 
 def test_states_are_told() -> None:
-    assert "failed: out of memory at batch_size 64" in text(paint_diagnosis(failed_view(), "", 100, 10, True))
+    assert "failed: out of memory at batch_size 64" in text(
+        paint_diagnosis(failed_view(), "", 100, 10, True)
+    )
     assert "Press s" in text(paint_diagnosis(view(), "", 100, 10, True))
     assert "measured   1.52x [1.40, 1.66]" in text(paint_running(trial_view().trials[-1], {}, 100))
     assert "REPLAY" in text(paint_header(cpu_view(recording=True), 80, 2))
-    first = msgspec.structs.replace(trial_view().trials[-1], state="running", speedup=Speedup(6.88, 0.0, 14783.0), resolution_ratio=45.16)
+    first = msgspec.structs.replace(
+        trial_view().trials[-1],
+        state="running",
+        speedup=Speedup(6.88, 0.0, 14783.0),
+        resolution_ratio=45.16,
+    )
     shown = text(paint_running(first, {}, 120))
-    assert "measured   6.88x, not sure yet" in shown and "14783" not in shown and "can detect" not in shown
+    assert (
+        "measured   6.88x, not sure yet" in shown
+        and "14783" not in shown
+        and "can detect" not in shown
+    )
     assert "● rec" in text(paint_header(cpu_view(recording_to="x"), 80, 2))
 
 
@@ -178,47 +262,81 @@ def test_the_selected_suggestion_is_always_in_sight_and_what_it_is_about() -> No
     for finding in facts.firing(shown.run):
         for suggestion in finding.suggestions:
             for height in range(4, 20):
-                painted = text(paint_diagnosis(shown, facts.suggestion_id(finding, suggestion), 80, height, False))
+                painted = text(
+                    paint_diagnosis(
+                        shown, facts.suggestion_id(finding, suggestion), 80, height, False
+                    )
+                )
                 assert "[Enter]" in painted and finding.title in painted, (finding.rule, height)
 
 
 def test_a_setting_of_a_server_that_was_not_started_here_is_suggested_without_a_key() -> None:
     shown = gpu_view()
     assert shown.run is not None
-    suggestion = Suggestion({"max_num_seqs": 64}, None, "max_num_seqs 64: larger batches", "vllm serve ... --max-num-seqs 64")
+    suggestion = Suggestion(
+        {"max_num_seqs": 64},
+        None,
+        "max_num_seqs 64: larger batches",
+        "vllm serve ... --max-num-seqs 64",
+    )
     finding = msgspec.structs.replace(shown.run.findings[0], suggestions=(suggestion,))
     served = msgspec.structs.replace(
-        shown.run, workload="inference.serving", knobs={"max_num_seqs": 32}, elsewhere=True, findings=[finding], summary=Summary()
+        shown.run,
+        workload="inference.serving",
+        knobs={"max_num_seqs": 32},
+        elsewhere=True,
+        findings=[finding],
+        summary=Summary(),
     )
     shown = msgspec.structs.replace(shown, runs=(served,), trials=())
     painted = text(paint_diagnosis(shown, facts.suggestion_id(finding, suggestion), 100, 12, True))
     assert "max_num_seqs 64 " in painted and "restart" in painted and "[Enter]" not in painted
-    assert not facts.suggestions(shown) and "try_selected" not in [action.id for action in keys.ACTIONS if action.makes_sense(shown)]
-    assert "not tried from here: max_num_seqs: gpuconsole did not start this server" in text(paint_details(shown, 120))
+    assert not facts.suggestions(shown) and "try_selected" not in [
+        action.id for action in keys.ACTIONS if action.makes_sense(shown)
+    ]
+    assert "not tried from here: max_num_seqs: gpuconsole did not start this server" in text(
+        paint_details(shown, 120)
+    )
     served = msgspec.structs.replace(
-        served, server=ServerFacts(kv_cache_tokens=Fact(2304.0, "vllm:cache_config_info"), enable_prefix_caching=Fact(1.0, "x"))
+        served,
+        server=ServerFacts(
+            kv_cache_tokens=Fact(2304.0, "vllm:cache_config_info"),
+            enable_prefix_caching=Fact(1.0, "x"),
+        ),
     )
     details = text(paint_details(msgspec.structs.replace(shown, runs=(served,)), 120))
-    assert re.search(r"kv_cache_tokens +2304 +vllm:cache_config_info", details) and re.search(r"enable_prefix_caching +on", details)
-    assert facts.suggestions(msgspec.structs.replace(shown, runs=(msgspec.structs.replace(served, elsewhere=False),))), (
-        "the console can try it"
+    assert re.search(r"kv_cache_tokens +2304 +vllm:cache_config_info", details) and re.search(
+        r"enable_prefix_caching +on", details
     )
+    assert facts.suggestions(
+        msgspec.structs.replace(shown, runs=(msgspec.structs.replace(served, elsewhere=False),))
+    ), "the console can try it"
 
 
 def test_runs_and_turned_down_trials_are_rows() -> None:
-    assert [(entry.number, entry.verdict) for entry in entries(gpu_view())] == [("1", ""), ("2", "kept"), ("–", "reverted")]
+    assert [(entry.number, entry.verdict) for entry in entries(gpu_view())] == [
+        ("1", ""),
+        ("2", "kept"),
+        ("–", "reverted"),
+    ]
 
 
 def test_filter() -> None:
     assert [one.name for one in matching(SCENARIOS, "logging")] == ["logging-heavy"]
-    assert [one.name for one in matching(SCENARIOS[::-1], "gpt")] == ["train-gpt", "logging-heavy", "data-starved"]
+    assert [one.name for one in matching(SCENARIOS[::-1], "gpt")] == [
+        "train-gpt",
+        "logging-heavy",
+        "data-starved",
+    ]
     assert [one.name for one in matching(SCENARIOS, "loader KEEP")] == ["data-starved"]
 
 
 def test_charts_are_rows_too() -> None:
     times = [float(t) for t in range(100)]
     for rows in (
-        charts.throughput(times, [5.0 + t % 3 for t in times], [(40.0, "num_workers 4")], "tokens/s", 100, 16),
+        charts.throughput(
+            times, [5.0 + t % 3 for t in times], [(40.0, "num_workers 4")], "tokens/s", 100, 16
+        ),
         charts.step_times(steps(0.4), 100, 14),
     ):
         assert all(sum(cell_width(part) for part, _ in row) == 100 for row in rows)
@@ -236,10 +354,20 @@ def test_the_history_leaves_a_pause_open_and_names_its_marks() -> None:
     assert not set(middle) & set("▀▄"), curve
 
 
-@pytest.mark.parametrize(("verdict", "style"), [("slower", "alert"), ("undecided", "dim"), ("same", "dim"), ("faster", "good")])
-def test_the_run_table_says_how_the_run_stands_to_its_baseline_and_red_means_beyond_noise(verdict: BaselineVerdict, style: str) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "style"),
+    [("slower", "alert"), ("undecided", "dim"), ("same", "dim"), ("faster", "good")],
+)
+def test_the_run_table_says_how_the_run_stands_to_its_baseline_and_red_means_beyond_noise(
+    verdict: BaselineVerdict, style: str
+) -> None:
     shown = gpu_view()
-    found = BaselineComparison("train-gpt-0", "8.3 % [5.1, 11.2] slower than the baseline of 2026-11-20", "-8 % vs baseline", verdict)
+    found = BaselineComparison(
+        "train-gpt-0",
+        "8.3 % [5.1, 11.2] slower than the baseline of 2026-11-20",
+        "-8 % vs baseline",
+        verdict,
+    )
     run = msgspec.structs.replace(shown.runs[-1], baseline=found)
     shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run))
     for width, expected in ((100, found.words), (60, found.short)):
@@ -256,10 +384,17 @@ def test_the_figures_of_the_evidence_are_whole_and_aligned() -> None:
         Evidence("probe.loader_samples_per_s", 1640.0, "samples/s", None, "probe P6"),
         Evidence("data_wait_ratio", 0.2, "ratio", 0.1, "account"),
     )
-    finding = Finding("input.too_few_workers", "fires", "Too few DataLoader workers", 0.2, "high", "", evidence)
+    finding = Finding(
+        "input.too_few_workers", "fires", "Too few DataLoader workers", 0.2, "high", "", evidence
+    )
     run = msgspec.structs.replace(shown.runs[-1], findings=[finding])
-    rows = text(paint_details(msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run)), 100)).splitlines()
-    head, first, second = (next(row for row in rows if word in row) for word in ("threshold", "loader_samples", "data_wait_ratio"))
+    rows = text(
+        paint_details(msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run)), 100)
+    ).splitlines()
+    head, first, second = (
+        next(row for row in rows if word in row)
+        for word in ("threshold", "loader_samples", "data_wait_ratio")
+    )
     assert "1 640 samples/s " in first
     assert head.index("source") == first.index("probe P6") == second.index("account")
 
@@ -268,7 +403,13 @@ def test_the_panel_begins_with_a_headline_and_shows_that_of_the_selected_finding
     """No tail of a finding stands above the selected one, however far the list is scrolled."""
     base = gpu_view(trials=())
     findings = [
-        msgspec.structs.replace(STARVED, rule=f"rule.{n}", title=f"Finding number {n}", summary="why " * 40, recoverable_ratio=0.9 - n / 10)
+        msgspec.structs.replace(
+            STARVED,
+            rule=f"rule.{n}",
+            title=f"Finding number {n}",
+            summary="why " * 40,
+            recoverable_ratio=0.9 - n / 10,
+        )
         for n in range(1, 6)
     ]
     run = msgspec.structs.replace(base.runs[-1], findings=findings)

@@ -20,7 +20,16 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, plain
 from gpuconsole.report.cells import spans
-from gpuconsole.report.machine.processes import ORDERS, ProcessFilter, arrange, identity, paint_process, process_lines, question, title
+from gpuconsole.report.machine.processes import (
+    ORDERS,
+    ProcessFilter,
+    arrange,
+    identity,
+    paint_process,
+    process_lines,
+    question,
+    title,
+)
 from gpuconsole.session.api import A_RECORDING, View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.processes import ProcessesScreen
@@ -34,7 +43,15 @@ RANK_0 = box(8).processes[0]
 
 
 def hostile(pid: int = 666, command: str = HOSTILE) -> Process:
-    return msgspec.structs.replace(RANK_0, pid=pid, name=HOSTILE, command=command, user=HOSTILE, container=HOSTILE, kind=HOSTILE)
+    return msgspec.structs.replace(
+        RANK_0,
+        pid=pid,
+        name=HOSTILE,
+        command=command,
+        user=HOSTILE,
+        container=HOSTILE,
+        kind=HOSTILE,
+    )
 
 
 def with_processes(*processes: Process, gpus: int = 8) -> View:
@@ -45,31 +62,68 @@ def pids(processes: tuple[Process, ...], choice: ProcessFilter) -> list[int]:
     return [entry.pid for entry in arrange(processes, choice)]
 
 
-# --- what is painted ----------------------------------------------------------------------------------------
+# --- what is painted ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 8, 64])
 def test_rows_are_as_wide_as_asked(gpus: int) -> None:
     shown = box(gpus, lost=(0,), mig=(1,)) if gpus else view(processes=box(1).processes)
-    shown = msgspec.structs.replace(shown, processes=(*shown.processes, hostile(), hostile(667, LONG), hostile(668, HOSTILE * 300)))
+    shown = msgspec.structs.replace(
+        shown,
+        processes=(*shown.processes, hostile(), hostile(667, LONG), hostile(668, HOSTILE * 300)),
+    )
     for width in (8, 23, 40, 59, 71, 80, 97, 120, 200):
-        for choice in (ProcessFilter(), ProcessFilter(tree=True), ProcessFilter(needle="no such thing \x1b[2J")):
+        for choice in (
+            ProcessFilter(),
+            ProcessFilter(tree=True),
+            ProcessFilter(needle="no such thing \x1b[2J"),
+        ):
             entries = arrange(shown.processes, choice)
             for height in (1, 2, 24):
-                assert_exact(drawn(process_lines(shown, entries, choice, width, WALL), width, height, identity(RANK_0)), width, height)
+                assert_exact(
+                    drawn(
+                        process_lines(shown, entries, choice, width, WALL),
+                        width,
+                        height,
+                        identity(RANK_0),
+                    ),
+                    width,
+                    height,
+                )
         for one in shown.processes[:1] + shown.processes[-2:]:
             assert_exact([question(one, "SIGTERM", width)], width)
             assert_exact(paint_process(shown, one, width, WALL)[:40], width)
 
 
 @pytest.mark.parametrize(
-    "command", [HOSTILE, "a\nb\tc\rd", "x\u200by\ufeffz", "\u202eevil\u2066", "[/b][red]", "אב 12 גד", "e\u0301" * 9, LONG]
+    "command",
+    [
+        HOSTILE,
+        "a\nb\tc\rd",
+        "x\u200by\ufeffz",
+        "\u202eevil\u2066",
+        "[/b][red]",
+        "אב 12 גד",
+        "e\u0301" * 9,
+        LONG,
+    ],
 )
 def test_columns_stay_where_they_are(command: str) -> None:
     shown = with_processes(RANK_0, hostile(9999, command))
     for width in (80, 120):
         head, first, second = text(
-            drawn(process_lines(shown, arrange(shown.processes, ProcessFilter(sort="pid")), ProcessFilter(), width, WALL), width, 3, None)
+            drawn(
+                process_lines(
+                    shown,
+                    arrange(shown.processes, ProcessFilter(sort="pid")),
+                    ProcessFilter(),
+                    width,
+                    WALL,
+                ),
+                width,
+                3,
+                None,
+            )
         ).split("\n")
         for word, value in (("memory", "90.0 GiB"), ("CPU %", "102"), ("age", "2h01m")):
             end = head.index(word) + len(word)
@@ -78,7 +132,9 @@ def test_columns_stay_where_they_are(command: str) -> None:
 
 
 def test_a_name_is_shown_with_all_that_is_in_it() -> None:
-    assert plain("a\x1b[2J\x07\x9b\u202e\u200b\n\t\r") == "a\\x1b[2J\\x07\\x9b\\u202e\\u200b\\n\\t\\r"
+    assert (
+        plain("a\x1b[2J\x07\x9b\u202e\u200b\n\t\r") == "a\\x1b[2J\\x07\\x9b\\u202e\\u200b\\n\\t\\r"
+    )
     assert plain("模型 é/ünï") == "模型 é/ünï" == plain(unicodedata.normalize("NFD", "模型 é/ünï"))
     assert plain("אב") == "\\u05d0\\u05d1" and plain("אב", right_to_left=True) == "אב"
     whole = text(paint_process(box(8), hostile(1, "start " + LONG + " אב \x1b end"), 80, WALL))
@@ -94,7 +150,8 @@ def test_a_name_is_shown_with_all_that_is_in_it() -> None:
 def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
     from rich.cells import cell_len
 
-    for start in (*range(0, 0x20000, 64), *range(0xE0000, 0xE0200, 64)):  # ideographs follow, then nothing is assigned
+    # ideographs follow, then nothing is assigned
+    for start in (*range(0, 0x20000, 64), *range(0xE0000, 0xE0200, 64)):
         shown = [plain(chr(code), right_to_left=True) for code in range(start, start + 64)]
         whole = "".join(shown)
         assert whole.isprintable() and cell_width(whole) == cell_len(whole), hex(start)
@@ -103,33 +160,81 @@ def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
 
 def test_what_cannot_be_seen_reads_na() -> None:
     shown = with_processes(Process(77, "gpu:0"))
-    row = text(drawn(process_lines(shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, WALL), 120, 2, None)).split(
-        "\n"
-    )[1]
+    row = text(
+        drawn(
+            process_lines(
+                shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, WALL
+            ),
+            120,
+            2,
+            None,
+        )
+    ).split("\n")[1]
     assert row.count("n/a") == 8  # user, SM, time of the memory, memory, CPU, RSS, age, command
-    assert "n/a: this user cannot read it" in text(paint_process(shown, shown.processes[0], 80, WALL))
-    assert "n/a" in text(drawn(process_lines(shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, None), 120, 2))
+    assert "n/a: this user cannot read it" in text(
+        paint_process(shown, shown.processes[0], 80, WALL)
+    )
+    assert "n/a" in text(
+        drawn(
+            process_lines(
+                shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, None
+            ),
+            120,
+            2,
+        )
+    )
 
 
 def test_why_there_is_nothing_to_see() -> None:
     def said(shown: View, choice: ProcessFilter = ProcessFilter()) -> str:  # noqa: B008
-        return text(drawn(process_lines(shown, arrange(shown.processes, choice), choice, 100, WALL), 100, 5, None))
+        return text(
+            drawn(
+                process_lines(shown, arrange(shown.processes, choice), choice, 100, WALL),
+                100,
+                5,
+                None,
+            )
+        )
 
-    assert "No process is seen on a GPU. What uses gpu:0-7 is not visible here." in said(with_processes())
-    still = {series_key(name, f"gpu:{n}"): 0.0 for n in range(8) for name in ("gpu.sm_active_ratio", "gpu.hbm_used_bytes")}
-    assert "No process holds a GPU." in said(msgspec.structs.replace(with_processes(), latest=with_processes().latest | still))
+    assert "No process is seen on a GPU. What uses gpu:0-7 is not visible here." in said(
+        with_processes()
+    )
+    still = {
+        series_key(name, f"gpu:{n}"): 0.0
+        for n in range(8)
+        for name in ("gpu.sm_active_ratio", "gpu.hbm_used_bytes")
+    }
+    assert "No process holds a GPU." in said(
+        msgspec.structs.replace(with_processes(), latest=with_processes().latest | still)
+    )
     assert "No GPU: no NVIDIA driver" in said(view())
-    silent = msgspec.structs.replace(with_processes(), processes_missing={f"gpu:{n}": "not permitted" for n in range(7)})
-    assert "processes of gpu:0-6 n/a: not permitted" in said(silent) and "No process is seen on gpu:7." in said(silent)
+    silent = msgspec.structs.replace(
+        with_processes(), processes_missing={f"gpu:{n}": "not permitted" for n in range(7)}
+    )
+    assert "processes of gpu:0-6 n/a: not permitted" in said(
+        silent
+    ) and "No process is seen on gpu:7." in said(silent)
     assert "No process matches 'zzz'" in said(box(8), ProcessFilter(needle="zzz"))
     assert "processes of gpu:3 n/a: fell off the bus" in said(box(8, lost=(3,)))
 
 
 def test_the_name_of_a_gpu_finds_its_processes_only() -> None:
     shown = box(64)
-    assert {entry.process.device for entry in arrange(shown.processes, ProcessFilter(needle="gpu:3")) if entry.process} == {"gpu:3"}
-    assert {entry.process.device for entry in arrange(shown.processes, ProcessFilter(needle="gpu:6")) if entry.process} == {"gpu:6"}
-    in_order = [entry.process.device for entry in arrange(shown.processes, ProcessFilter(sort="device")) if entry.process]
+    assert {
+        entry.process.device
+        for entry in arrange(shown.processes, ProcessFilter(needle="gpu:3"))
+        if entry.process
+    } == {"gpu:3"}
+    assert {
+        entry.process.device
+        for entry in arrange(shown.processes, ProcessFilter(needle="gpu:6"))
+        if entry.process
+    } == {"gpu:6"}
+    in_order = [
+        entry.process.device
+        for entry in arrange(shown.processes, ProcessFilter(sort="device"))
+        if entry.process
+    ]
     assert in_order == sorted(in_order, key=lambda device: int(device.partition(":")[2]))
 
 
@@ -145,30 +250,63 @@ def test_the_sorted_column_is_marked() -> None:
     ):
         shown = box(8)
         choice = ProcessFilter(sort=sort)
-        heads = drawn(process_lines(shown, arrange(shown.processes, choice), choice, 120, WALL), 120, 3, None)[0]
+        heads = drawn(
+            process_lines(shown, arrange(shown.processes, choice), choice, 120, WALL), 120, 3, None
+        )[0]
         assert [part.strip() for part, style in heads if style == "heading"] == [head.strip()]
 
 
 def test_ages() -> None:
-    assert [units.age(seconds) for seconds in (-5, 0, 59, 60, 3599, 7300, 86400 * 3 + 3600 * 4, 86400 * 400)] == [
-        "0s", "0s", "59s", "1m00s", "59m59s", "2h01m", "3d04h", "400d",
-    ]  # fmt: skip
+    assert [
+        units.age(seconds)
+        for seconds in (-5, 0, 59, 60, 3599, 7300, 86400 * 3 + 3600 * 4, 86400 * 400)
+    ] == [
+        "0s",
+        "0s",
+        "59s",
+        "1m00s",
+        "59m59s",
+        "2h01m",
+        "3d04h",
+        "400d",
+    ]
 
 
 def test_spans() -> None:
     assert spans(["gpu:0", "gpu:1", "gpu:2", "gpu:5"]) == "gpu:0-2,5"
     assert spans(["gpu:10", "gpu:9", "gpu:40", "gpu:1"]) == "gpu:1,9-10,40"
-    assert spans(["gpu:0/mig:1", "gpu:0/mig:2", "gpu:1/mig:0", "cpu"]) == "cpu gpu:0/mig:1-2 gpu:1/mig:0"
+    assert (
+        spans(["gpu:0/mig:1", "gpu:0/mig:2", "gpu:1/mig:0", "cpu"])
+        == "cpu gpu:0/mig:1-2 gpu:1/mig:0"
+    )
     assert spans([]) == ""
 
 
-# --- order --------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
     some = (
-        Process(3, "gpu:0", name="b", memory_bytes=5, sm_ratio=0.1, cpu_ratio=0.2, memory_time_ratio=0.3, host_memory_bytes=7),
-        Process(1, "gpu:0", name="A", memory_bytes=9, sm_ratio=0.9, cpu_ratio=0.1, memory_time_ratio=0.1, host_memory_bytes=8),
+        Process(
+            3,
+            "gpu:0",
+            name="b",
+            memory_bytes=5,
+            sm_ratio=0.1,
+            cpu_ratio=0.2,
+            memory_time_ratio=0.3,
+            host_memory_bytes=7,
+        ),
+        Process(
+            1,
+            "gpu:0",
+            name="A",
+            memory_bytes=9,
+            sm_ratio=0.9,
+            cpu_ratio=0.1,
+            memory_time_ratio=0.1,
+            host_memory_bytes=8,
+        ),
         Process(2, "gpu:1"),
     )
     assert pids(some, ProcessFilter()) == [1, 3, 2]
@@ -179,14 +317,20 @@ def test_orders_and_what_is_not_known_stands_last_either_way() -> None:
     assert pids(some, ProcessFilter(sort="pid", reverse=True)) == [3, 2, 1]
 
 
-@pytest.mark.parametrize("needle", ["TRAIN.PY --config", "ada", "3f9c1ab", "enginecore", "gpu:1", "52011"])
+@pytest.mark.parametrize(
+    "needle", ["TRAIN.PY --config", "ada", "3f9c1ab", "enginecore", "gpu:1", "52011"]
+)
 def test_filter_finds_in_all_that_names_a_process(needle: str) -> None:
     found = arrange(box(8).processes, ProcessFilter(needle=needle))
     assert 0 < len(found) < len(box(8).processes)
 
 
 def test_filter_takes_nothing_for_a_pattern() -> None:
-    some = (Process(1, "gpu:0", name="a.c"), Process(2, "gpu:0", name="abc"), Process(3, "gpu:0", name="[x"))
+    some = (
+        Process(1, "gpu:0", name="a.c"),
+        Process(2, "gpu:0", name="abc"),
+        Process(3, "gpu:0", name="[x"),
+    )
     assert pids(some, ProcessFilter(needle="a.c")) == [1]
     assert pids(some, ProcessFilter(needle="[x")) == [3]
 
@@ -207,17 +351,26 @@ def test_tree_puts_children_under_their_parents() -> None:
         (99, 0), (20, 1), (21, 1), (21, 1), (10, 0), (11, 1), (12, 2), (30, 0), (31, 1),
     ]  # fmt: skip
     shown = with_processes(*some)
-    parent = text(drawn(process_lines(shown, entries, ProcessFilter(tree=True), 120, WALL), 120, 9, None)).split("\n")[1]
+    parent = text(
+        drawn(process_lines(shown, entries, ProcessFilter(tree=True), 120, WALL), 120, 9, None)
+    ).split("\n")[1]
     assert "19.0 B" in parent and " 200 " in parent and "parent of 2" in parent
 
 
-# --- the screen ---------------------------------------------------------------------------------------------
+# --- the screen -----------------------------------------------------------------------------------
 
 
 def selected(app: ConsoleApp) -> str:
     shown = app.screen
     assert isinstance(shown, ProcessesScreen)
-    return next((text for text, row in zip(texts(app), shown.list_zone.rows, strict=True) if row[0][1] == "mark"), "")
+    return next(
+        (
+            text
+            for text, row in zip(texts(app), shown.list_zone.rows, strict=True)
+            if row[0][1] == "mark"
+        ),
+        "",
+    )
 
 
 def texts(app: ConsoleApp) -> list[str]:
@@ -228,10 +381,20 @@ def texts(app: ConsoleApp) -> list[str]:
 
 def test_keys_sort_and_turn_around() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
-        for key, words in (("right", "by SM, largest"), ("R", "by SM, smallest"), ("right", "by memory time, largest"),
-                           ("right", "by CPU, largest"), ("right", "by host memory, largest"), ("right", "by pid, smallest"),
-                           ("right", "by name, a to z"), ("right", "by device"), ("right", "by memory, largest"), ("R", "by memory, smallest"),
-                           ("left", "by device"), ("left", "by name, a to z")):  # fmt: skip
+        for key, words in (
+            ("right", "by SM, largest"),
+            ("R", "by SM, smallest"),
+            ("right", "by memory time, largest"),
+            ("right", "by CPU, largest"),
+            ("right", "by host memory, largest"),
+            ("right", "by pid, smallest"),
+            ("right", "by name, a to z"),
+            ("right", "by device"),
+            ("right", "by memory, largest"),
+            ("R", "by memory, smallest"),
+            ("left", "by device"),
+            ("left", "by name, a to z"),
+        ):
             await pilot.press(key)
             await shows(app, words)
 
@@ -247,10 +410,14 @@ def test_the_selection_holds_on_to_its_process() -> None:
         await until(lambda: " 4101 " in selected(app))
         one = next(process for process in api.shown.processes if process.pid == 4101)
         others = tuple(process for process in api.shown.processes if process is not one)
-        api.shown = msgspec.structs.replace(api.shown, processes=(*others, msgspec.structs.replace(one, memory_bytes=1)))
+        api.shown = msgspec.structs.replace(
+            api.shown, processes=(*others, msgspec.structs.replace(one, memory_bytes=1))
+        )
         await pilot.press("right")
-        await until(lambda: " 4101 " in texts(app)[10] and selected(app) == texts(app)[10])  # the smallest memory that is known
-        later = msgspec.structs.replace(one, started=one.started + 99)  # the same pid, another process
+        # the smallest memory that is known
+        await until(lambda: " 4101 " in texts(app)[10] and selected(app) == texts(app)[10])
+        # the same pid, another process
+        later = msgspec.structs.replace(one, started=one.started + 99)
         api.shown = msgspec.structs.replace(api.shown, processes=(*others, later))
         await until(lambda: selected(app) and " 4101 " not in selected(app))
         api.shown = msgspec.structs.replace(api.shown, processes=())
@@ -319,7 +486,10 @@ def test_a_signal_is_sent_only_after_a_yes() -> None:
         await shows(app, "nothing was sent")
 
     api = on_box(box(8), ProcessesScreen, body, (80, 24))
-    assert api.calls[:2] == [("signal", 4100, RANK_0.started, signal.SIGTERM), ("signal", 4100, RANK_0.started, signal.SIGKILL)]
+    assert api.calls[:2] == [
+        ("signal", 4100, RANK_0.started, signal.SIGTERM),
+        ("signal", 4100, RANK_0.started, signal.SIGKILL),
+    ]
 
 
 def test_a_process_that_is_not_seen_here_is_offered_no_signal() -> None:
@@ -341,7 +511,9 @@ def test_a_process_that_is_not_seen_here_is_offered_no_signal() -> None:
 def test_no_digit_of_a_number_is_cut(width: int) -> None:
     wide = Process(4294967295, "gpu:0", memory_bytes=2**64 - 2**20)
     shown = msgspec.structs.replace(box(1), processes=(wide,))
-    lines = process_lines(shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), width, WALL)
+    lines = process_lines(
+        shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), width, WALL
+    )
     painted = text([lines.row(0, False)])
     assert "4294967295" in painted and units.size_bytes(wide.memory_bytes).strip() in painted
 
@@ -381,7 +553,7 @@ def test_sixty_four_gpus_scroll() -> None:
     on_box(box(64), ProcessesScreen, body, (80, 24))
 
 
-# --- what reaches the terminal ------------------------------------------------------------------------------
+# --- what reaches the terminal --------------------------------------------------------------------
 
 _SCRIPT = """
 import asyncio, msgspec
@@ -399,11 +571,18 @@ asyncio.run(Shown(api).run_async())
 
 def test_no_byte_of_a_name_reaches_the_terminal_as_it_is() -> None:
     columns, lines = 120, 30
-    environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLORTERM": "truecolor"}
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "LANG": "C.UTF-8",
+        "COLORTERM": "truecolor",
+    }
     terminal = pyte.Screen(columns, lines)
     stream = pyte.ByteStream(terminal)
     raw = b""
-    child = pexpect.spawn(sys.executable, ["-c", _SCRIPT], dimensions=(lines, columns), env=environment, timeout=30)
+    child = pexpect.spawn(
+        sys.executable, ["-c", _SCRIPT], dimensions=(lines, columns), env=environment, timeout=30
+    )
 
     def read_until(*words: str) -> None:
         nonlocal raw
@@ -427,7 +606,10 @@ def test_no_byte_of_a_name_reaches_the_terminal_as_it_is() -> None:
     finally:
         child.close(force=True)
     assert len(rows) == 3
-    assert len({row.index("90.0 GiB") for row in rows}) == 1 and len({row.index("2h01m") for row in rows}) == 1
+    assert (
+        len({row.index("90.0 GiB") for row in rows}) == 1
+        and len({row.index("2h01m") for row in rows}) == 1
+    )
     for part in (
         b"\x1b]52",
         b"cm0=\x07",
@@ -470,4 +652,6 @@ def test_in_a_recording_no_signal_is_offered_and_no_question_asked(key: str) -> 
         await pilot.press(key, "y")
         await shows(app, A_RECORDING)
 
-    assert on_box(msgspec.structs.replace(box(8), recording=True), ProcessesScreen, body).calls == []
+    assert (
+        on_box(msgspec.structs.replace(box(8), recording=True), ProcessesScreen, body).calls == []
+    )

@@ -36,15 +36,31 @@ def text(shown: View, width: int) -> str:
 def test_the_page_holds_everything(width: int) -> None:
     page = text(profiled_view(), width)
     words = " ".join(page.split())
-    for part in ("3 steps of 440 ms", "3 182 kernels/s, 283 µs each", "gemm", "58.0 %", "74 %: share of kernel time", "H2D pageable 6x", "21.0 ms between", "idle for 20.0 ms a step",
-                 "gpuconsole-trace-train-gpt-20261121-110755.json.gz", "https://ui.perfetto.dev", "ridge at 206 FLOP/byte", "nvjet_hsh"):  # fmt: skip
-        assert part in words or width in (60, 110), part  # where lines are broken within these words
+    for part in (
+        "3 steps of 440 ms",
+        "3 182 kernels/s, 283 µs each",
+        "gemm",
+        "58.0 %",
+        "74 %: share of kernel time",
+        "H2D pageable 6x",
+        "21.0 ms between",
+        "idle for 20.0 ms a step",
+        "gpuconsole-trace-train-gpt-20261121-110755.json.gz",
+        "https://ui.perfetto.dev",
+        "ridge at 206 FLOP/byte",
+        "nvjet_hsh",
+    ):
+        # where lines are broken within these words
+        assert part in words or width in (60, 110), part
 
 
 def test_names_from_outside_are_shown_as_plain_text() -> None:
     top = [msgspec.structs.replace(op, name=HOSTILE) for op in GPU_PROFILE.top]
     stalls = msgspec.structs.replace(GPU_PROFILE.stalls, where=HOSTILE)
-    page = text(profiled_view(msgspec.structs.replace(GPU_PROFILE, top=top, trace=HOSTILE, stalls=stalls)), 120)
+    page = text(
+        profiled_view(msgspec.structs.replace(GPU_PROFILE, top=top, trace=HOSTILE, stalls=stalls)),
+        120,
+    )
     assert not any(ord(char) < 32 and char != "\n" for char in page)
 
 
@@ -52,10 +68,22 @@ def test_names_from_outside_are_shown_as_plain_text() -> None:
 def test_a_class_lies_where_its_figures_say(name: str) -> None:
     """Up is more FLOP/s, right is more FLOP/byte; and the roof is drawn."""
     lone = [one for one in GPU_PROFILE.classes if one.name == name]
-    rows = ["".join(part for part, _ in row) for row in paint_roofline([*lone, GPU_PROFILE.classes[1]], ROOF, 80, 20)]
-    inside = [row[next(n for n, char in enumerate(row) if char in "│┤") :] for row in rows if row.endswith("│")]
+    rows = [
+        "".join(part for part, _ in row)
+        for row in paint_roofline([*lone, GPU_PROFILE.classes[1]], ROOF, 80, 20)
+    ]
+    inside = [
+        row[next(n for n, char in enumerate(row) if char in "│┤") :]
+        for row in rows
+        if row.endswith("│")
+    ]
     letter = name[0].upper()
-    at = {mark: next((x, y) for y, row in enumerate(inside) for x, char in enumerate(row) if char == mark) for mark in (letter, "A")}
+    at = {
+        mark: next(
+            (x, y) for y, row in enumerate(inside) for x, char in enumerate(row) if char == mark
+        )
+        for mark in (letter, "A")
+    }
     one, attention = lone[0], GPU_PROFILE.classes[1]
     assert (at[letter][0] < at["A"][0]) == ((one.intensity or 0) < (attention.intensity or 0))
     assert (at[letter][1] > at["A"][1]) == ((one.flops_per_s or 0) < (attention.flops_per_s or 0))
@@ -71,18 +99,28 @@ def test_the_roof_is_the_datasheets_or_what_was_measured() -> None:
     assert roof.ridge == pytest.approx(989e12 / 4.8e12)
     unknown = msgspec.structs.replace(H200, peaks=Peaks())
     assert roof_of(shown.run, (unknown,), shown.environment) is None
-    calibrated = msgspec.structs.replace(shown.environment, calibration={"gemm_bf16_flops_per_s": 7e14, "copy_bytes_per_s": 4e12})
+    calibrated = msgspec.structs.replace(
+        shown.environment, calibration={"gemm_bf16_flops_per_s": 7e14, "copy_bytes_per_s": 4e12}
+    )
     measured = roof_of(shown.run, (unknown,), calibrated)
     assert measured == Roof(7e14, "bf16 matrix product, calibrated", 4e12, "copy, calibrated")
-    summary = msgspec.structs.replace(shown.run.summary, flops_per_s=2e13, mfu_ratio=0.5, mfu_peak_source="measured here")
-    in_run = roof_of(msgspec.structs.replace(shown.run, summary=summary), (unknown,), shown.environment)
+    summary = msgspec.structs.replace(
+        shown.run.summary, flops_per_s=2e13, mfu_ratio=0.5, mfu_peak_source="measured here"
+    )
+    in_run = roof_of(
+        msgspec.structs.replace(shown.run, summary=summary), (unknown,), shown.environment
+    )
     assert in_run is not None
     assert (in_run.flops_per_s, in_run.bytes_per_s, in_run.ridge) == (4e13, None, None)
 
 
 def test_without_a_peak_or_a_bandwidth_it_says_so() -> None:
     def words(roof: Roof | None) -> str:
-        return " ".join("".join(part for row in paint_roofline(GPU_PROFILE.classes, roof, 80, 20) for part, _ in row).split())
+        return " ".join(
+            "".join(
+                part for row in paint_roofline(GPU_PROFILE.classes, roof, 80, 20) for part, _ in row
+            ).split()
+        )
 
     assert words(None) == NO_PEAK
     flat = words(Roof(1e12, "measured", None, ""))
@@ -136,16 +174,30 @@ def test_a_profile_that_is_there_is_shown_and_none_is_taken() -> None:
 def test_with_nothing_to_profile_it_says_what_to_do() -> None:
     assert "Nothing is running" in text(view(), 80)
     stopped = gpu_view()
-    run = msgspec.structs.replace(stopped.runs[-1], state="finished", unavailable={"profile": "torch.profiler cannot profile here: busy"})
-    assert "No profile: torch.profiler cannot profile here: busy" in text(msgspec.structs.replace(stopped, runs=(run,)), 80)
+    run = msgspec.structs.replace(
+        stopped.runs[-1],
+        state="finished",
+        unavailable={"profile": "torch.profiler cannot profile here: busy"},
+    )
+    assert "No profile: torch.profiler cannot profile here: busy" in text(
+        msgspec.structs.replace(stopped, runs=(run,)), 80
+    )
 
 
 @pytest.mark.parametrize(
     ("op_class", "bandwidth", "reached"),
-    [("elementwise", 1e10, 0.1), ("elementwise", None, None), ("gemm", None, 1e-3), ("gemm", 1e10, 0.1)],
+    [
+        ("elementwise", 1e10, 0.1),
+        ("elementwise", None, None),
+        ("gemm", None, 1e-3),
+        ("gemm", 1e10, 0.1),
+    ],
 )
-def test_the_share_of_the_peak_needs_the_peak_that_limits_a_kernel(op_class: str, bandwidth: float | None, reached: float | None) -> None:
-    """1 FLOP/byte at 1 GB/s. Where the bandwidth is not known, nobody knows what a kernel reaches that memory limits."""
+def test_the_share_of_the_peak_needs_the_peak_that_limits_a_kernel(
+    op_class: str, bandwidth: float | None, reached: float | None
+) -> None:
+    """1 FLOP/byte at 1 GB/s. Where the bandwidth is not known, nobody knows what a kernel reaches
+    that memory limits."""
     op = TopOp("kernel", op_class, 1.0, 0.1, 1, 1e9, 1e9, 1.0)  # type: ignore[arg-type]
     share = of_peak(op, Roof(1e12, "", bandwidth, ""))
     assert share == (None if reached is None else pytest.approx(reached))
@@ -157,7 +209,8 @@ def test_the_report_of_the_terminal_has_the_kernels_against_the_peaks_of_their_m
     environment = msgspec.structs.replace(shown.environment, devices=list(shown.devices))
     page = run_text(shown.run, environment).splitlines()
     reached = [
-        next(line.split(" TB/s ")[1].split(" %")[0].strip() for line in page if name in line) for name in ("aten::addmm", "aten::gelu")
+        next(line.split(" TB/s ")[1].split(" %")[0].strip() for line in page if name in line)
+        for name in ("aten::addmm", "aten::gelu")
     ]
     assert reached == ["62", "81"]
     assert "of peak" not in run_text(shown.run)
@@ -166,7 +219,9 @@ def test_the_report_of_the_terminal_has_the_kernels_against_the_peaks_of_their_m
 def test_in_a_job_of_several_processes_the_user_chooses_one_and_asks_first() -> None:
     """The other processes wait for a window, so opening the page takes none."""
     shown = profiled_view(None)
-    run = msgspec.structs.replace(shown.runs[-1], workload="job", knobs={**shown.runs[-1].knobs, "nproc": 3})
+    run = msgspec.structs.replace(
+        shown.runs[-1], workload="job", knobs={**shown.runs[-1].knobs, "nproc": 3}
+    )
     shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], run))
 
     async def body(app: ConsoleApp, pilot: Pilot[int], api: FakeSession) -> None:
@@ -181,7 +236,9 @@ def test_in_a_job_of_several_processes_the_user_chooses_one_and_asks_first() -> 
         await pilot.press("f")
         await until(lambda: ("profile", 1) in api.calls)
         report = msgspec.structs.replace(GPU_PROFILE, rank=1)
-        api.shown = msgspec.structs.replace(shown, runs=(*shown.runs[:-1], msgspec.structs.replace(run, profile=report)))
+        api.shown = msgspec.structs.replace(
+            shown, runs=(*shown.runs[:-1], msgspec.structs.replace(run, profile=report))
+        )
         await shows(app, "process 1 of 3: 3 steps")
 
     on_screen(shown, body)

@@ -64,7 +64,8 @@ def test_the_header_says_which_moment_is_shown(size: tuple[int, int]) -> None:
 
 
 def test_what_a_seek_shows_is_what_was_known_then() -> None:
-    """The trial of the recording is not there before it began, and its verdict not before it ended."""
+    """The trial of the recording is not there before it began, and its verdict not before it
+    ended."""
 
     async def body(app: ConsoleApp, pilot: Pilot[int], replay: Replay) -> None:
         await pilot.press("space", "9", "right")
@@ -99,8 +100,12 @@ def test_keys_that_cannot_work_in_a_recording_are_not_offered() -> None:
         last = text_of(app).splitlines()[-1]
         for words in ("space pause", "left/right 5 s", "0-9 jump", "+/- speed", "d details"):
             assert words in last
-        assert not any(words in text_of(app) for words in ("Enter try", "t tune", "s scenarios", "x stop", "Esc cancel"))
-        await pilot.click(offset=(last.index("0-9 jump") + 1, app.size.height - 1))  # which digit is not said
+        assert not any(
+            words in text_of(app)
+            for words in ("Enter try", "t tune", "s scenarios", "x stop", "Esc cancel")
+        )
+        # which digit is not said
+        await pilot.click(offset=(last.index("0-9 jump") + 1, app.size.height - 1))
         await pilot.click(offset=(last.index("space pause") + 1, app.size.height - 1))
         await until(lambda: "paused" not in text_of(app).splitlines()[0])
         await pilot.press("t")
@@ -119,7 +124,15 @@ def test_no_screen_offers_a_change_in_a_recording(screen: str) -> None:
         app.actions.open(screen)
         await until(lambda: isinstance(app.screen, BackScreen))
         left, _ = keys.bar(screen, replay.view())
-        assert not {action.id for action in left} & {"begin", "stop", "edit", "apply", "prove", "forget", "revert"}
+        assert not {action.id for action in left} & {
+            "begin",
+            "stop",
+            "edit",
+            "apply",
+            "prove",
+            "forget",
+            "revert",
+        }
 
     replayed(body, speed=0)
 

@@ -18,11 +18,22 @@ def with_workers(now: float, *workers: int, tried: Tried | None = None) -> View:
     """The view at `now`, in which a finding advises so many workers, the best first."""
     shown = gpu_view(now=now)
     run = shown.runs[-1]
-    suggestions = tuple(Suggestion({"num_workers": n}, Interval(1.5, 1.7), "", f"num_workers={n}", tried) for n in workers)
-    finding = Finding(
-        "input.num_workers", "fires", "Too few DataLoader workers", 0.5, "high", f"{workers[0]} workers", suggestions=suggestions
+    suggestions = tuple(
+        Suggestion({"num_workers": n}, Interval(1.5, 1.7), "", f"num_workers={n}", tried)
+        for n in workers
     )
-    return msgspec.structs.replace(shown, runs=(*shown.runs[:-1], msgspec.structs.replace(run, findings=[finding])))
+    finding = Finding(
+        "input.num_workers",
+        "fires",
+        "Too few DataLoader workers",
+        0.5,
+        "high",
+        f"{workers[0]} workers",
+        suggestions=suggestions,
+    )
+    return msgspec.structs.replace(
+        shown, runs=(*shown.runs[:-1], msgspec.structs.replace(run, findings=[finding]))
+    )
 
 
 def advised(view: View) -> list[object]:
@@ -31,14 +42,19 @@ def advised(view: View) -> list[object]:
 
 def test_an_advice_that_changes_back_and_forth_stands_still() -> None:
     steady = Steady()
-    seen = [advised(steady.of(with_workers(100 + n, *((2, 4) if n % 2 else (4, 2)))))[0] for n in range(20)]
+    seen = [
+        advised(steady.of(with_workers(100 + n, *((2, 4) if n % 2 else (4, 2)))))[0]
+        for n in range(20)
+    ]
     assert set(seen) == {4}
 
 
 def test_an_advice_that_lasts_takes_the_place() -> None:
     steady = Steady()
     steady.of(with_workers(100, 2))
-    seen = {t: advised(steady.of(with_workers(t, 4)))[0] for t in (101.0, 103.0, 101.0 + HOLD_S, 110.0)}
+    seen = {
+        t: advised(steady.of(with_workers(t, 4)))[0] for t in (101.0, 103.0, 101.0 + HOLD_S, 110.0)
+    }
     assert seen == {101.0: 2, 103.0: 2, 101.0 + HOLD_S: 4, 110.0: 4}
     held = steady.of(with_workers(111, 2))
     assert facts.firing(held.run)[0].summary == "4 workers"  # the words belong to the advice

@@ -36,7 +36,8 @@ DATA = ("work", "grid")
 
 
 HUES = (
-    (20, "red"), (70, "yellow"), (160, "green"), (215, "cyan"), (230, "blue"), (250, "indigo"), (290, "violet"), (340, "mauve"), (360, "red"),
+    (20, "red"), (70, "yellow"), (160, "green"), (215, "cyan"), (230, "blue"), (250, "indigo"),
+    (290, "violet"), (340, "mauve"), (360, "red"),
 )  # fmt: skip
 """The hues below so many degrees."""
 
@@ -46,14 +47,25 @@ def hue(name: str, theme: str) -> str:
     colour = style_of(name, theme).color
     if colour is None:
         return "none"
-    angle, _, saturation = colorsys.rgb_to_hls(*(channel / 255 for channel in colour.get_truecolor()))
-    return next(family for below, family in HUES if 360 * angle < below) if saturation > 0.1 else "grey"
+    angle, _, saturation = colorsys.rgb_to_hls(
+        *(channel / 255 for channel in colour.get_truecolor())
+    )
+    return (
+        next(family for below, family in HUES if 360 * angle < below)
+        if saturation > 0.1
+        else "grey"
+    )
 
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_sixteen_colours_separate_a_trial_and_a_gain_from_other_data(theme: str) -> None:
     def sent(name: str) -> str:
-        code = style_of(name, theme, sixteen=True).render("x", color_system=ColorSystem.STANDARD).partition("m")[0].removeprefix("\x1b[")
+        code = (
+            style_of(name, theme, sixteen=True)
+            .render("x", color_system=ColorSystem.STANDARD)
+            .partition("m")[0]
+            .removeprefix("\x1b[")
+        )
         return after(PLAIN, code, Colours.SIXTEEN).fore
 
     assert len({sent(name) for name in ("low", "trial", "gained", "forward")}) == 4
@@ -61,8 +73,12 @@ def test_sixteen_colours_separate_a_trial_and_a_gain_from_other_data(theme: str)
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_each_hue_has_one_meaning(theme: str) -> None:
-    families = {meaning: {hue(name, theme) for name in names} for meaning, names in MEANINGS.items()}
-    assert families == {meaning: {family} for meaning, family in zip(MEANINGS, FAMILIES, strict=True)}
+    families = {
+        meaning: {hue(name, theme) for name in names} for meaning, names in MEANINGS.items()
+    }
+    assert families == {
+        meaning: {family} for meaning, family in zip(MEANINGS, FAMILIES, strict=True)
+    }
     assert {hue(name, theme) for name in DATA} == {"grey"}
     others = set(STYLES) - {name for names in MEANINGS.values() for name in names} - set(DATA)
     assert {hue(name, theme) for name in others} <= {"none", "grey"}
@@ -80,7 +96,13 @@ def test_a_history_is_brighter_where_the_value_is_higher(theme: str) -> None:
 
 
 def test_each_kind_of_work_has_its_hue_and_each_wait_is_amber() -> None:
-    assert {style for _, style in LOOKS.values()} == {"wait", "forward", "backward", "optimizer", "work"}
+    assert {style for _, style in LOOKS.values()} == {
+        "wait",
+        "forward",
+        "backward",
+        "optimizer",
+        "work",
+    }
     assert {name for name, (_, style) in LOOKS.items() if style == "wait"}.isdisjoint(
         {"forward", "backward", "optimizer", "prefill", "decode", "other"}
     )
@@ -90,11 +112,18 @@ def test_each_kind_of_work_has_its_hue_and_each_wait_is_amber() -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_in_sixteen_colours_the_meanings_stay_apart_and_without_colour_the_words_stay(theme: str) -> None:
+def test_in_sixteen_colours_the_meanings_stay_apart_and_without_colour_the_words_stay(
+    theme: str,
+) -> None:
     shown = {}
     for meaning, names in MEANINGS.items():
         for name in names[:1] if meaning in SIGNALS else ():
-            codes = style_of(name, theme).render("x", color_system=ColorSystem.EIGHT_BIT).partition("m")[0].removeprefix("\x1b[")
+            codes = (
+                style_of(name, theme)
+                .render("x", color_system=ColorSystem.EIGHT_BIT)
+                .partition("m")[0]
+                .removeprefix("\x1b[")
+            )
             shown[meaning] = after(PLAIN, codes, Colours.SIXTEEN).fore
             assert not after(PLAIN, codes, Colours.NONE).fore
     assert len(set(shown.values())) == len(SIGNALS), shown
@@ -110,7 +139,11 @@ def test_the_theme_command_changes_the_colours_on_the_screen() -> None:
 
             def colours() -> set[str]:
                 strip = app.screen.query_one(AnswerZone).render_line(1)
-                return {str(part.style.color.name) for part in strip if part.style is not None and part.style.color is not None}
+                return {
+                    str(part.style.color.name)
+                    for part in strip
+                    if part.style is not None and part.style.color is not None
+                }
 
             await until(lambda: "yellow" in colours())
             app.theme = LIGHT

@@ -8,7 +8,13 @@ from textual.pilot import Pilot
 
 from gpuconsole.model.machine import Device, Link
 from gpuconsole.report.cells import Row
-from gpuconsole.report.machine.topology import last_column, letters, read_net, topology_lines, wants_folding
+from gpuconsole.report.machine.topology import (
+    last_column,
+    letters,
+    read_net,
+    topology_lines,
+    wants_folding,
+)
 from gpuconsole.session.api import View
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import TopologyScreen
@@ -25,13 +31,24 @@ def paint(shown: View, folded: bool, column: int, width: int, height: int) -> li
 
 
 def painted(shown: View, width: int = 120, height: int = 36) -> str:
-    return text(paint(shown, wants_folding(read_net(shown.devices, shown.links), width, height), 0, width, height))
+    return text(
+        paint(
+            shown,
+            wants_folding(read_net(shown.devices, shown.links), width, height),
+            0,
+            width,
+            height,
+        )
+    )
 
 
 BOXES = [(gpus, kind) for gpus in (0, 1, 2, 8, 64) for kind in ("nvswitch", "pcie", "islands")]
 
 
-@pytest.mark.parametrize(("gpus", "kind"), matrix(BOXES, in_ci=[(0, "pcie"), (1, "pcie"), (2, "pcie"), (8, "nvswitch"), (64, "islands")]))
+@pytest.mark.parametrize(
+    ("gpus", "kind"),
+    matrix(BOXES, in_ci=[(0, "pcie"), (1, "pcie"), (2, "pcie"), (8, "nvswitch"), (64, "islands")]),
+)
 def test_rows_are_as_wide_as_asked(gpus: int, kind: str) -> None:
     shown = box(gpus, kind=kind, lost=(1,) if gpus > 1 else (), mig=(0,)) if gpus else view()
     net = read_net(shown.devices, shown.links)
@@ -57,14 +74,23 @@ def test_the_matrix_says_the_path_of_every_pair() -> None:
 
 def test_the_legend_has_the_words_in_use_the_fastest_first() -> None:
     legend = painted(box(64, kind="islands")).split("NV18: ")[1]
-    assert legend.index("18 NVLinks") < legend.index("NODE: ") < legend.index("SYS: between NUMA nodes")
+    assert (
+        legend.index("18 NVLinks")
+        < legend.index("NODE: ")
+        < legend.index("SYS: between NUMA nodes")
+    )
     assert "PIX" not in legend
 
 
 def test_the_sentence() -> None:
     assert "gpu:0-7: NV18 (18 NVLinks) from each to every other." in painted(box(8))
-    assert "8 GPUs in 4 groups with equal links: PIX within a group, NODE or SYS between groups." in painted(box(8, kind="pcie"))
-    assert "did not report how the GPUs are linked" in painted(msgspec.structs.replace(box(8), links=()))
+    assert (
+        "8 GPUs in 4 groups with equal links: PIX within a group, NODE or SYS between groups."
+        in painted(box(8, kind="pcie"))
+    )
+    assert "did not report how the GPUs are linked" in painted(
+        msgspec.structs.replace(box(8), links=())
+    )
     assert "No GPU: no NVIDIA driver" in painted(view())
     assert "One GPU" in painted(box(1)) and "0-95" in painted(box(1))
 
@@ -86,18 +112,40 @@ def test_groups_are_linked_and_placed_alike() -> None:
     assert groups(box(4, kind="pcie")) == [["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]
     assert groups(box(4, numa=1)) == [["gpu:0", "gpu:1", "gpu:2", "gpu:3"]]
     devices = tuple(Device(f"gpu:{n}", "GPU") for n in range(3))
-    odd = (Link("gpu:0", "gpu:1", "PIX"), Link("gpu:0", "gpu:2", "SYS"), Link("gpu:1", "gpu:2", "NODE"))
+    odd = (
+        Link("gpu:0", "gpu:1", "PIX"),
+        Link("gpu:0", "gpu:2", "SYS"),
+        Link("gpu:1", "gpu:2", "NODE"),
+    )
     assert groups(view(devices=devices, links=odd)) == [["gpu:0"], ["gpu:1"], ["gpu:2"]]
-    assert groups(box(2, mig=(0,))) == [["gpu:0"], ["gpu:1"]]  # another NUMA node; slices are left out
+    # another NUMA node; slices are left out
+    assert groups(box(2, mig=(0,))) == [["gpu:0"], ["gpu:1"]]
 
 
 def test_letters_go_on_after_z() -> None:
-    assert [letters(n) for n in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+    assert [letters(n) for n in (0, 25, 26, 51, 52, 701, 702)] == [
+        "A",
+        "Z",
+        "AA",
+        "AZ",
+        "BA",
+        "ZZ",
+        "AAA",
+    ]
 
 
 def test_words_that_mean_harm() -> None:
-    devices = tuple(Device(f"gpu:{n}", HOSTILE, facts={"pci": HOSTILE, "numa_node": HOSTILE, "cpu_affinity": HOSTILE}) for n in range(3))
-    shown = view(devices=devices, links=(Link("gpu:0", "gpu:1", HOSTILE), Link("gpu:0", "gpu:2", "NV")))
+    devices = tuple(
+        Device(
+            f"gpu:{n}",
+            HOSTILE,
+            facts={"pci": HOSTILE, "numa_node": HOSTILE, "cpu_affinity": HOSTILE},
+        )
+        for n in range(3)
+    )
+    shown = view(
+        devices=devices, links=(Link("gpu:0", "gpu:1", HOSTILE), Link("gpu:0", "gpu:2", "NV"))
+    )
     for folded in (False, True):
         assert_exact(paint(shown, folded, 0, 150, 20), 150, 20)
 

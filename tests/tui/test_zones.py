@@ -42,7 +42,9 @@ def largest_blank(rows: list[str]) -> int:
     best = 0
     heights = [0] * len(rows[0])
     for row in rows:
-        heights = [height + 1 if char == " " else 0 for height, char in zip(heights, row, strict=True)]
+        heights = [
+            height + 1 if char == " " else 0 for height, char in zip(heights, row, strict=True)
+        ]
         for least in range(MIN_ROWS, len(rows) + 1):
             run = 0
             for height in heights:
@@ -62,7 +64,13 @@ def zones_of(name: str, size: tuple[int, int]) -> dict[str, list[str]]:
             screen = app.main_screen
             await until(lambda: all(zone.rows for zone in screen.zones if zone.display), 20.0)
             assert isinstance(app.screen, MainScreen)
-            found.update({str(zone.id): text(zone.rows).splitlines() for zone in screen.zones if zone.display})
+            found.update(
+                {
+                    str(zone.id): text(zone.rows).splitlines()
+                    for zone in screen.zones
+                    if zone.display
+                }
+            )
 
     asyncio.run(main())
     return found
@@ -81,18 +89,31 @@ def test_no_zone_is_more_than_a_third_blank_on_a_large_terminal(name: str) -> No
         assert blank <= whole / 3, (zone, blank / whole)
 
 
-# --- no title is cut ----------------------------------------------------------------------------------------
+# --- no title is cut ------------------------------------------------------------------------------
 
 EIGHTY, USUAL = 80, 120
 RULES = all_rules()
 
 
 def every_finding() -> list[Finding]:
-    """Each rule with each of its titles and a suggestion for each of its knobs, as large and as certain as it can be."""
+    """Each rule with each of its titles and a suggestion for each of its knobs, as large and as
+    certain as it can be."""
     found = []
     for rule in RULES:
-        suggestions = [Suggestion({name: _value(name)}, Interval(1.45, 11.69), "why", "code") for name in rule.knobs] or []
-        full = Finding(rule.id, "fires", rule.title, 0.99, "medium", "summary", suggestions=tuple(suggestions), resource=rule.resource)
+        suggestions = [
+            Suggestion({name: _value(name)}, Interval(1.45, 11.69), "why", "code")
+            for name in rule.knobs
+        ] or []
+        full = Finding(
+            rule.id,
+            "fires",
+            rule.title,
+            0.99,
+            "medium",
+            "summary",
+            suggestions=tuple(suggestions),
+            resource=rule.resource,
+        )
         found += [full, msgspec.structs.replace(full, suggestions=())]
     return found
 
@@ -103,7 +124,8 @@ def _value(name: str) -> Value:
 
 
 def joined(painted: str) -> str:
-    """The text of a panel without its edges: a title may take two rows. What is at stake stands beside the first row."""
+    """The text of a panel without its edges: a title may take two rows. What is at stake stands
+    beside the first row."""
     rows = [re.sub(r" {3,}.*", "", row.strip("│╭╮╰╯ ")) for row in painted.splitlines()]
     return " ".join(" ".join(rows).split())
 
@@ -111,9 +133,17 @@ def joined(painted: str) -> str:
 def with_finding(finding: Finding, serves: bool) -> View:
     """A run in which one rule fires; its knobs have long old values."""
     base = gpu_view(trials=())
-    knobs = {name: _value(name) for suggestion in finding.suggestions for name in suggestion.changes}
+    knobs = {
+        name: _value(name) for suggestion in finding.suggestions for name in suggestion.changes
+    }
     workload = "inference.serving" if serves else "training.gpt"
-    run = msgspec.structs.replace(base.runs[-1], workload=workload, findings=[finding], knobs={**base.runs[-1].knobs, **knobs}, changes={})
+    run = msgspec.structs.replace(
+        base.runs[-1],
+        workload=workload,
+        findings=[finding],
+        knobs={**base.runs[-1].knobs, **knobs},
+        changes={},
+    )
     return msgspec.structs.replace(base, runs=(run,))
 
 
@@ -123,12 +153,16 @@ def test_no_title_of_a_rule_is_cut(width: int) -> None:
         for serves in (False, True):
             shown = with_finding(finding, serves)
             selected = next(iter(facts.suggestions(shown)), "")
-            head, more = text(paint_answer(shown, selected, keys.for_answer(shown), width, 2)).splitlines()
+            head, more = text(
+                paint_answer(shown, selected, keys.for_answer(shown), width, 2)
+            ).splitlines()
             assert finding.title in head and "…" not in head, head
             assert "%" in head and "…" not in more, (head, more)
             if finding.suggestions and width == USUAL:
                 assert "Enter try" in head, head
-                assert describe_changes(finding.suggestions[0].changes) in more.replace(" -> ", " "), more
+                assert describe_changes(finding.suggestions[0].changes) in more.replace(
+                    " -> ", " "
+                ), more
             side = plan(width, 40).side or width
             causes = text(paint_diagnosis(shown, selected, side, 16, width >= 100))
             assert finding.title in joined(causes), causes
@@ -136,9 +170,19 @@ def test_no_title_of_a_rule_is_cut(width: int) -> None:
 
 @pytest.mark.parametrize("state", ["clear", "cant_tell"])
 def test_no_title_of_a_rule_in_order_is_cut(state: Literal["clear", "cant_tell"]) -> None:
-    findings = [Finding(rule.id, state, rule.clear_title if state == "clear" else rule.title, summary="why " * 30) for rule in RULES]
+    findings = [
+        Finding(
+            rule.id,
+            state,
+            rule.clear_title if state == "clear" else rule.title,
+            summary="why " * 30,
+        )
+        for rule in RULES
+    ]
     base = gpu_view(trials=())
-    shown = msgspec.structs.replace(base, runs=(msgspec.structs.replace(base.runs[-1], findings=findings, changes={}),))
+    shown = msgspec.structs.replace(
+        base, runs=(msgspec.structs.replace(base.runs[-1], findings=findings, changes={}),)
+    )
     side = plan(USUAL, 40).side
     painted = text(paint_diagnosis(shown, "", side, 2 * len(findings), True))
     if state == "clear":  # one line, which the details open
@@ -154,7 +198,9 @@ def test_a_click_on_the_checks_that_passed_opens_the_details() -> None:
     async def main() -> None:
         app = ConsoleApp(FoldedSession(SITUATIONS["healthy"]()), refresh_hz=20.0)
         async with app.run_test(size=SIZES["120x40"]) as pilot:
-            await until(lambda: "checks passed" in text(app.main_screen.query_one(CausesZone).rows), 20.0)
+            await until(
+                lambda: "checks passed" in text(app.main_screen.query_one(CausesZone).rows), 20.0
+            )
             await pilot.click(CausesZone, offset=(5, 1))
             await until(lambda: isinstance(app.screen, DetailsScreen), 20.0)
 
@@ -164,27 +210,54 @@ def test_a_click_on_the_checks_that_passed_opens_the_details() -> None:
 @pytest.mark.parametrize("height", [9, 12])
 def test_the_list_of_causes_begins_with_the_first_where_headlines_make_room(height: int) -> None:
     """Two notes without a suggestion stand above the finding whose suggestion is selected."""
-    notes = [Finding(f"input.{n}", "fires", f"note {n}", note=True, summary="many words " * 20) for n in (1, 2)]
+    notes = [
+        Finding(f"input.{n}", "fires", f"note {n}", note=True, summary="many words " * 20)
+        for n in (1, 2)
+    ]
     last = Finding(
-        "gpu.x", "fires", "the third", 0.2, "high", "words", suggestions=(Suggestion({"num_workers": 4}, Interval(1.2, 1.4), "", ""),)
+        "gpu.x",
+        "fires",
+        "the third",
+        0.2,
+        "high",
+        "words",
+        suggestions=(Suggestion({"num_workers": 4}, Interval(1.2, 1.4), "", ""),),
     )
     base = gpu_view(trials=())
-    shown = msgspec.structs.replace(base, runs=(msgspec.structs.replace(base.runs[-1], findings=[*notes, last], changes={}),))
-    painted = text(paint_diagnosis(shown, next(iter(facts.suggestions(shown))), 58, height, True)).splitlines()
-    assert painted[1].startswith("│ 1 note 1") and any("3 the third" in row for row in painted) and any("> " in row for row in painted)
+    shown = msgspec.structs.replace(
+        base, runs=(msgspec.structs.replace(base.runs[-1], findings=[*notes, last], changes={}),)
+    )
+    painted = text(
+        paint_diagnosis(shown, next(iter(facts.suggestions(shown))), 58, height, True)
+    ).splitlines()
+    assert (
+        painted[1].startswith("│ 1 note 1")
+        and any("3 the third" in row for row in painted)
+        and any("> " in row for row in painted)
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 3.456, 987.6, 18_240.0, 9_876_543.0, 98_765_432.0, 9.9e11])
 @pytest.mark.parametrize("metric", ["workload.tokens_per_s", "workload.samples_per_s"])
 def test_no_title_of_a_zone_is_cut_for_any_size_and_unit(metric: str, value: float) -> None:
-    """At 120x40: the title row, the titles of the boxes with their figures, the names and figures of the devices."""
+    """At 120x40: the title row, the titles of the boxes with their figures, the names and figures
+    of the devices."""
     base = gpu_view()
-    latest = {key: value for key in base.latest if not key.startswith("workload.")} | {series_key(metric, "gpu:0"): value}
-    for shown in (msgspec.structs.replace(base, latest=latest), cpu_view(latest={**cpu_view().latest, series_key(metric, "cpu"): value})):
+    latest = {key: value for key in base.latest if not key.startswith("workload.")} | {
+        series_key(metric, "gpu:0"): value
+    }
+    for shown in (
+        msgspec.structs.replace(base, latest=latest),
+        cpu_view(latest={**cpu_view().latest, series_key(metric, "cpu"): value}),
+    ):
         layout = plan(USUAL, 40)
-        chart = text(paint_throughput(shown, lambda key, columns, seconds: [value] * columns, USUAL, 12)).splitlines()
+        chart = text(
+            paint_throughput(shown, lambda key, columns, seconds: [value] * columns, USUAL, 12)
+        ).splitlines()
         assert chart[0].startswith("╭─ throughput, ") and "…" not in chart[0]
-        devices = text(paint_devices(shown, lambda *_: [], USUAL - layout.side, 20, all_eight=True, boxed=True))
+        devices = text(
+            paint_devices(shown, lambda *_: [], USUAL - layout.side, 20, all_eight=True, boxed=True)
+        )
         assert "…" not in "".join(row for row in devices.splitlines() if "n/a" not in row), devices
         for tile in tiles(shown, True):
             assert tile.title in devices
@@ -197,5 +270,8 @@ def test_every_knob_that_a_rule_changes_has_words() -> None:
         for name in rule.knobs:
             for value in CATALOGUE[name].examples:
                 assert not in_words({name: value}).startswith("set "), name
-    assert in_words({"num_workers": 4, "pin_memory": True}) == "use 4 DataLoader workers and load batches into page-locked memory"
+    assert (
+        in_words({"num_workers": 4, "pin_memory": True})
+        == "use 4 DataLoader workers and load batches into page-locked memory"
+    )
     assert in_words({"d_model": 64}) == "set d_model to 64"

@@ -28,12 +28,18 @@ def test_only_the_last_hours_are_kept(tmp_path: Path) -> None:
     written(tmp_path, day({}, seconds=1000), kept_s=400, file_s=100).close()
     history, notes = read_history(tmp_path)
     assert not notes and history.begun is not None
-    assert 400 <= history.ended - history.begun <= 620 and history.ended == pytest.approx(WALL + 999)
+    assert 400 <= history.ended - history.begun <= 620 and history.ended == pytest.approx(
+        WALL + 999
+    )
 
 
-def test_a_ring_stays_below_its_bytes_and_reads_more_seldom_before_it_loses_hours(tmp_path: Path) -> None:
+def test_a_ring_stays_below_its_bytes_and_reads_more_seldom_before_it_loses_hours(
+    tmp_path: Path,
+) -> None:
     most = 40_000
-    written(tmp_path, day({}, seconds=3000, gpus=4), kept_s=1000, file_s=100, most_bytes=most).close()
+    written(
+        tmp_path, day({}, seconds=3000, gpus=4), kept_s=1000, file_s=100, most_bytes=most
+    ).close()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1.3 * most
     history, _ = read_history(tmp_path)
     assert history.begun is not None and history.ended - history.begun > 700
@@ -54,19 +60,33 @@ def test_each_file_is_a_recording_that_begins_with_what_stays_true(tmp_path: Pat
     for file in files:
         first, *others = read_recording(file)
         assert isinstance(first, Hello)
-        begin = [type(event).__name__ for event in others if not isinstance(event, ServerState | Sample)]
+        begin = [
+            type(event).__name__ for event in others if not isinstance(event, ServerState | Sample)
+        ]
         assert begin == ["Devices", "Processes"]
         assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_a_ring_leaves_out(tmp_path: Path) -> None:
     """Steps, command lines, other users' names, and more than one reading per second."""
-    foreign = Process(pid=5, device="gpu:0", name="python", user="somebody", uid=12345, command="python secret.py")
+    foreign = Process(
+        pid=5, device="gpu:0", name="python", user="somebody", uid=12345, command="python secret.py"
+    )
     events: list[AnyEvent] = [
         Processes(t=0.0, processes=[foreign]),
-        Steps(t=0.1, steps=[Step(1, 0.1, 0.1, 1, 1, ())], cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=None),
+        Steps(
+            t=0.1,
+            steps=[Step(1, 0.1, 0.1, 1, 1, ())],
+            cpu_s=0.0,
+            runq_s=0.0,
+            overhead_s=0.0,
+            memory_bytes=None,
+        ),
     ]
-    events += [Sample(t=0.2 * number, device="cpu", values={"host.cores_busy": 1.23456789}) for number in range(11)]
+    events += [
+        Sample(t=0.2 * number, device="cpu", values={"host.cores_busy": 1.23456789})
+        for number in range(11)
+    ]
     written(tmp_path, events).close()
     kept = list(read_recording(ring_files(tmp_path)[0]))
     assert not any(isinstance(event, Steps) for event in kept)

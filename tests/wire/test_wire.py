@@ -4,12 +4,22 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.wire.channel import ChildChannel
-from gpuconsole.wire.events import Note, Progress, Sample, SetKnobs, decode_command, decode_event, encode
+from gpuconsole.wire.events import (
+    Note,
+    Progress,
+    Sample,
+    SetKnobs,
+    decode_command,
+    decode_event,
+    encode,
+)
 from gpuconsole.wire.recording import RecordingError, RecordingWriter, read_recording
 
 
 def test_commands_and_events_keep_their_types() -> None:
-    command = SetKnobs(3, {"batch_size": 8, "pin_memory": True, "storage_latency_ms": 2.5, "precision": "bf16"}, 2)
+    command = SetKnobs(
+        3, {"batch_size": 8, "pin_memory": True, "storage_latency_ms": 2.5, "precision": "bf16"}, 2
+    )
     assert decode_command(encode(command)) == command
     event = Sample(1.5, "gpu:0", {"gpu.power_w": 300.0})
     assert decode_event(encode(event)) == event
@@ -43,7 +53,9 @@ def test_a_recording_cut_short_by_a_crash_is_read_up_to_there(tmp_path: Path) ->
     assert [event.text for event in events if isinstance(event, Note)] == ["whole"]
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b'{"event":"note","t":1,"text":"no header"}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello\n", b'{"event":"note","t":1,"text":"no header"}\n', b"\xff\xfe\n"]
+)
 def test_what_is_no_recording_is_said(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(content)

@@ -1,4 +1,5 @@
-"""Trains the same small GPT in every way of spreading it over processes; run by torchrun, prints one JSON line per way."""
+"""Trains the same small GPT in every way of spreading it over processes; run by torchrun, prints
+one JSON line per way."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from gpuconsole.workloads.training.probes import communication
 from gpuconsole.workloads.training.probes.memory import held_bytes, state_bytes
 from gpuconsole.workloads.worker import make_service
 
-SMALL: Knobs = {"batch_size": 2, "seq_len": 32, "d_model": 128, "n_layer": 2, "num_threads": 1, "eval_every": 0}
+SMALL: Knobs = {
+    "batch_size": 2,
+    "seq_len": 32,
+    "d_model": 128,
+    "n_layer": 2,
+    "num_threads": 1,
+    "eval_every": 0,
+}
 WAYS: dict[str, Knobs] = {
     "ddp": {"sharding": "ddp"},
     "zero1": {"sharding": "zero1"},
@@ -32,7 +40,8 @@ WAYS: dict[str, Knobs] = {
     "zero3": {"sharding": "zero3"},
     "bf16 hook": {"sharding": "ddp", "comm_hook": "bf16"},
     "fp16 hook": {"sharding": "ddp", "comm_hook": "fp16"},
-    "powersgd": {"sharding": "ddp", "comm_hook": "powersgd", "bucket_cap_mb": 0.05},  # several buckets on their way at once
+    # several buckets on their way at once
+    "powersgd": {"sharding": "ddp", "comm_hook": "powersgd", "bucket_cap_mb": 0.05},
     "accumulation": {"sharding": "ddp", "gradient_accumulation_steps": 2},
     "tensor parallel": {"tensor_parallel": 2},
 }
@@ -44,7 +53,11 @@ KNOBS: tuple[str, ...] = ()
 
 def run(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     """Losses and bytes of one way, and whether probe P7 left the weights alone."""
-    knobs = {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS} | SMALL | WAYS[name]
+    knobs = (
+        {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS}
+        | SMALL
+        | WAYS[name]
+    )
     torch.manual_seed(0)
     plan, device = plan_for(knobs, world), torch.device("cpu")
     loop = TrainingLoop(gpt.create(knobs, device, plan.replica), knobs, device, scratch, plan)
@@ -70,24 +83,44 @@ def run(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
 
 
 def refuse(name: str, world: ProcessWorld, scratch: Any) -> dict[str, Any]:
-    """The last process alone runs out of memory in the midst of a forward pass at twice the batch."""
-    knobs = {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS} | SMALL | WAYS[name]
+    """The last process alone runs out of memory in the midst of a forward pass at twice the
+    batch."""
+    knobs = (
+        {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS}
+        | SMALL
+        | WAYS[name]
+    )
     plan, device, answers = plan_for(knobs, world), torch.device("cpu"), Answers()
     loop = TrainingLoop(gpt.create(knobs, device, plan.replica), knobs, device, scratch, plan)
     loop.step()
     if world.rank == world.size - 1:
-        last_block = next(module for module in loop.task.model.modules() if isinstance(module, torch.nn.ModuleList))[-1]
+        last_block = next(
+            module
+            for module in loop.task.model.modules()
+            if isinstance(module, torch.nn.ModuleList)
+        )[-1]
         last_block.register_forward_pre_hook(_refuse_four_rows)
     service = make_service(answers, Inbox(), loop, 0, world)
     service.serve(SetKnobs(1, {"batch_size": 4}))
     loop.step()
     loop.close()
-    return {"way": f"refused, {name}", "rank": world.rank, "errors": answers.errors, "batch_size": loop.knobs["batch_size"]}
+    return {
+        "way": f"refused, {name}",
+        "rank": world.rank,
+        "errors": answers.errors,
+        "batch_size": loop.knobs["batch_size"],
+    }
 
 
 def change_optimizer(world: ProcessWorld, scratch: Any) -> dict[str, Any]:
-    """How many steps the moments of a sharded AdamW have seen after it became a fused one, and after a step more."""
-    knobs = {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS} | SMALL | WAYS["zero1"] | {"optim": "adamw"}
+    """How many steps the moments of a sharded AdamW have seen after it became a fused one, and
+    after a step more."""
+    knobs = (
+        {name: knob.default for name, knob in CATALOGUE.items() if name in KNOBS}
+        | SMALL
+        | WAYS["zero1"]
+        | {"optim": "adamw"}
+    )
     plan, device = plan_for(knobs, world), torch.device("cpu")
     loop = TrainingLoop(gpt.create(knobs, device, plan.replica), knobs, device, scratch, plan)
     loop.step()
@@ -97,7 +130,12 @@ def change_optimizer(world: ProcessWorld, scratch: Any) -> dict[str, Any]:
     loop.step()
     seen.append(_seen(plan.local(loop.optimizer)))
     loop.close()
-    return {"way": "another optimizer", "rank": world.rank, "seen": seen, "fused": plan.local(loop.optimizer).param_groups[0]["fused"]}
+    return {
+        "way": "another optimizer",
+        "rank": world.rank,
+        "seen": seen,
+        "fused": plan.local(loop.optimizer).param_groups[0]["fused"],
+    }
 
 
 def _seen(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -127,7 +165,12 @@ def _refuse_four_rows(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> N
 
 def outcomes(world: ProcessWorld) -> dict[str, Any]:
     """What all processes make of a success, of a failure of all, and of a failure of one."""
-    found: dict[str, Any] = {"way": "outcomes", "rank": world.rank, "none": world.outcome(None), "all": world.outcome("no room")}
+    found: dict[str, Any] = {
+        "way": "outcomes",
+        "rank": world.rank,
+        "none": world.outcome(None),
+        "all": world.outcome("no room"),
+    }
     try:
         found["one"] = world.outcome("no room" if world.rank else None)
     except Torn as torn:
@@ -137,7 +180,10 @@ def outcomes(world: ProcessWorld) -> dict[str, Any]:
 
 def fingerprint(loop: TrainingLoop) -> list[float]:
     """Every weight of this process's part, summed in double precision per tensor."""
-    parts = (getattr(parameter, "to_local", lambda whole=parameter: whole)() for parameter in loop.task.model.parameters())
+    parts = (
+        getattr(parameter, "to_local", lambda whole=parameter: whole)()
+        for parameter in loop.task.model.parameters()
+    )
     return [float(part.detach().double().square().sum()) for part in parts]
 
 
@@ -146,7 +192,9 @@ if __name__ == "__main__":
 
     die_with_parent()
     KNOBS = tuple(json.loads(sys.argv[1]))
-    communication.BUDGET_S = 0.3  # the least number of rounds: whether the probe changes anything does not depend on its precision
+    # the least number of rounds: whether the probe changes anything does not depend on its
+    # precision
+    communication.BUDGET_S = 0.3
 
     ours = ProcessWorld("gloo", leading=True)
     folder = Path(sys.argv[2]) / str(ours.rank)
@@ -159,4 +207,5 @@ if __name__ == "__main__":
                 print(line, flush=True)
     ours.leave()
     sys.stdout.flush()
-    os._exit(0)  # as the product's own processes do: gloo's threads do not always survive the interpreter's end
+    # as the product's own processes do: gloo's threads do not always survive the interpreter's end
+    os._exit(0)

@@ -12,7 +12,16 @@ from typing import TypeVar
 from gpuconsole.engine.catalog import find_scenario
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Step
-from gpuconsole.wire.events import AnyEvent, Command, Event, Start, Steps, Stop, decode_event, encode
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Command,
+    Event,
+    Start,
+    Steps,
+    Stop,
+    decode_event,
+    encode,
+)
 
 E = TypeVar("E", bound=Event)
 
@@ -25,12 +34,32 @@ def knobs_of(scenario: str, **changes: object) -> Knobs:
 class RunningWorker:
     """Use as a context manager: the worker is killed at the end whatever happens."""
 
-    def __init__(self, workload: str = "", knobs: Knobs | None = None, max_steps: int = 0, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        workload: str = "",
+        knobs: Knobs | None = None,
+        max_steps: int = 0,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(90)
         self.scratch = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "gpuconsole.workloads.worker", "--fd", str(theirs.fileno()), "--scratch", self.scratch.name]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True, stderr=subprocess.PIPE, env=env)
+        command = [
+            sys.executable,
+            "-m",
+            "gpuconsole.workloads.worker",
+            "--fd",
+            str(theirs.fileno()),
+            "--scratch",
+            self.scratch.name,
+        ]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            env=env,
+        )
         theirs.close()
         self._lines = self.socket.makefile("rb")
         self.steps: list[Step] = []
@@ -70,7 +99,9 @@ class RunningWorker:
         while (event := self.next()) is not None:
             if isinstance(event, kind):
                 return event
-        raise AssertionError(f"the worker ended without {kind.__name__}; it said {self.events[-3:]}")
+        raise AssertionError(
+            f"the worker ended without {kind.__name__}; it said {self.events[-3:]}"
+        )
 
     def run_until(self, enough: Callable[[list[Step]], bool]) -> list[Step]:
         while not enough(self.steps):

@@ -20,7 +20,13 @@ CPU = torch.device("cpu")
 
 def small_gpt_loop(folder: Path, **changes: Any) -> TrainingLoop:
     """A GPT of one block on one thread; two loops made alike are alike to the last bit."""
-    sizes = {"batch_size": 2, "seq_len": 32, "d_model": 64, "n_layer": 1, "num_threads": torch.get_num_threads()}
+    sizes = {
+        "batch_size": 2,
+        "seq_len": 32,
+        "d_model": 64,
+        "n_layer": 1,
+        "num_threads": torch.get_num_threads(),
+    }
     knobs = knobs_of("train-gpt", **{**sizes, **changes})
     torch.manual_seed(0)
     return TrainingLoop(gpt.create(knobs, CPU, 0), knobs, CPU, folder)
@@ -40,7 +46,8 @@ def losses(loop: TrainingLoop, steps: int) -> list[float]:
 
 
 def job_state(loop: TrainingLoop) -> list[torch.Tensor]:
-    """All that a step of the job depends on: weights, buffers, optimizer, random state, and what the workload keeps beside its model."""
+    """All that a step of the job depends on: weights, buffers, optimizer, random state, and what
+    the workload keeps beside its model."""
     tensors = [*loop.task.model.state_dict().values()]
     if isinstance(loop.task, ChurnTask):
         tensors += [tensor for batch in loop.task._kept for tensor in batch]

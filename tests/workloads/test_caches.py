@@ -20,7 +20,9 @@ def test_a_folder_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ[process.INDUCTOR] == "/chosen"
 
 
-def test_the_small_measurements_of_torch_move_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_measurements_of_torch_move_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memoizers = pytest.importorskip("torch._inductor.runtime.caching.memoizers")
     cache = memoizers.should_pad_memoizer._disk_cache
     monkeypatch.setattr(cache, "_cache_dir", cache._cache_dir)

@@ -1,4 +1,5 @@
-"""The workloads that each show one cause: they run, they learn, and what they say of themselves is so."""
+"""The workloads that each show one cause: they run, they learn, and what they say of themselves is
+so."""
 
 from __future__ import annotations
 
@@ -46,14 +47,20 @@ def _threads() -> Iterator[None]:
 def small_loop(scenario: str, folder: Path, **changes: Any) -> TrainingLoop:
     knobs = knobs_of(scenario, **{**SMALL[scenario], **changes})
     torch.manual_seed(0)
-    module = importlib.import_module(f"gpuconsole.workloads.{find_scenario(scenario).workload.name}")
+    module = importlib.import_module(
+        f"gpuconsole.workloads.{find_scenario(scenario).workload.name}"
+    )
     return TrainingLoop(module.create(knobs, CPU, 0), knobs, CPU, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "changes"),
-    [*((name, {}) for name in SMALL), ("embedding-bound", {"sparse": True}), ("fragmented-memory", {"precision": "bf16"})],
+    [
+        *((name, {}) for name in SMALL),
+        ("embedding-bound", {"sparse": True}),
+        ("fragmented-memory", {"precision": "bf16"}),
+    ],
 )
 def test_it_learns(scenario: str, changes: Knobs, tmp_path: Path) -> None:
     loop = small_loop(scenario, tmp_path, lr_scheduler="constant", **changes)
@@ -95,28 +102,39 @@ def test_the_tables_facts_are_those_of_its_batches(tmp_path: Path) -> None:
     facts = task.facts(loop.knobs)
     loop.close()
     assert facts["embedding.table_bytes"] == 2000 * 8 * 4
-    assert facts["embedding.rows_touched_ratio"] == pytest.approx(loop.last_batch[0].unique().numel() / 2000, rel=0.1)
+    assert facts["embedding.rows_touched_ratio"] == pytest.approx(
+        loop.last_batch[0].unique().numel() / 2000, rel=0.1
+    )
 
 
 def test_verses_are_padded_to_the_longest_or_to_a_multiple() -> None:
     found = ragged.Verses()
     knobs: Knobs = {"batch_size": 16, "seq_len": 400, "pad_to_multiple_of": 0}
     tokens, named = found.batch(torch.tensor([0, 1, 2]), knobs)
-    assert bytes(tokens[0][tokens[0] != ragged.PADDING].tolist()) == b"In the beginning God created the heaven and the earth."
+    assert (
+        bytes(tokens[0][tokens[0] != ragged.PADDING].tolist())
+        == b"In the beginning God created the heaven and the earth."
+    )
     assert tokens.shape == (3, int(found.lengths[:3].max()))
-    assert found.batch(torch.tensor([0, 1, 2]), {**knobs, "pad_to_multiple_of": 64})[0].shape[1] % 64 == 0
+    assert (
+        found.batch(torch.tensor([0, 1, 2]), {**knobs, "pad_to_multiple_of": 64})[0].shape[1] % 64
+        == 0
+    )
     assert found.batch(torch.tensor([0, 1, 2]), {**knobs, "seq_len": 20})[0].shape[1] == 20
     assert named.tolist() == [0, 0, 0]
     assert 0.1 < found.named.float().mean() < 0.5
 
 
 def test_a_pass_of_the_exchange_gives_every_piece_a_gradient(tmp_path: Path) -> None:
-    """In one process, so without an exchange. Two processes run the scenario allreduce-bandwidth."""
+    """In one process, so without an exchange. Two processes run the scenario
+    allreduce-bandwidth."""
     knobs = knobs_of("allreduce-bandwidth", buffer_mb=0.25)
     loop = TrainingLoop(exchange.create(knobs, CPU, 0), knobs, CPU, tmp_path)
     loop.task.loss(loop.task.open_stream(knobs).next()).backward()
     gradients = [piece.grad for piece in loop.task.model.parameters()]
-    assert len(gradients) == 16 and all(gradient is not None and not gradient.any() for gradient in gradients)
+    assert len(gradients) == 16 and all(
+        gradient is not None and not gradient.any() for gradient in gradients
+    )
     loop.step()
 
 
@@ -145,7 +163,9 @@ def test_the_last_process_loses_time_in_the_chosen_phase_and_its_gradients_are_t
         (stream, {"num_threads": 1, "buffer_mb": 0.5}, 3 * 0.5 * 2**20),
     ],
 )
-def test_work_that_is_repeated_has_steps_that_are_all_forward(module: Any, knobs: Knobs, fact: float | None, tmp_path: Path) -> None:
+def test_work_that_is_repeated_has_steps_that_are_all_forward(
+    module: Any, knobs: Knobs, fact: float | None, tmp_path: Path
+) -> None:
     loop = RepeatingLoop(module.create_work(knobs, CPU, 0), knobs, CPU, tmp_path)
     loop.breakdown.restart()
     for _ in range(3):
@@ -154,7 +174,10 @@ def test_work_that_is_repeated_has_steps_that_are_all_forward(module: Any, knobs
     loop.step()
     steps = added_up(loop.breakdown)
     assert [step.kind for step in steps] == [1, 0, 0, 1]
-    assert all(step.samples > 0 and step.phases[PHASES.index("forward")] > 0.5 * step.wall_s for step in steps)
+    assert all(
+        step.samples > 0 and step.phases[PHASES.index("forward")] > 0.5 * step.wall_s
+        for step in steps
+    )
     assert loop.task.facts(knobs).get("bytes_per_sample") == fact
     with pytest.raises(ValueError, match="needs a restart"):
         loop.set_knobs({"matrix_size" if module is gemm else "buffer_mb": 128}, 0)
@@ -182,7 +205,12 @@ def test_the_compilers_counters_tell_recompiles_and_when_it_gives_up() -> None:
     for size in range(2, 13):
         doubled(torch.zeros(size))
         now = compile_counters()
-        seen.append((now["compile.graphs"] - before["compile.graphs"], now["compile.given_up"] - before["compile.given_up"]))
+        seen.append(
+            (
+                now["compile.graphs"] - before["compile.graphs"],
+                now["compile.given_up"] - before["compile.given_up"],
+            )
+        )
     torch._dynamo.reset()
     assert seen[:3] == [(1, 0), (2, 0), (3, 0)]
     assert seen[-1] == (8, 1)
@@ -190,18 +218,23 @@ def test_the_compilers_counters_tell_recompiles_and_when_it_gives_up() -> None:
 
 
 def test_counters_before_the_first_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._dynamo.utils.calculate_time_spent", dict)  # torch 2.5 returns an empty dict then
+    # torch 2.5 returns an empty dict then
+    monkeypatch.setattr("torch._dynamo.utils.calculate_time_spent", dict)
     assert compile_counters()["compile.total_s"] == 0.0
 
 
-needs_glibc = pytest.mark.skipif(not allocator_stats(CPU), reason="the C library does not report what its heap holds")
+needs_glibc = pytest.mark.skipif(
+    not allocator_stats(CPU), reason="the C library does not report what its heap holds"
+)
 
 
 @needs_glibc
 def test_what_is_allocated_is_what_tensors_take() -> None:
     before = allocator_stats(CPU)["heap_allocated_bytes"]
     kept = [torch.empty(2**20) for _ in range(8)]
-    assert allocator_stats(CPU)["heap_allocated_bytes"] - before == pytest.approx(8 * 4 * 2**20, rel=0.05)
+    assert allocator_stats(CPU)["heap_allocated_bytes"] - before == pytest.approx(
+        8 * 4 * 2**20, rel=0.05
+    )
     del kept
 
 
@@ -227,7 +260,9 @@ for kilobytes in (0, 256):
 
 @needs_glibc
 def test_holes_between_what_stays_are_lost_unless_blocks_are_mapped_one_by_one() -> None:
-    found = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, check=True, text=True).stdout.split()
+    found = subprocess.run(
+        [sys.executable, "-c", HOLES], capture_output=True, check=True, text=True
+    ).stdout.split()
     assert float(found[0]) > 50  # every other of 64 blocks of 2 MB
     assert float(found[1]) < 5
 

@@ -30,14 +30,19 @@ def test_epochs_are_counted_and_samples_handed_over_one_by_one_make_the_same_bat
 def test_an_image_in_strips_is_the_same_image(collate: str) -> None:
     knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8)
     task = vision.create(knobs, CPU, 0)
-    whole, strips = task.open_stream(knobs), task.open_stream({**knobs, "tensors_per_sample": 5, "collate_fn": collate})
+    whole, strips = (
+        task.open_stream(knobs),
+        task.open_stream({**knobs, "tensors_per_sample": 5, "collate_fn": collate}),
+    )
     assert all(torch.equal(a, b) for a, b in zip(whole.next(), strips.next(), strict=True))
 
 
 def test_the_loader_hands_out_batches_in_order_or_not() -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(8))
     for in_order in (True, False):
-        stream = LoaderStream(dataset, knobs_of("vision-healthy", batch_size=2, num_workers=0, in_order=in_order), 0)
+        stream = LoaderStream(
+            dataset, knobs_of("vision-healthy", batch_size=2, num_workers=0, in_order=in_order), 0
+        )
         assert stream._loader.in_order is in_order
         stream.close()
 
@@ -50,7 +55,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     vision._opened.cache_clear()
 
 
-def test_records_are_read_from_the_disk_and_batches_stay_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_read_from_the_disk_and_batches_stay_the_same(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         prepare_records()
     except ValueError as error:
@@ -67,11 +74,17 @@ def test_records_are_read_from_the_disk_and_batches_stay_the_same(cache: Path, m
     task = vision.create(knobs, CPU, 0)
     plain, reading = task.open_stream(knobs), task.open_stream({**knobs, "storage_reads": 3})
     assert all(torch.equal(a, b) for a, b in zip(plain.next(), reading.next(), strict=True))
-    assert len(read) == 3 * 4 and {size for _, size in read} == {RECORD} and len({offset for offset, _ in read}) > 2
+    assert (
+        len(read) == 3 * 4
+        and {size for _, size in read} == {RECORD}
+        and len({offset for offset, _ in read}) > 2
+    )
     assert prepare_records().stat().st_size == RECORD * RECORDS
 
 
-def test_a_disk_that_cannot_be_read_directly_is_told_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_read_directly_is_told_in_one_line(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = os.open
 
     def refuse(path: Path, flags: int, *rest: Any, **named: Any) -> int:
@@ -85,8 +98,11 @@ def test_a_disk_that_cannot_be_read_directly_is_told_in_one_line(cache: Path, mo
         vision.create(knobs, CPU, 0).check(knobs)
 
 
-def test_batches_that_do_not_fit_into_shared_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where /dev/shm is full, a DataLoader worker dies with a bus error and no message. Docker's default is 64 MB."""
+def test_batches_that_do_not_fit_into_shared_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where /dev/shm is full, a DataLoader worker dies with a bus error and no message. Docker's
+    default is 64 MB."""
     monkeypatch.setattr(loader, "total_bytes", lambda: 64 * 2**20)
     knobs = knobs_of("vision-healthy", batch_size=64, image_size=224, width=8, num_workers=0)
     task = vision.create(knobs, CPU, 0)
@@ -94,7 +110,8 @@ def test_batches_that_do_not_fit_into_shared_memory_are_refused(monkeypatch: pyt
     task.check({**knobs, "num_workers": 1, "prefetch_factor": 1, "batch_size": 32})
     too_many = {**knobs, "num_workers": 12}
     said = (
-        r"/dev/shm has 64 MB, and 12 DataLoader workers keep 25 batches in it, 919 MB: give the container more \(docker run --shm-size=8g"
+        r"/dev/shm has 64 MB, and 12 DataLoader workers keep 25 batches in it, 919 MB: give the"
+        r" container more \(docker run --shm-size=8g"
     )
     for refused in (task.check, task.open_stream):
         with pytest.raises(ValueError, match=said) as caught:

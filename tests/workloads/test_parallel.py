@@ -1,4 +1,5 @@
-"""DDP, ZeRO 1 to 3, comm hooks and tensor parallelism on two real processes: the same training, the bytes that the models predict."""
+"""DDP, ZeRO 1 to 3, comm hooks and tensor parallelism on two real processes: the same training, the
+bytes that the models predict."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "tests.workloads.parallel_modes",
     ]
     done = subprocess.run(
-        [*command, knobs, str(tmp_path_factory.mktemp("ranks"))], capture_output=True, text=True, timeout=270, check=False
+        [*command, knobs, str(tmp_path_factory.mktemp("ranks"))],
+        capture_output=True,
+        text=True,
+        timeout=270,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: Found = {}
@@ -59,14 +64,20 @@ def test_a_sharded_optimizer_changes_its_kind_and_keeps_its_moments(ways: Found)
         assert (found["seen"], found["fused"]) == ([[2.0], [3.0]], True)
 
 
-@pytest.mark.parametrize(("way", "tolerance"), [("bf16 hook", 0.01), ("fp16 hook", 0.01), ("powersgd", 0.05)])
+@pytest.mark.parametrize(
+    ("way", "tolerance"), [("bf16 hook", 0.01), ("fp16 hook", 0.01), ("powersgd", 0.05)]
+)
 def test_compressed_gradients_train_nearly_as_well(ways: Found, way: str, tolerance: float) -> None:
-    assert ways[way][0]["losses"][: parallel_modes.STEPS] == pytest.approx(ways["ddp"][0]["losses"], rel=tolerance)
+    assert ways[way][0]["losses"][: parallel_modes.STEPS] == pytest.approx(
+        ways["ddp"][0]["losses"], rel=tolerance
+    )
 
 
 def test_powersgd_still_learns_once_it_compresses(ways: Found) -> None:
     losses = ways["powersgd"][0]["losses"]
-    assert len(losses) == parallel_modes.POWERSGD_STEPS and losses[-1] < losses[parallel_modes.STEPS]
+    assert (
+        len(losses) == parallel_modes.POWERSGD_STEPS and losses[-1] < losses[parallel_modes.STEPS]
+    )
 
 
 @pytest.mark.parametrize("way", ["ddp", "zero1", "zero2", "zero3"])
@@ -76,7 +87,10 @@ def test_bytes_of_each_process_are_those_of_the_model(ways: Found, way: str) -> 
     for rank in (0, 1):
         model = states(tensors, "adamw_fused", way, 2, rank)
         for part in ("parameters", "gradients", "optimizer"):
-            assert ways[way][rank][part] == pytest.approx(getattr(model, part), rel=0.05), (rank, part)
+            assert ways[way][rank][part] == pytest.approx(getattr(model, part), rel=0.05), (
+                rank,
+                part,
+            )
 
 
 def test_matrices_are_split_and_still_learn(ways: Found) -> None:
@@ -91,12 +105,20 @@ def test_passes_without_communication_leave_the_weights_alone(ways: Found, way: 
 
 
 @pytest.mark.parametrize("way", ["ddp", "zero3", "tensor parallel"])
-def test_a_change_that_one_process_cannot_carry_out_is_refused_by_all_and_training_goes_on(ways: Found, way: str) -> None:
+def test_a_change_that_one_process_cannot_carry_out_is_refused_by_all_and_training_goes_on(
+    ways: Found, way: str
+) -> None:
     leader, other = ways[f"refused, {way}"]
     assert len(leader["errors"]) == 1 and leader["errors"][0].startswith("rank 1: out of memory")
     assert leader["batch_size"] == other["batch_size"] == 2
 
 
-def test_processes_that_fail_together_go_on_and_one_that_fails_alone_ends_the_run(ways: Found) -> None:
+def test_processes_that_fail_together_go_on_and_one_that_fails_alone_ends_the_run(
+    ways: Found,
+) -> None:
     for found in ways["outcomes"]:
-        assert (found["none"], found["all"], found["one"]) == (None, "no room", "torn: rank 1: no room")
+        assert (found["none"], found["all"], found["one"]) == (
+            None,
+            "no room",
+            "torn: rank 1: no room",
+        )

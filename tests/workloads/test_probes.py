@@ -1,4 +1,5 @@
-"""Probes leave no trace: weights, optimizer, buffers and random state are bit for bit what they were."""
+"""Probes leave no trace: weights, optimizer, buffers and random state are bit for bit what they
+were."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def loop(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 OF_ORDINARY_STEPS = ("side_work_off", "script_lines")
-"""Probes that watch the job's own steps: what those change, the job would have changed without them too."""
+"""Probes that watch the job's own steps: what those change, the job would have changed without them
+too."""
 
 
 @pytest.mark.slow
@@ -60,7 +62,8 @@ def test_nothing_is_changed(loop: TrainingLoop, probe: str) -> None:
     after = job_state(loop)
     assert len(before) == len(after)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    loop.step()  # and the next step is an ordinary one: no gradient of a probe is left to be added to
+    # and the next step is an ordinary one: no gradient of a probe is left to be added to
+    loop.step()
     assert loop.breakdown.take()[-1].kind == 0
 
 
@@ -73,9 +76,15 @@ def test_the_random_state_of_the_gpu_is_kept_too(monkeypatch: pytest.MonkeyPatch
         yield
 
     monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
-    nothing: Any = {"drop_gradients": lambda: None, "release_cached_memory": lambda: None, "preserved": contextlib.nullcontext}
+    nothing: Any = {
+        "drop_gradients": lambda: None,
+        "release_cached_memory": lambda: None,
+        "preserved": contextlib.nullcontext,
+    }
     for place in ("cpu", "cuda:1"):
-        subject: Any = SimpleNamespace(device=torch.device(place), model=torch.nn.Linear(1, 1), **nothing)
+        subject: Any = SimpleNamespace(
+            device=torch.device(place), model=torch.nn.Linear(1, 1), **nothing
+        )
         with probes.untouched(subject):
             pass
     assert kept == [torch.device("cuda:1")]
@@ -100,27 +109,44 @@ def test_the_stack_probe_names_the_line(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path, gc_collect_every=1)
     found = PROBES["script_lines"](loop)
     assert found["stack.script_ratio"].value > 0.2
-    assert "training/loop.py" in found["stack.line_ratio"].source and "script_work" in found["stack.line_ratio"].source
+    assert (
+        "training/loop.py" in found["stack.line_ratio"].source
+        and "script_work" in found["stack.line_ratio"].source
+    )
 
 
 @pytest.mark.slow
 def test_the_loader_probe_tells_sleeping_from_computing(tmp_path: Path) -> None:
     ratios = {}
-    for name, changes in {"sleeps": {"storage_latency_ms": 10.0}, "computes": {"transform_cost": 8}}.items():
+    for name, changes in {
+        "sleeps": {"storage_latency_ms": 10.0},
+        "computes": {"transform_cost": 8},
+    }.items():
         knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8, **changes)
-        loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+        loop = TrainingLoop(
+            vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path
+        )
         ratios[name] = loader_alone(loop)["probe.loader_cpu_ratio"].value
         loop.close()
-    assert ratios["sleeps"] < 0.5 < ratios["computes"]  # by how much is the machine's: what its host takes away is in no run queue
+    # by how much is the machine's: what its host takes away is in no run queue
+    assert ratios["sleeps"] < 0.5 < ratios["computes"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_loader_probe_measures_across_epochs(tmp_path: Path, persistent: bool) -> None:
-    """The end of an epoch replaces the workers where they are not persistent: their processes no longer exist when the probe ends."""
-    changes = {"num_workers": 1, "max_train_samples": 8, "persistent_workers": persistent, "transform_cost": 2}
+    """The end of an epoch replaces the workers where they are not persistent: their processes no
+    longer exist when the probe ends."""
+    changes = {
+        "num_workers": 1,
+        "max_train_samples": 8,
+        "persistent_workers": persistent,
+        "transform_cost": 2,
+    }
     knobs = knobs_of("vision-healthy", batch_size=4, width=8, **changes)
-    loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+    loop = TrainingLoop(
+        vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path
+    )
     found = loader_alone(loop)
     loop.close()
     assert 0 < found["probe.loader_cpu_ratio"].value <= 1
@@ -129,22 +155,43 @@ def test_the_loader_probe_measures_across_epochs(tmp_path: Path, persistent: boo
 
 @pytest.mark.slow
 def test_the_loader_probe_tells_unpacking_from_waiting(tmp_path: Path) -> None:
-    """Many tensors a sample: each has memory of its own, for which the training process must ask."""
+    """Many tensors a sample: each has memory of its own, for which the training process must
+    ask."""
     found = {}
     for collate in ("stack", "list"):
-        knobs = knobs_of("vision-healthy", batch_size=8, num_workers=1, width=8, image_size=32, collate_fn=collate, tensors_per_sample=16)
-        loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+        knobs = knobs_of(
+            "vision-healthy",
+            batch_size=8,
+            num_workers=1,
+            width=8,
+            image_size=32,
+            collate_fn=collate,
+            tensors_per_sample=16,
+        )
+        loop = TrainingLoop(
+            vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path
+        )
         found[collate] = loader_alone(loop)
         loop.close()
     assert found["list"]["probe.loader_receive_ratio"].value > 0.5
-    assert found["list"]["probe.loader_receive_ratio"].value > found["stack"]["probe.loader_receive_ratio"].value
-    assert found["list"]["probe.loader_stacked_samples_per_s"].value > found["list"]["probe.loader_samples_per_s"].value
+    assert (
+        found["list"]["probe.loader_receive_ratio"].value
+        > found["stack"]["probe.loader_receive_ratio"].value
+    )
+    assert (
+        found["list"]["probe.loader_stacked_samples_per_s"].value
+        > found["list"]["probe.loader_samples_per_s"].value
+    )
     assert "probe.loader_stacked_samples_per_s" not in found["stack"], "it stacks as it is"
 
 
-def test_a_loader_that_cannot_have_more_workers_is_still_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_cannot_have_more_workers_is_still_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     knobs = knobs_of("vision-healthy", batch_size=4, num_workers=0, width=8)
-    loop = TrainingLoop(vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path)
+    loop = TrainingLoop(
+        vision.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), tmp_path
+    )
     opened = loop.task.open_stream
 
     def no_memory_for_workers(knobs: Knobs) -> Any:
@@ -153,10 +200,14 @@ def test_a_loader_that_cannot_have_more_workers_is_still_measured(tmp_path: Path
         return opened(knobs)
 
     monkeypatch.setattr(loop.task, "open_stream", no_memory_for_workers)
-    monkeypatch.setattr(loader, "SLEEPS", 0.0)  # one worker more, also where other programs make this loader wait
+    # one worker more, also where other programs make this loader wait
+    monkeypatch.setattr(loader, "SLEEPS", 0.0)
     found = loader_alone(loop)
     assert set(found) == {"probe.loader_samples_per_s", "probe.loader_cpu_ratio"}
-    assert "num_workers 0 -> 1 failed: unable to allocate shared memory" in found["probe.loader_samples_per_s"].source
+    assert (
+        "num_workers 0 -> 1 failed: unable to allocate shared memory"
+        in found["probe.loader_samples_per_s"].source
+    )
     loop.close()
 
 
@@ -180,8 +231,11 @@ class HostEvent:
 
 
 @pytest.mark.parametrize("probe", [launch, h2d_copies, sync_gaps])
-def test_probes_of_a_gpu_change_nothing(loop: TrainingLoop, probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the host in place of a GPU: what they measure is nonsense then, what they leave behind is not."""
+def test_probes_of_a_gpu_change_nothing(
+    loop: TrainingLoop, probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the host in place of a GPU: what they measure is nonsense then, what they leave behind
+    is not."""
     for module in (gpu, probes):
         monkeypatch.setattr(module, "needs_gpu", lambda loop: None)
     monkeypatch.setattr(gpu, "BUDGET_S", 0.05)
@@ -196,15 +250,19 @@ def test_probes_of_a_gpu_change_nothing(loop: TrainingLoop, probe: Any, monkeypa
         with pytest.raises(ProbeError, match="no GPU kernel"):
             probe(loop)
         assert not list(loop.scratch.glob("*.json"))
-        assert {step.kind for step in loop.breakdown.take()[3:]} == {2}  # the steps that it took count as a probe's
+        # the steps that it took count as a probe's
+        assert {step.kind for step in loop.breakdown.take()[3:]} == {2}
         return
     before = job_state(loop)
     assert all(signal.value > 0 for signal in probe(loop).values())
     assert all(torch.equal(a, b) for a, b in zip(before, job_state(loop), strict=True))
 
 
-def test_a_batch_that_does_not_fit_twice_ends_the_probe_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program waits while the probe runs. Where twice the batch does not fit, no further pass can answer."""
+def test_a_batch_that_does_not_fit_twice_ends_the_probe_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program waits while the probe runs. Where twice the batch does not fit, no further pass
+    can answer."""
     loop = small_gpt_loop(tmp_path)
     sizes: list[int] = []
     run_pass = loop.run_pass
@@ -218,7 +276,9 @@ def test_a_batch_that_does_not_fit_twice_ends_the_probe_at_once(tmp_path: Path, 
     monkeypatch.setattr(loop, "run_pass", limited)
     try:
         loop.step()
-        assert {name: signal.value for name, signal in PROBES["batch_elasticity"](loop).items()} == {"probe.batch_factor": 1.0}
+        assert {
+            name: signal.value for name, signal in PROBES["batch_elasticity"](loop).items()
+        } == {"probe.batch_factor": 1.0}
         assert sizes == [2, 4]
     finally:
         loop.close()

@@ -1,4 +1,5 @@
-"""The time of a piece of work on a busy CPU, without the time in which the measuring thread waited for a core."""
+"""The time of a piece of work on a busy CPU, without the time in which the measuring thread waited
+for a core."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ WORK_S = 2.0
 
 
 class BusyCore:
-    """A clock and the run-queue time of a thread that waits `waits[n]` seconds for its core right after the n-th reading of either."""
+    """A clock and the run-queue time of a thread that waits `waits[n]` seconds for its core right
+    after the n-th reading of either."""
 
     def __init__(self, waits: list[float]) -> None:
         self.t, self.waited, self._waits = 0.0, 0.0, iter(waits)
@@ -33,8 +35,12 @@ class BusyCore:
         self.waited += 1.0
 
 
-@pytest.mark.parametrize("waits", [[0, 0, 0, 0], [5, 0, 0, 0], [0, 5, 0, 0], [0, 0, 5, 0], [0, 0, 0, 5]])
-def test_a_wait_beside_the_work_makes_no_work_faster_than_it_is(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
+@pytest.mark.parametrize(
+    "waits", [[0, 0, 0, 0], [5, 0, 0, 0], [0, 5, 0, 0], [0, 0, 5, 0], [0, 0, 0, 5]]
+)
+def test_a_wait_beside_the_work_makes_no_work_faster_than_it_is(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
     core = BusyCore(waits)
     monkeypatch.setattr(measures, "_own_times", lambda: core)
     monkeypatch.setattr(measures, "now", core.now)

@@ -29,7 +29,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("probe", [swap_attention, swap_precision, swap_optim, swap_threads])
-def test_nothing_is_changed(tmp_path: Path, probe: Callable[[TrainingLoop], Signals], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_changed(
+    tmp_path: Path, probe: Callable[[TrainingLoop], Signals], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     loop = small_gpt_loop(tmp_path, attention="math", optim="adamw")
     losses(loop, 2)
@@ -47,7 +49,11 @@ def test_nothing_is_changed(tmp_path: Path, probe: Callable[[TrainingLoop], Sign
 def test_no_probe_where_there_is_nothing_to_swap(tmp_path: Path) -> None:
     loop = small_gpt_loop(tmp_path, precision="bf16", optim="adamw_fused")
     losses(loop, 1)
-    for probe, why in ((swap_attention, "plain formula"), (swap_precision, "bf16 already"), (swap_optim, "fused already")):
+    for probe, why in (
+        (swap_attention, "plain formula"),
+        (swap_precision, "bf16 already"),
+        (swap_optim, "fused already"),
+    ):
         with pytest.raises(ProbeError, match=why):
             probe(loop)
     loop.set_knobs({"num_threads": cores()}, 0)
@@ -59,13 +65,17 @@ def test_no_probe_where_there_is_nothing_to_swap(tmp_path: Path) -> None:
     loop.close()
 
 
-def test_a_cpu_without_bf16_instructions_is_not_made_to_emulate_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_bf16_instructions_is_not_made_to_emulate_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     loop = small_gpt_loop(tmp_path)
     losses(loop, 1)
     signals = swap_precision(loop)
-    assert {name: signal.value for name, signal in signals.items()} == {"probe.precision_bf16_native": 0.0}
+    assert {name: signal.value for name, signal in signals.items()} == {
+        "probe.precision_bf16_native": 0.0
+    }
     loop.close()
 
 
@@ -75,7 +85,9 @@ def test_memory_by_part_follows_the_knobs(tmp_path: Path) -> None:
     parameters = sum(parameter.numel() for parameter in loop.task.model.parameters())
 
     def parts() -> dict[str, float]:
-        return {name: signal.value for name, signal in memory_parts(loop).items() if signal.unit == "B"}
+        return {
+            name: signal.value for name, signal in memory_parts(loop).items() if signal.unit == "B"
+        }
 
     plain = parts()
     assert plain["memory.parameters_bytes"] == plain["memory.gradients_bytes"] == 4 * parameters
@@ -93,7 +105,10 @@ def test_the_layout_is_put_back_as_it_was(tmp_path: Path) -> None:
     knobs = knobs_of("train-vision", batch_size=4, num_workers=0)
     loop = TrainingLoop(vision.create(knobs, CPU, 0), knobs, CPU, tmp_path)
     losses(loop, 2)
-    before, strides = job_state(loop), [parameter.stride() for parameter in loop.task.model.parameters()]
+    before, strides = (
+        job_state(loop),
+        [parameter.stride() for parameter in loop.task.model.parameters()],
+    )
     assert swap_layout(loop)["probe.channels_last_speedup"].value > 0
     assert [parameter.stride() for parameter in loop.task.model.parameters()] == strides
     assert all(torch.equal(a, b) for a, b in zip(before, job_state(loop), strict=True))

@@ -1,6 +1,7 @@
 """A real worker process at the other end of its socket.
 
-Importing torch is most of a test here, so facts that do not disturb each other are asked of the same worker.
+Importing torch is most of a test here, so facts that do not disturb each other are asked of the
+same worker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from gpuconsole.agent.step_breakdown import SAMPLE_SPAN_S
 from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES
-from gpuconsole.wire.events import Failed, KnobsSet, Pause, Paused, ProbeDone, Resume, RunProbe, SetKnobs, Started, Steps
+from gpuconsole.wire.events import (
+    Failed,
+    KnobsSet,
+    Pause,
+    Paused,
+    ProbeDone,
+    Resume,
+    RunProbe,
+    SetKnobs,
+    Started,
+    Steps,
+)
 from tests.no_torch import without_torch
 from tests.waiting import gone, wait_until
 from tests.workloads.running import RunningWorker, knobs_of
@@ -31,13 +43,15 @@ def small_gpt(**changes: object) -> Knobs:
     return knobs_of("train-gpt", batch_size=2, seq_len=32, d_model=64, n_layer=2, **changes)
 
 
-# --- one run from its start to its end ----------------------------------------------------------------------
+# --- one run from its start to its end ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def finished() -> RunningWorker:
     """What a worker has said of 200 steps."""
-    with RunningWorker("training.gpt", small_gpt(log_every=5, save_every=10, eval_every=20), max_steps=200) as worker:
+    with RunningWorker(
+        "training.gpt", small_gpt(log_every=5, save_every=10, eval_every=20), max_steps=200
+    ) as worker:
         worker.read_to_end()
     return worker
 
@@ -47,14 +61,27 @@ def started(worker: RunningWorker) -> Started:
 
 
 @of_one_run
-def test_a_run_counts_phases_that_sum_to_the_step_and_the_loss_falls(finished: RunningWorker) -> None:
+def test_a_run_counts_phases_that_sum_to_the_step_and_the_loss_falls(
+    finished: RunningWorker,
+) -> None:
     steps = finished.steps
     assert [step.index for step in steps] == list(range(200))
     assert all(sum(step.phases) == pytest.approx(step.wall_s, rel=1e-6) for step in steps)
     wall = sum(step.wall_s for step in steps)
     share = {name: sum(step.phases[i] for step in steps) / wall for i, name in enumerate(PHASES)}
     assert sum(share.values()) == pytest.approx(1.0, abs=0.001)
-    assert all(share[name] > 0 for name in ("data_wait", "forward", "backward", "optimizer", "logging", "checkpoint", "eval"))
+    assert all(
+        share[name] > 0
+        for name in (
+            "data_wait",
+            "forward",
+            "backward",
+            "optimizer",
+            "logging",
+            "checkpoint",
+            "eval",
+        )
+    )
     losses = [step.loss for step in steps if step.loss is not None]
     assert sum(losses[-20:]) / 20 < 0.8 * sum(losses[:5]) / 5
     # contiguous: a step's wall time is the time since the previous step ended
@@ -62,7 +89,8 @@ def test_a_run_counts_phases_that_sum_to_the_step_and_the_loss_falls(finished: R
     assert [step.wall_s for step in steps[51:]] == pytest.approx(gaps, abs=1e-6)
     assert started(finished).facts["parameters"] > 100_000
     sampled = sum(step.runq is not None for step in steps)
-    early = sum(step.t - steps[0].t < 0.5 for step in steps)  # until what is usual is known each of them; then one in so long
+    # until what is usual is known each of them; then one in so long
+    early = sum(step.t - steps[0].t < 0.5 for step in steps)
     assert wall / SAMPLE_SPAN_S / 4 < sampled < early + 3 * wall / SAMPLE_SPAN_S
 
 
@@ -84,7 +112,7 @@ def test_overhead_is_reported(finished: RunningWorker) -> None:
     assert last.dropped == 0
 
 
-# --- commands to a run that goes on -------------------------------------------------------------------------
+# --- commands to a run that goes on ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +149,20 @@ def change(worker: RunningWorker, knobs: Knobs, arm: int = 0) -> KnobsSet:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a run that goes on")
-def test_hot_knobs_change_between_two_steps_and_cold_ones_are_refused(worker: RunningWorker) -> None:
-    answer = change(worker, {"batch_size": 4, "optim": "adamw", "gradient_accumulation_steps": 2}, arm=2)
+def test_hot_knobs_change_between_two_steps_and_cold_ones_are_refused(
+    worker: RunningWorker,
+) -> None:
+    answer = change(
+        worker, {"batch_size": 4, "optim": "adamw", "gradient_accumulation_steps": 2}, arm=2
+    )
     steps = list(worker.steps)
     refused = change(worker, {"n_layer": 4})
-    assert change(worker, {"batch_size": 2, "optim": "adamw_fused", "gradient_accumulation_steps": 1}).error is None
+    assert (
+        change(
+            worker, {"batch_size": 2, "optim": "adamw_fused", "gradient_accumulation_steps": 1}
+        ).error
+        is None
+    )
     assert answer.error is None
     assert refused.error is not None
     assert "n_layer" in refused.error
@@ -183,7 +220,9 @@ def test_pause_stands_still_until_resumed(worker: RunningWorker) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a run that goes on")
-def test_a_change_that_the_model_cannot_take_is_refused_and_the_run_goes_on(worker: RunningWorker) -> None:
+def test_a_change_that_the_model_cannot_take_is_refused_and_the_run_goes_on(
+    worker: RunningWorker,
+) -> None:
     assert "positions" in (change(worker, {"seq_len": 4096}).error or "")
 
 
@@ -218,7 +257,7 @@ def test_a_change_that_does_not_fit_is_refused_and_the_run_goes_on(worker: Runni
     assert worker.steps[-1].samples == 2  # and the run goes on as before
 
 
-# --- how workers end ----------------------------------------------------------------------------------------
+# --- how workers end ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -231,7 +270,10 @@ def test_loaders_are_switched_and_end_with_their_worker_when_the_parent_does() -
             assert answer.error is None
             worker.run_until(lambda steps, first=answer.step: steps[-1].index > first + 8)  # type: ignore[misc]
         assert {step.samples for step in worker.steps} == {8}
-        pids = [worker.process.pid, *(child.pid for child in psutil.Process(worker.process.pid).children(recursive=True))]
+        pids = [
+            worker.process.pid,
+            *(child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)),
+        ]
         assert len(pids) >= 3
         worker._lines.close()
         worker.socket.close()
@@ -244,10 +286,14 @@ def test_a_killed_worker_takes_its_loader_processes_along() -> None:
     knobs = knobs_of("vision-healthy", batch_size=8, num_workers=2, width=8)
     with RunningWorker("training.vision", knobs) as worker:
         worker.run_until(lambda steps: len(steps) >= 2)
-        children = [child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)]
+        children = [
+            child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)
+        ]
         assert len(children) >= 2
         os.kill(worker.process.pid, signal.SIGKILL)
-        wait_until(lambda: all(gone(pid) for pid in children), 10, "the end of its loader processes")
+        wait_until(
+            lambda: all(gone(pid) for pid in children), 10, "the end of its loader processes"
+        )
 
 
 def test_unknown_workload_is_a_failure_not_a_hang() -> None:
@@ -256,5 +302,9 @@ def test_unknown_workload_is_a_failure_not_a_hang() -> None:
 
 
 def test_without_torch_one_line_says_what_to_install(tmp_path: Path) -> None:
-    with RunningWorker("training.gpt", small_gpt(), env={**os.environ, **without_torch(tmp_path)}) as worker:
-        assert worker.wait_for(Failed).cause == f"torch is not installed: {install_command('torch')}"
+    with RunningWorker(
+        "training.gpt", small_gpt(), env={**os.environ, **without_torch(tmp_path)}
+    ) as worker:
+        assert (
+            worker.wait_for(Failed).cause == f"torch is not installed: {install_command('torch')}"
+        )

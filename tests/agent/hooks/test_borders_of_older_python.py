@@ -1,4 +1,5 @@
-"""What Python 3.11 has in place of sys.monitoring: registered functions and two names, which programs may write out and compile."""
+"""What Python 3.11 has in place of sys.monitoring: registered functions and two names, which
+programs may write out and compile."""
 
 from __future__ import annotations
 

@@ -18,7 +18,12 @@ def test_a_step_that_compiles_is_dropped_in_a_trial(monkeypatch: pytest.MonkeyPa
     def kinds(arm: int, size: int) -> list[int]:
         monkeypatch.setattr(recorder, "arm", arm)
         monkeypatch.setattr(
-            recorder, "done", [(index, 0.0, [], [], 1, 0, None, arm, kind, None) for index, kind in enumerate((COUNTS, PROBE))]
+            recorder,
+            "done",
+            [
+                (index, 0.0, [], [], 1, 0, None, arm, kind, None)
+                for index, kind in enumerate((COUNTS, PROBE))
+            ],
         )
         compiled(torch.ones(size))
         agent._leave_out_compiling()

@@ -41,7 +41,9 @@ def test_a_closed_connection_has_no_descriptors(console: socket.socket, gone: bo
     assert not connection.is_ours()
 
 
-def test_a_descriptor_that_a_file_of_the_program_has_taken_stays_open(console: socket.socket, tmp_path: Path) -> None:
+def test_a_descriptor_that_a_file_of_the_program_has_taken_stays_open(
+    console: socket.socket, tmp_path: Path
+) -> None:
     connection = Connection(console.getsockname())
     number = connection._socket.fileno()
     with (tmp_path / "of the program").open("wb") as file:

@@ -17,7 +17,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(("value", "set_to_slow"), [("1", 1.0), ("0", 0.0), ("", 0.0), (None, 0.0)])
-def test_a_variable_counts_where_its_value_slows_a_job(gpu: pytest.MonkeyPatch, value: str | None, set_to_slow: float) -> None:
+def test_a_variable_counts_where_its_value_slows_a_job(
+    gpu: pytest.MonkeyPatch, value: str | None, set_to_slow: float
+) -> None:
     if value is not None:
         gpu.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert described._switches()["environment.CUDA_LAUNCH_BLOCKING"] == set_to_slow

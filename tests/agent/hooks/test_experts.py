@@ -1,4 +1,5 @@
-"""What the modules of a model say about the FLOPs of a token: experts of which a token goes through a few, and weights of 4 bits."""
+"""What the modules of a model say about the FLOPs of a token: experts of which a token goes through
+a few, and weights of 4 bits."""
 
 from __future__ import annotations
 
@@ -26,12 +27,17 @@ class Block(nn.Module):
             experts.down_proj = nn.Parameter(torch.empty(EXPERTS, WIDTH, INNER))
         else:  # Mixtral as published, and scripts
             experts = nn.ModuleList(
-                nn.ModuleList((nn.Linear(WIDTH, 2 * INNER, bias=False), nn.Linear(INNER, WIDTH, bias=False))) for _ in range(EXPERTS)
+                nn.ModuleList(
+                    (nn.Linear(WIDTH, 2 * INNER, bias=False), nn.Linear(INNER, WIDTH, bias=False))
+                )
+                for _ in range(EXPERTS)
             )
         setattr(self, name, experts)
 
 
-def facts_of(stacked: bool, config: SimpleNamespace | None, name: str = "experts") -> dict[str, float]:
+def facts_of(
+    stacked: bool, config: SimpleNamespace | None, name: str = "experts"
+) -> dict[str, float]:
     model = nn.Module()
     model.layers = nn.ModuleList(Block(stacked, name) for _ in range(LAYERS))
     if config is not None:
@@ -53,9 +59,15 @@ def config_of(**experts: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize(
-    "experts", [{"num_local_experts": EXPERTS, "num_experts_per_tok": 2}, {"n_routed_experts": EXPERTS, "num_experts_per_tok": 2}]
+    "experts",
+    [
+        {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+        {"n_routed_experts": EXPERTS, "num_experts_per_tok": 2},
+    ],
 )
-def test_a_token_is_multiplied_with_the_experts_that_it_goes_through(stacked: bool, experts: dict[str, int]) -> None:
+def test_a_token_is_multiplied_with_the_experts_that_it_goes_through(
+    stacked: bool, experts: dict[str, int]
+) -> None:
     work = flops_of_sample(facts_of(stacked, config_of(**experts)), {}, 16)
     assert work is not None
     active = LAYERS * (ATTENTION + ROUTER + 2 * EXPERT)
@@ -64,12 +76,19 @@ def test_a_token_is_multiplied_with_the_experts_that_it_goes_through(stacked: bo
 
 @pytest.mark.parametrize("config", [None, config_of(num_local_experts=EXPERTS)])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_without_the_number_of_active_experts_there_is_no_estimate(stacked: bool, config: SimpleNamespace | None) -> None:
+def test_without_the_number_of_active_experts_there_is_no_estimate(
+    stacked: bool, config: SimpleNamespace | None
+) -> None:
     assert flops_of_sample(facts_of(stacked, config), {}, 16) is None
 
 
 def test_a_model_without_experts_has_none() -> None:
-    assert Structure(list(nn.Sequential(nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 8)] * 2)).modules())).experts == {}
+    assert (
+        Structure(
+            list(nn.Sequential(nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 8)] * 2)).modules())
+        ).experts
+        == {}
+    )
 
 
 class FourBits(nn.Linear):
@@ -77,7 +96,9 @@ class FourBits(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(64, 32, bias=False)
-        self.weight = nn.Parameter(torch.empty(64 * 32 // 2, 1, dtype=torch.uint8), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.empty(64 * 32 // 2, 1, dtype=torch.uint8), requires_grad=False
+        )
 
 
 def test_weights_of_four_bits_count_one_by_one() -> None:

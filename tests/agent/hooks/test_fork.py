@@ -1,4 +1,5 @@
-"""What the agent holds of a parent is never freed in a forked child: CUDA would abort the child there."""
+"""What the agent holds of a parent is never freed in a forked child: CUDA would abort the child
+there."""
 
 from __future__ import annotations
 
@@ -38,5 +39,11 @@ PROGRAM = """
 
 
 def test_a_forked_child_frees_nothing_of_its_parent_not_even_at_its_end() -> None:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

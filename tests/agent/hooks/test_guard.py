@@ -1,4 +1,5 @@
-"""What belongs to the agent and what belongs to the program: exceptions, and attributes that raise."""
+"""What belongs to the agent and what belongs to the program: exceptions, and attributes that
+raise."""
 
 from __future__ import annotations
 
@@ -76,7 +77,18 @@ def agents_work() -> None:
 
 
 @pytest.mark.usefixtures("timer")
-@pytest.mark.parametrize("handler", [plain, with_text, of_any, once, functools.partial(within, "late"), Handles(), Handles().handle])
+@pytest.mark.parametrize(
+    "handler",
+    [
+        plain,
+        with_text,
+        of_any,
+        once,
+        functools.partial(within, "late"),
+        Handles(),
+        Handles().handle,
+    ],
+)
 def test_an_exception_of_a_signal_handler_comes_from_outside(handler: Any) -> None:
     signal.signal(signal.SIGUSR1, handler)
     assert from_outside(caught(agents_work))
@@ -123,7 +135,9 @@ def test_a_failure_of_the_agent_does_not_come_from_outside(fails: Callable[[], A
 
 
 @pytest.mark.usefixtures("timer")
-def test_an_entry_point_raises_again_what_comes_from_outside_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_raises_again_what_comes_from_outside_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     switch, anew = Switch(), list[str]()
     monkeypatch.setattr(guard, "switch", switch)
     switch.begin_anew.append(lambda: anew.append("begun"))
@@ -133,13 +147,16 @@ def test_an_entry_point_raises_again_what_comes_from_outside_and_goes_on(monkeyp
     assert not switch.failed and anew == ["begun"]
     guard.entry("test.fails")(lambda: [][1])()
     assert switch.failed and anew == ["begun"]
-    # another call of the agent's code may still be under way as the agent switches itself off: what comes from outside then arrives too
+    # another call of the agent's code may still be under way as the agent switches itself off: what
+    # comes from outside then arrives too
     assert switch.off("test.late", caught(agents_work))
     assert not switch.off("test.late", ValueError("of the agent"))
 
 
 @pytest.mark.usefixtures("timer")
-def test_an_exception_that_comes_while_the_agent_switches_itself_off_arrives_once_it_is_off() -> None:
+def test_an_exception_that_comes_while_the_agent_switches_itself_off_arrives_once_it_is_off() -> (
+    None
+):
     switch, undone = Switch(), list[str]()
     signal.signal(signal.SIGUSR1, with_text)
     switch.undo += [agents_work, lambda: undone.append("the next one")]
@@ -155,7 +172,9 @@ def test_an_attribute_of_an_object_that_raises_is_not_there() -> None:
     assert ask(Items(), "shape") is None and ask(Items(shape=3), "shape") == 3
 
 
-def test_ctrl_c_within_an_entry_point_lets_the_account_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_within_an_entry_point_lets_the_account_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     switch, anew = Switch(), list[str]()
     monkeypatch.setattr(guard, "switch", switch)
     switch.begin_anew.append(lambda: anew.append("begun"))

@@ -39,7 +39,8 @@ def test_no_function_of_python_runs_as_an_object_goes() -> None:
     known, called = ByIdentity(), list[str]()
 
     def seen(frame: FrameType, event: str, given: Any) -> None:
-        if event == "call" and "gpuconsole" in frame.f_code.co_filename:  # others may be called by garbage of other tests
+        # others may be called by garbage of other tests
+        if event == "call" and "gpuconsole" in frame.f_code.co_filename:
             called.append(frame.f_code.co_qualname)
 
     alone, in_cycle = Odd(), Odd()

@@ -33,5 +33,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_the_agent_does_not_keep(what: str) -> None:
     program = textwrap.dedent(FIRST) + textwrap.dedent(PROGRAMS[what]) + "\nassert kept() is None\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,10 +17,20 @@ from torch import nn
 from gpuconsole.agent.hooks import memory as hook
 from gpuconsole.agent.hooks.evidence.observed import memory_parts
 from gpuconsole.agent.hooks.evidence.observed import peaks as memory_peaks
-from gpuconsole.agent.hooks.memory import OwnedMemory, begin_emptying, memory, place_of, raised, tensors_of_program
+from gpuconsole.agent.hooks.memory import (
+    OwnedMemory,
+    begin_emptying,
+    memory,
+    place_of,
+    raised,
+    tensors_of_program,
+)
 from gpuconsole.agent.hooks.watch import watch
 
-MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free."
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of"
+    " which 1.00 GiB is free."
+)
 
 
 class Fails(nn.Module):
@@ -80,8 +90,13 @@ def elsewhere() -> None:
     raise torch.OutOfMemoryError(MESSAGE)
 
 
-@pytest.mark.parametrize(("work", "phase"), [(forward, "forward"), (backward, "backward"), (move, "move"), (elsewhere, "other")])
-def test_the_pass_is_known_from_the_traceback(work: Callable[[], None], phase: str, sent: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("work", "phase"),
+    [(forward, "forward"), (backward, "backward"), (move, "move"), (elsewhere, "other")],
+)
+def test_the_pass_is_known_from_the_traceback(
+    work: Callable[[], None], phase: str, sent: list[dict[str, Any]]
+) -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         work()
     raised(caught.value)
@@ -95,7 +110,9 @@ def test_the_pass_is_known_from_the_traceback(work: Callable[[], None], phase: s
 
 
 def test_without_a_line_of_the_program_in_the_traceback_the_caller_counts() -> None:
-    assert place_of(RuntimeError("CUDA out of memory"), sys._getframe()).function.startswith("test_without_a_line")
+    assert place_of(RuntimeError("CUDA out of memory"), sys._getframe()).function.startswith(
+        "test_without_a_line"
+    )
 
 
 def test_no_tensor_of_the_traceback_lives_on(sent: list[dict[str, Any]]) -> None:
@@ -109,7 +126,9 @@ def test_no_tensor_of_the_traceback_lives_on(sent: list[dict[str, Any]]) -> None
     assert len(sent) == 1 and held[0]() is None
 
 
-def test_a_program_that_frees_the_cache_while_it_handles_the_error_is_seen(sent: list[dict[str, Any]]) -> None:
+def test_a_program_that_frees_the_cache_while_it_handles_the_error_is_seen(
+    sent: list[dict[str, Any]],
+) -> None:
     here = sys._getframe()
     assert not begin_emptying(here) and not sent
     try:
@@ -125,7 +144,9 @@ def test_other_errors_are_none_of_ours(sent: list[dict[str, Any]]) -> None:
     assert not sent
 
 
-def test_a_failure_of_the_explanation_reaches_nobody(sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_explanation_reaches_nobody(
+    sent: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(text: str) -> dict[str, Any]:
         raise KeyError("broken by the test")
 
@@ -135,7 +156,9 @@ def test_a_failure_of_the_explanation_reaches_nobody(sent: list[dict[str, Any]],
     assert not sent and memory.off == "KeyError: 'broken by the test'"
 
 
-def test_counters_that_cannot_be_read_end_the_readings_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_that_cannot_be_read_end_the_readings_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(index: int) -> hook.OwnerCounts:
         raise RuntimeError("broken by the test")
 
@@ -157,20 +180,30 @@ def test_gradients_of_an_embedding_may_be_sparse(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nobody_looks_at_every_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at every object makes `tuple(generator)` of another thread fail, and stalls a step for seconds."""
+    """A look at every object makes `tuple(generator)` of another thread fail, and stalls a step for
+    seconds."""
     optimizer = torch.optim.SGD(nn.Linear(4, 4).parameters())
-    monkeypatch.setattr(watch, "roots", [])  # the whole step is one compiled function: no call of a module is seen
+    # the whole step is one compiled function: no call of a module is seen
+    monkeypatch.setattr(watch, "roots", [])
     monkeypatch.setattr(watch, "optimizers", [weakref.ref(optimizer)])
     monkeypatch.delattr(gc, "get_objects")
     assert memory_parts()["memory.parameters_bytes"].value == 80.0
-    assert hook._read("CUDA out of memory")["parameters_bytes"] == 0.0, "a failure before the first pass of a model"
+    assert hook._read("CUDA out of memory")["parameters_bytes"] == 0.0, (
+        "a failure before the first pass of a model"
+    )
 
 
-def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = OwnedMemory()
     peak = [8.0]
-    monkeypatch.setattr(hook, "counted", lambda index: hook.OwnerCounts(2.0, peak[0], 9.0, 0.0, 1.0, 12.0))
-    monkeypatch.setattr(hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0))
+    monkeypatch.setattr(
+        hook, "counted", lambda index: hook.OwnerCounts(2.0, peak[0], 9.0, 0.0, 1.0, 12.0)
+    )
+    monkeypatch.setattr(
+        hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0)
+    )
     assert own.sample(0)["activations"] == 4.0 and own.step_peak == 8.0
     own._failed_peak, own.step_peak = 10.0, 0.0
     peak[0] = 10.0
@@ -186,11 +219,19 @@ def test_a_peak_of_a_failed_attempt_says_nothing_about_later_steps(monkeypatch: 
     assert own.step_peak == 0.0
 
 
-def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They were read once, after about 20 steps: fragments and activations grow later."""
     own, peaks = OwnedMemory(), [(8.0, 9.0)]
-    monkeypatch.setattr(hook, "counted", lambda index: hook.OwnerCounts(2.0, peaks[0][0], 3.0, 0.0, 5.0, 12.0, peaks[0][1]))
-    monkeypatch.setattr(hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0))
+    monkeypatch.setattr(
+        hook,
+        "counted",
+        lambda index: hook.OwnerCounts(2.0, peaks[0][0], 3.0, 0.0, 5.0, 12.0, peaks[0][1]),
+    )
+    monkeypatch.setattr(
+        hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0)
+    )
     own.owners(0)
     peaks[0] = (10.0, 20.0)
     own.owners(0)
@@ -209,9 +250,15 @@ def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(monke
 
 
 @pytest.mark.parametrize(("place", "peak"), [("cpu", 0.0), ("cuda:1", 7e9)])
-def test_the_peak_of_the_passes_before_the_first_update_is_kept(place: str, peak: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {torch.device("cuda:1"): 7e9}.__getitem__)
+def test_the_peak_of_the_passes_before_the_first_update_is_kept(
+    place: str, peak: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "max_memory_allocated", {torch.device("cuda:1"): 7e9}.__getitem__
+    )
     seen = OwnedMemory()
-    optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device(place))]}])
+    optimizer = SimpleNamespace(
+        param_groups=[{"params": [SimpleNamespace(device=torch.device(place))]}]
+    )
     seen.first_update(optimizer)
     assert (seen.pass_peak, seen.off) == (peak, "")

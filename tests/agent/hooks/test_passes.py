@@ -9,7 +9,9 @@ from gpuconsole.agent.hooks import passes
 from gpuconsole.agent.hooks.recorder import StepRecorder, get_ident
 
 
-def test_a_program_that_makes_models_all_the_time_leaves_short_lists_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_makes_models_all_the_time_leaves_short_lists_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recorder, state = StepRecorder(), passes.State()
     recorder.thread = get_ident()
     monkeypatch.setattr(passes, "recorder", recorder)

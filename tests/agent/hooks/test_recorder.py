@@ -1,4 +1,5 @@
-"""The segments of a step that does not end: a program that has stopped training, and serves its model."""
+"""The segments of a step that does not end: a program that has stopped training, and serves its
+model."""
 
 from __future__ import annotations
 
@@ -9,18 +10,32 @@ import pytest
 
 from gpuconsole.agent.hooks import recorder as module
 from gpuconsole.agent.hooks import stream
-from gpuconsole.agent.hooks.recorder import BACKWARD, COMM, DATA, FORWARD, GAP, LOG, NO_GRAD, OPTIMIZER, StepRecorder
+from gpuconsole.agent.hooks.recorder import (
+    BACKWARD,
+    COMM,
+    DATA,
+    FORWARD,
+    GAP,
+    LOG,
+    NO_GRAD,
+    OPTIMIZER,
+    StepRecorder,
+)
 from gpuconsole.agent.hooks.stream import StreamClock
 
 
 def seconds(recorder: StepRecorder) -> dict[int, float]:
     spans: dict[int, float] = {}
-    for code, (begun, ended) in zip(recorder.codes, itertools.pairwise([recorder.start, *recorder.times]), strict=True):
+    for code, (begun, ended) in zip(
+        recorder.codes, itertools.pairwise([recorder.start, *recorder.times]), strict=True
+    ):
         spans[code] = spans.get(code, 0.0) + ended - begun
     return spans
 
 
-def test_a_step_that_never_ends_stays_small_and_keeps_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_never_ends_stays_small_and_keeps_its_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "MAX_SEGMENTS", 1000)
     recorder, exact = StepRecorder(), StepRecorder()
     ticks = itertools.count(1)
@@ -81,13 +96,17 @@ def test_a_step_of_a_trial_on_a_gpu_has_two_events_and_its_loss() -> None:
         recorder.loss = 2.5
         recorder.cut()
     assert len(events) == 5, "two for each step, and the begin of the next one"
-    assert clock._settled(recorder.done, wait=False) == ([], recorder.done), "nothing waits for the stream"
+    assert clock._settled(recorder.done, wait=False) == ([], recorder.done), (
+        "nothing waits for the stream"
+    )
     for event in events[:2]:
         event.done = True
     settled, rest = clock._settled(recorder.done, wait=False)
     assert len(settled) == len(rest) == 1 and clock._free == events[:2]
     codes, ends, loss, readings = settled[0][2], settled[0][3], settled[0][6], settled[0][9]
-    assert len(codes) == len(ends) == 7 and ends == sorted(ends) and loss == 2.5 and readings is None
+    assert (
+        len(codes) == len(ends) == 7 and ends == sorted(ends) and loss == 2.5 and readings is None
+    )
 
 
 class AtTime:
@@ -104,8 +123,11 @@ class AtTime:
 
 
 @pytest.mark.parametrize(("issued_s", "ahead_s"), [((0.1, 0.2, 1.0), 0.7), ((0.4, 0.9, 1.0), 0.0)])
-def test_a_host_that_waits_within_a_step_was_ahead_of_the_gpu(issued_s: tuple[float, ...], ahead_s: float) -> None:
-    """The GPU passes the marks at 0.4, 0.9 and 1.0 s. In the first case the host has issued all work by 0.2 s, and then waits, in whatever function."""
+def test_a_host_that_waits_within_a_step_was_ahead_of_the_gpu(
+    issued_s: tuple[float, ...], ahead_s: float
+) -> None:
+    """The GPU passes the marks at 0.4, 0.9 and 1.0 s. In the first case the host has issued all
+    work by 0.2 s, and then waits, in whatever function."""
     clock = StreamClock.__new__(StreamClock)
     clock._free, clock._caught_up, clock.ahead_s, clock.caught_up_s = [], {7, 8}, 0.0, 0.0
     events = [AtTime(at_s) for at_s in (0.0, 0.4, 0.9, 1.0)]
@@ -132,7 +154,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("beside", [COMM, DATA])
-def test_events_of_two_streams_make_no_timeline_but_collectives_and_batches_have_streams_of_their_own(
+def test_events_of_two_streams_make_no_timeline_but_collectives_and_batches_have_own_streams(
     beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes, others = Stream("passes"), Stream("others")
@@ -160,11 +182,15 @@ def test_events_of_two_streams_make_no_timeline_but_collectives_and_batches_have
     assert clock.record() is not None, "its end"
     assert (passes.events, others.events) == (4, 0)
     monkeypatch.setattr(stream.recorder, "codes", [])
-    assert clock.record() is None and clock.record() is not None, "the program goes on in another stream"
+    assert clock.record() is None and clock.record() is not None, (
+        "the program goes on in another stream"
+    )
 
 
 @pytest.mark.parametrize("rare", [range(0), (20,), (20, 21, 40)])
-def test_a_step_that_is_marked_from_its_middle_on_has_the_samples_of_the_step_before(rare: range | tuple[int, ...]) -> None:
+def test_a_step_that_is_marked_from_its_middle_on_has_the_samples_of_the_step_before(
+    rare: range | tuple[int, ...],
+) -> None:
     recorder = StepRecorder()
     recorder.begin([])
     recorder.every = 16

@@ -1,4 +1,5 @@
-"""Samples of the training thread's stack: what they tell, and that the program does not notice the thread that takes them."""
+"""Samples of the training thread's stack: what they tell, and that the program does not notice the
+thread that takes them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.hooks.recorder import BACKWARD, FORWARD, GAP, LOADER, LOG, NO_GRAD, OPTIMIZER, OWN
+from gpuconsole.agent.hooks.recorder import (
+    BACKWARD,
+    FORWARD,
+    GAP,
+    LOADER,
+    LOG,
+    NO_GRAD,
+    OPTIMIZER,
+    OWN,
+)
 from gpuconsole.agent.hooks.sampler import NATIVE, PYTHON, WAITS, StackSampler
 from gpuconsole.agent.hooks.threads import SWITCH_S
 from gpuconsole.agent.hooks.watch import recorder
@@ -33,7 +43,9 @@ class StepwiseSampler(StackSampler):
     def take(self) -> list[tuple[str, str, float, str, list[str]]]:
         recorder.index += 1
         return [
-            sample for sample in super().take() if not any("StepwiseSampler" in line for line in sample[4])
+            sample
+            for sample in super().take()
+            if not any("StepwiseSampler" in line for line in sample[4])
         ]  # this method is a line, too
 
 
@@ -49,7 +61,8 @@ def sampler() -> Iterator[StackSampler]:
 
 
 def work(sampler: StackSampler, what: Callable[[], object], least: int = 12) -> dict[str, float]:
-    """Do `what` again and again until there are enough samples. The shares of what the thread did in its lines here."""
+    """Do `what` again and again until there are enough samples. The shares of what the thread did
+    in its lines here."""
     sampler.resume()
     kinds: dict[str, float] = {}
     until = time.monotonic() + 20
@@ -75,7 +88,9 @@ def test_a_thread_that_sleeps_waits(sampler: StackSampler) -> None:
 @pytest.mark.slow
 def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: StackSampler) -> None:
     assert work(sampler, compute, 40)[PYTHON] > 0.7
-    assert work(sampler, lambda: hashlib.pbkdf2_hmac("sha256", b"a", b"b", 100_000), 40)[NATIVE] > 0.7
+    assert (
+        work(sampler, lambda: hashlib.pbkdf2_hmac("sha256", b"a", b"b", 100_000), 40)[NATIVE] > 0.7
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,14 +122,22 @@ def test_a_sample_has_the_part_of_the_step_and_the_lines_of_the_program(
     while not samples and time.monotonic() < until:
         compute()
         # A stack may end at a generator's frame: the generator has ended while the sampler walked.
-        samples = [sample for sample in sampler.take() if len(sample[4]) > 1 and "test_a_sample_has" not in sample[4][0]]
+        samples = [
+            sample
+            for sample in sampler.take()
+            if len(sample[4]) > 1 and "test_a_sample_has" not in sample[4][0]
+        ]
     assert {sample[0] for sample in samples} == {part}
     lines = samples[0][4]
-    assert re.fullmatch(r"test_sampler\.py:\d+ compute", lines[0]), "a comprehension belongs to its function"
+    assert re.fullmatch(r"test_sampler\.py:\d+ compute", lines[0]), (
+        "a comprehension belongs to its function"
+    )
     assert "test_a_sample_has_the_part_of_the_step" in lines[1], lines
 
 
-def test_the_agents_own_work_and_the_steps_of_a_trial_have_no_samples(sampler: StackSampler) -> None:
+def test_the_agents_own_work_and_the_steps_of_a_trial_have_no_samples(
+    sampler: StackSampler,
+) -> None:
     recorder.enter(OWN)
     sampler.resume()
     time.sleep(0.1)
@@ -130,12 +153,16 @@ def tasks() -> set[str]:
     return set(os.listdir("/proc/self/task"))
 
 
-def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(sampler: StackSampler) -> None:
+def test_the_thread_is_hidden_receives_no_signal_and_is_gone_before_a_fork(
+    sampler: StackSampler,
+) -> None:
     threads, before = threading.enumerate(), tasks()
     work(sampler, lambda: time.sleep(0.02), 2)
     (task,) = tasks() - before
     assert threading.enumerate() == threads and threading.active_count() == len(threads)
-    blocked = int(re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/self/task/{task}/status").read_text())[1], 16)  # type: ignore[index]
+    blocked = int(
+        re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/self/task/{task}/status").read_text())[1], 16
+    )  # type: ignore[index]
     assert blocked >> (signal.SIGTERM - 1) & 1 and blocked >> (signal.SIGCHLD - 1) & 1
     seen: list[set[str]] = []
     for _ in range(20):
@@ -175,8 +202,11 @@ def test_the_end_of_the_sampled_thread_is_no_failure(sampler: StackSampler) -> N
     assert work(sampler, lambda: time.sleep(0.02), 2)
 
 
-def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sampler: StackSampler) -> None:
-    """`take` runs in the program's thread; what a frame of the program holds is not asked for anything."""
+def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(
+    sampler: StackSampler,
+) -> None:
+    """`take` runs in the program's thread; what a frame of the program holds is not asked for
+    anything."""
 
     class Globals(dict[str, object]):
         def get(self, *_: object) -> object:
@@ -184,12 +214,20 @@ def test_exceptions_of_the_program_in_its_thread_do_not_reach_the_sampler(sample
 
     sampler.resume()
     names = Globals(time=time, __builtins__=__builtins__)
-    exec(compile("for _ in range(10): time.sleep(0.02)", os.path.dirname(os.__file__) + "/a_library.py", "exec"), names)
+    exec(
+        compile(
+            "for _ in range(10): time.sleep(0.02)",
+            os.path.dirname(os.__file__) + "/a_library.py",
+            "exec",
+        ),
+        names,
+    )
     assert sampler.take()
 
 
 def test_a_sample_keeps_nothing_of_the_program_alive(sampler: StackSampler) -> None:
-    """The frames of all threads, with that of the sampling function itself among them, would keep each other and all their variables alive."""
+    """The frames of all threads, with that of the sampling function itself among them, would keep
+    each other and all their variables alive."""
 
     class Tensor:
         pass
@@ -233,8 +271,11 @@ def test_a_switch_interval_that_the_program_sets_is_left_alone(sampler: StackSam
         sys.setswitchinterval(usual_s)
 
 
-def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sampler: StackSampler) -> None:
-    """`names[ident] for ident in sys._current_frames()` ended with KeyError. A look may still find the thread where the kernel has stopped it within a sample."""
+def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(
+    sampler: StackSampler,
+) -> None:
+    """`names[ident] for ident in sys._current_frames()` ended with KeyError. A look may still find
+    the thread where the kernel has stopped it within a sample."""
     looks, strangers, before, until = 0, 0, sampler.cpu_s, time.monotonic() + 20
     known = sys._current_frames().keys()  # among them those of a program that runs the tests
     sampler.resume()
@@ -247,7 +288,10 @@ def test_a_watchdog_that_names_each_thread_with_a_frame_knows_all_of_them(sample
 
 def test_two_files_with_one_name_are_told_apart(sampler: StackSampler) -> None:
     assert sampler._place("/a/first/utils.py", 3) == "utils.py:3"
-    assert sampler._place("/a/second/utils.py", 3) == "second/utils.py:3" and sampler._place("/a/first/utils.py", 4) == "utils.py:4"
+    assert (
+        sampler._place("/a/second/utils.py", 3) == "second/utils.py:3"
+        and sampler._place("/a/first/utils.py", 4) == "utils.py:4"
+    )
 
 
 @pytest.mark.slow
@@ -258,41 +302,64 @@ def test_the_shares_of_the_places_of_a_job_are_those_of_its_own_clock(tmp_path: 
     assert done.returncode == 0, done.stderr
     (watched,) = listener.watched
     assert watched.off is None
-    truth = {name: float(share) for name, share in (line.split() for line in done.stdout.splitlines())}
+    truth = {
+        name: float(share) for name, share in (line.split() for line in done.stdout.splitlines())
+    }
     total = sum(sample.weight for sample in watched.samples)
     assert total > 60
     for name, part, kind in (
-        ("match", "loss", PYTHON), ("ask", "between", WAITS), ("forward", "forward", None), ("read", "data_wait", WAITS)
+        ("match", "loss", PYTHON), ("ask", "between", WAITS), ("forward", "forward", None),
+        ("read", "data_wait", WAITS),
     ):  # fmt: skip
         inside = [s for s in watched.samples if any(line.endswith(name) for line in s.lines)]
         share = sum(sample.weight for sample in inside) / total
         assert share == pytest.approx(truth[name], abs=0.1), name
-        most = sum(sample.weight for sample in inside if sample.part == part and kind in (None, sample.kind))
+        most = sum(
+            sample.weight
+            for sample in inside
+            if sample.part == part and kind in (None, sample.kind)
+        )
         assert most >= 0.6 * share * total, name
 
 
 def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: StackSampler) -> None:
     """A trainer of another library, and a model of one, are no code of the program."""
     names: dict[str, Any] = {"__name__": "fw.trainer", "torch": torch}
-    code = "def fit(x):\n    for _ in range(20):\n        torch.nn.functional.interpolate(x, scale_factor=4, mode='bicubic')\n"
+    code = (
+        "def fit(x):\n    for _ in range(20):\n        torch.nn.functional.interpolate(x,"
+        " scale_factor=4, mode='bicubic')\n"
+    )
     exec(compile(code, "/lib/site-packages/fw/trainer.py", "exec"), names)
     sampler.resume()
     callees: set[str] = set()
     until = time.monotonic() + 20
     while "torch.interpolate" not in callees and time.monotonic() < until:
         names["fit"](torch.ones(1, 3, 64, 64))
-        callees |= {callee for _, _, _, callee, lines in sampler.take() if lines and "test_what_torch_does" in lines[0]}
+        callees |= {
+            callee
+            for _, _, _, callee, lines in sampler.take()
+            if lines and "test_what_torch_does" in lines[0]
+        }
     assert "torch.interpolate" in callees and callees <= {"torch.interpolate", "fw.fit"}
 
 
 def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: StackSampler) -> None:
     sampler.resume()
     names = {"__name__": "__main__", "time": time}
-    exec(compile("def wait():\n    time.sleep(0.05)\nfor _ in range(4):\n    wait()\n", "<string>", "exec"), names)
+    exec(
+        compile(
+            "def wait():\n    time.sleep(0.05)\nfor _ in range(4):\n    wait()\n",
+            "<string>",
+            "exec",
+        ),
+        names,
+    )
     assert [lines for *_, lines in sampler.take() if lines and lines[0] == "<string>:2 wait"]
 
 
-def test_what_the_program_does_after_its_last_step_belongs_to_no_step(sampler: StackSampler) -> None:
+def test_what_the_program_does_after_its_last_step_belongs_to_no_step(
+    sampler: StackSampler,
+) -> None:
     sampler.resume()
     until = time.monotonic() + 20
     while not sampler._of_step and time.monotonic() < until:

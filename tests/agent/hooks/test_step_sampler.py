@@ -1,4 +1,5 @@
-"""Which steps of a job have readings of the run queue: each kind of step as often as it comes, whatever it takes."""
+"""Which steps of a job have readings of the run queue: each kind of step as often as it comes,
+whatever it takes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gpuconsole.agent.step_breakdown import SAMPLE_SPAN_S
 
 
 def sampled(walls: list[float], steps: int) -> tuple[Counter[int], float]:
-    """How often each position of a cycle of steps with these durations is sampled, and the seconds of the whole. The agent looks every 50 ms."""
+    """How often each position of a cycle of steps with these durations is sampled, and the seconds
+    of the whole. The agent looks every 50 ms."""
     sampler, found, at, t, due = StepSampler(), Counter[int](), -1, 0.0, 0.0
     for index in range(steps):
         if t >= due:
@@ -24,7 +26,8 @@ def sampled(walls: list[float], steps: int) -> tuple[Counter[int], float]:
 
 
 def test_a_long_step_is_sampled_as_often_as_a_short_one() -> None:
-    """The rollouts of reinforcement learning are in one step of eight. With distances in seconds, none of 1 794 samples was of this step."""
+    """The rollouts of reinforcement learning are in one step of eight. With distances in seconds,
+    none of 1 794 samples was of this step."""
     found, seconds = sampled([0.026, *[0.0014] * 7], 80_000)
     assert found.total() == pytest.approx(seconds / SAMPLE_SPAN_S, rel=0.5)
     assert found[0] == pytest.approx(found.total() / 8, rel=0.25)

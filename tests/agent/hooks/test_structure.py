@@ -45,7 +45,11 @@ def test_a_walk_is_made_once_and_again_when_the_number_of_modules_changes() -> N
     watch, before = watched(model), Model.looks
     first = structure.structure(watch)
     assert structure.structure(watch) is first and Model.looks == before
-    assert (len(first.parameters), first.linear_parameters, first.images) == (6, 45, [model[0].weight])
+    assert (len(first.parameters), first.linear_parameters, first.images) == (
+        6,
+        45,
+        [model[0].weight],
+    )
     model.append(nn.Linear(5, 1))
     assert structure.structure(watch).linear_parameters == 50
     model[0].weight = nn.Parameter(torch.zeros(3, 2, 1, 1))
@@ -60,14 +64,20 @@ def test_facts_are_those_of_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     model[1].config = type("Config", (), {"num_layers": 3, "hidden_size": 5})  # type: ignore[assignment]
     monkeypatch.setattr(described, "watch", watched(model))
     facts = described.facts()
-    assert (facts["parameters"], facts["linear_parameters"], facts["layers"], facts["width"]) == (55, 45, 3, 5)
+    assert (facts["parameters"], facts["linear_parameters"], facts["layers"], facts["width"]) == (
+        55,
+        45,
+        3,
+        5,
+    )
 
 
 def test_a_slow_description_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, described_at = [100.0], list[float]()
 
     class Stub:
-        """A service and a connection that go on: else the agent of this process would be off for the tests that follow."""
+        """A service and a connection that go on: else the agent of this process would be off for
+        the tests that follow."""
 
         gone = False
 
@@ -90,13 +100,28 @@ def test_a_slow_description_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
         agent._serve(Stub(), Stub())  # type: ignore[arg-type]
         clock[0] += 1.0
     assert not job.switch.failed
-    assert [round(later - earlier) for earlier, later in itertools.pairwise(described_at)] == [10, 10]
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(described_at)] == [
+        10,
+        10,
+    ]
 
 
-def test_the_time_of_a_probe_is_not_that_of_the_agents_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_probe_is_not_that_of_the_agents_own_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [100.0]
     agent = job.Agent("/nowhere")
-    recorder = SimpleNamespace(index=100, start=0.0, times=[clock[0]], own_s=0.0, probes_s=0.0, on=True, due=0.0, leave=int, arm=0)
+    recorder = SimpleNamespace(
+        index=100,
+        start=0.0,
+        times=[clock[0]],
+        own_s=0.0,
+        probes_s=0.0,
+        on=True,
+        due=0.0,
+        leave=int,
+        arm=0,
+    )
     recorder.enter = lambda code: None
     monkeypatch.setattr(job, "now", lambda: clock[0])
     monkeypatch.setattr(job, "recorder", recorder)
@@ -113,7 +138,14 @@ def test_the_time_of_a_probe_is_not_that_of_the_agents_own_work(monkeypatch: pyt
 
 def test_a_file_of_the_program_named_as_a_module_of_python_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "resource.py").write_text("print('imported')")
-    code = "from gpuconsole.agent.hooks.job import peak_resident_bytes; print(peak_resident_bytes() > 1e6)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    code = (
+        "from gpuconsole.agent.hooks.job import peak_resident_bytes; print(peak_resident_bytes() >"
+        " 1e6)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert run.stdout == "True\n"
-    assert job.peak_resident_bytes() == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=0.1)
+    assert job.peak_resident_bytes() == pytest.approx(
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=0.1
+    )

@@ -34,9 +34,14 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every way to train, with and without LoRA, on one shape; the other shapes with a few of them."""
+    """Every way to train, with and without LoRA, on one shape; the other shapes with a few of
+    them."""
     ways = list(itertools.product((0, 4), ("sdpa", "math"), ("fp32", "bf16"), (False, True)))
-    chosen = [(name, shape, way) for name, shape in SHAPES.items() for way in (ways if name == "odd tokens" else ways[1::5])]
+    chosen = [
+        (name, shape, way)
+        for name, shape in SHAPES.items()
+        for way in (ways if name == "odd tokens" else ways[1::5])
+    ]
     return [
         Case(
             f"{name}-rank{rank}-{attention}-{precision}-{'ckpt' if again else 'keep'}",
@@ -63,9 +68,15 @@ def batch_of(shape: GptShape) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, VOCABULARY, (shape.batch, shape.tokens)), window[:, 1:]
 
 
-def forward(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], precision: str) -> Callable[[], torch.Tensor]:
+def forward(
+    model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], precision: str
+) -> Callable[[], torch.Tensor]:
     def run() -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext():
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16)
+            if precision == "bf16"
+            else contextlib.nullcontext()
+        ):
             return next_token_loss(model, *batch)
 
     return run

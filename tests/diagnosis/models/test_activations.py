@@ -14,7 +14,9 @@ from tests.diagnosis.models.gpt import Case, batch_of, build, cases, forward
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_saved_bytes_are_those_of_the_real_graph(case: Case) -> None:
     model, batch = build(case), batch_of(case.shape)
-    _, measured = memory.saved_bytes(forward(model, batch, case.precision), [*batch, *model.parameters()])
+    _, measured = memory.saved_bytes(
+        forward(model, batch, case.precision), [*batch, *model.parameters()]
+    )
     predicted = activations(case.shape, case.precision, case.attention, case.checkpointing)
     assert predicted.saved == measured
 
@@ -37,7 +39,9 @@ def test_figures_that_were_measured_on_a_gpt_of_d_256_and_6_blocks(
 ) -> None:
     """That model had 8 heads to our 4: a little more log-sum-exp."""
     shape = GptShape(batch, tokens, tokens, 256, 6, 256)
-    assert activations(shape, precision, attention, checkpointing).saved / 2**20 == pytest.approx(mib, rel=0.01)
+    assert activations(shape, precision, attention, checkpointing).saved / 2**20 == pytest.approx(
+        mib, rel=0.01
+    )
 
 
 def test_what_is_computed_again_is_one_block() -> None:
@@ -49,7 +53,9 @@ def test_what_is_computed_again_is_one_block() -> None:
 
 def test_tensor_parallelism_splits_what_lies_between_the_matrices() -> None:
     shape = GptShape(2, 64, 64, 256, 2, 256)
-    whole, half = (activations(shape, "fp32", tensor_parallel=processes).blocks[0] for processes in (1, 2))
+    whole, half = (
+        activations(shape, "fp32", tensor_parallel=processes).blocks[0] for processes in (1, 2)
+    )
     assert whole / 2 < half < whole
 
 

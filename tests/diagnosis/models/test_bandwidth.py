@@ -42,12 +42,16 @@ def test_ring() -> None:
 
 
 def test_bus_bandwidth_as_nccl_tests_defines_it() -> None:
-    """Over 200 Mbit/s between two processes 16 MiB take 713 ms: 188 Mbit/s on the bus, since 2 (n-1)/n is 1 for two processes."""
+    """Over 200 Mbit/s between two processes 16 MiB take 713 ms: 188 Mbit/s on the bus, since 2
+    (n-1)/n is 1 for two processes."""
     assert ring_s("all_reduce", 2**24, 2, 188e6 / 8) == pytest.approx(0.713, rel=0.01)
 
 
 def test_zero3_sends_half_again_as_much_as_ddp() -> None:
-    seconds = {sharding: sharding_s(sharding, 1e9, 1e9, 4, 1e9) for sharding in ("none", "ddp", "zero1", "zero2", "zero3")}
+    seconds = {
+        sharding: sharding_s(sharding, 1e9, 1e9, 4, 1e9)
+        for sharding in ("none", "ddp", "zero1", "zero2", "zero3")
+    }
     assert seconds["zero2"] == pytest.approx(seconds["ddp"])
     assert seconds["zero1"] == seconds["zero3"] == pytest.approx(1.5 * seconds["ddp"])
     assert seconds["none"] == 0
@@ -70,5 +74,11 @@ def test_roofline() -> None:
     """H200 in bf16: 989.4 TFLOP/s over 4.8 TB/s have their ridge at 206 FLOP/B."""
     peak, bandwidth = 989.4e12, 4.8e12
     assert roofline.ridge(peak, bandwidth) == pytest.approx(206, abs=0.5)
-    assert (roofline.side(10, peak, bandwidth), roofline.side(1000, peak, bandwidth)) == ("memory", "compute")
-    assert (roofline.attainable(10, peak, bandwidth), roofline.attainable(1000, peak, bandwidth)) == (48e12, peak)
+    assert (roofline.side(10, peak, bandwidth), roofline.side(1000, peak, bandwidth)) == (
+        "memory",
+        "compute",
+    )
+    assert (
+        roofline.attainable(10, peak, bandwidth),
+        roofline.attainable(1000, peak, bandwidth),
+    ) == (48e12, peak)

@@ -1,4 +1,5 @@
-"""The closed formulas against torch's own count on the meta device, and against published figures."""
+"""The closed formulas against torch's own count on the meta device, and against published
+figures."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ SIZES = [(192, 4, 128), (128, 2, 64), (256, 6, 256)]
 """d_model, n_layer, tokens; the first is train-gpt at CPU scale."""
 
 
-def counted(d_model: int, n_layer: int, tokens: int, rank: int = 0, checkpointing: bool = False, attention: str = "sdpa") -> float:
+def counted(
+    d_model: int,
+    n_layer: int,
+    tokens: int,
+    rank: int = 0,
+    checkpointing: bool = False,
+    attention: str = "sdpa",
+) -> float:
     """FLOPs per token of the real model."""
     model = GPT(d_model, n_layer, 1024)
     if rank:
@@ -27,30 +35,47 @@ def counted(d_model: int, n_layer: int, tokens: int, rank: int = 0, checkpointin
 
 @pytest.mark.parametrize(("d_model", "n_layer", "tokens"), SIZES)
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
-def test_training_formula_is_torchs_count(d_model: int, n_layer: int, tokens: int, attention: str) -> None:
+def test_training_formula_is_torchs_count(
+    d_model: int, n_layer: int, tokens: int, attention: str
+) -> None:
     linear = transformer_linear(d_model, n_layer, VOCABULARY)
     formula = flops.training_per_token(linear, n_layer, d_model, tokens)
-    assert formula == pytest.approx(counted(d_model, n_layer, tokens, attention=attention), rel=1e-9)
+    assert formula == pytest.approx(
+        counted(d_model, n_layer, tokens, attention=attention), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 8])
 def test_recomputation_is_what_torch_computes_again(rank: int) -> None:
     plain, again = (counted(192, 3, 64, rank, checkpointing) for checkpointing in (False, True))
     assert flops.recomputed_per_token(192, 3, 64, rank) == pytest.approx(again - plain, rel=1e-9)
-    assert flops.lora_per_token(192, 3, VOCABULARY, 8, 64) == pytest.approx(counted(192, 3, 64, 8), rel=1e-9)
+    assert flops.lora_per_token(192, 3, VOCABULARY, 8, 64) == pytest.approx(
+        counted(192, 3, 64, 8), rel=1e-9
+    )
 
 
 def test_causal_counts_half_of_attention() -> None:
     """At 8B and 8K it is 57.9 against 51.5 GFLOP a token (torchtitan, ml-engineering)."""
     linear, attention = 7.50e9, 12 * 32 * 4096 * 8192
     assert flops.training_per_token(linear, 32, 4096, 8192) == pytest.approx(57.9e9, rel=0.002)
-    assert flops.training_per_token_causal(linear, 32, 4096, 8192) == pytest.approx(51.5e9, rel=0.002)
+    assert flops.training_per_token_causal(linear, 32, 4096, 8192) == pytest.approx(
+        51.5e9, rel=0.002
+    )
     assert flops.training_per_token(linear, 32, 4096, 8192) - attention == 6 * linear
 
 
-def megatron_per_step(batch: float, tokens: float, n_layer: int, d_model: int, vocabulary: int) -> float:
+def megatron_per_step(
+    batch: float, tokens: float, n_layer: int, d_model: int, vocabulary: int
+) -> float:
     """72 B s l h^2 (1 + s/(6h) + V/(12 l h)), not causal (Narayanan et al. 2021)."""
-    return 72 * batch * tokens * n_layer * d_model**2 * (1 + tokens / (6 * d_model) + vocabulary / (12 * n_layer * d_model))
+    return (
+        72
+        * batch
+        * tokens
+        * n_layer
+        * d_model**2
+        * (1 + tokens / (6 * d_model) + vocabulary / (12 * n_layer * d_model))
+    )
 
 
 def test_megatrons_formula_gives_the_same_flops_per_step() -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.diagnosis.models.flops import flops_of, mfu, nearest_anchor, published_flops_per_s, published_tokens_per_s
+from gpuconsole.diagnosis.models.flops import (
+    flops_of,
+    mfu,
+    nearest_anchor,
+    published_flops_per_s,
+    published_tokens_per_s,
+)
 from gpuconsole.model.peaks import peaks_of, published_of
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -17,10 +23,14 @@ def test_100_of_312_tflops_reads_32_percent() -> None:
 
 
 @pytest.mark.parametrize(
-    "anchor", [one for one in published_of(H100) if one.mfu_ratio and "llm-foundry" in one.source], ids=lambda one: one.model
+    "anchor",
+    [one for one in published_of(H100) if one.mfu_ratio and "llm-foundry" in one.source],
+    ids=lambda one: one.model,
 )
 def test_a_published_mfu_follows_from_its_tokens_by_our_formula(anchor) -> None:  # type: ignore[no-untyped-def]
-    assert mfu(anchor.tokens_per_s * flops_of(anchor), 989.4e12) == pytest.approx(anchor.mfu_ratio, rel=0.015)
+    assert mfu(anchor.tokens_per_s * flops_of(anchor), 989.4e12) == pytest.approx(
+        anchor.mfu_ratio, rel=0.015
+    )
 
 
 def test_an_anchor_is_of_the_same_precision_and_the_nearest_size() -> None:

@@ -41,7 +41,9 @@ class Live(TorchDispatchMode):
     def _gone(self, size: int) -> None:
         self.bytes -= size
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = operation(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
@@ -53,7 +55,9 @@ def measured_peak(case: Case, optim: str, passes: int) -> int:
     """Of the second step of a training, so that the optimizer has its states."""
     model, batch = build(case), batch_of(case.shape)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, foreach=optim == "adamw_foreach", fused=optim == "adamw_fused")
+    optimizer = torch.optim.AdamW(
+        trained, foreach=optim == "adamw_foreach", fused=optim == "adamw_fused"
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -65,7 +69,10 @@ def measured_peak(case: Case, optim: str, passes: int) -> int:
     optimizer.zero_grad(set_to_none=True)
     live = Live()
     with live:
-        for tensor in (*model.parameters(), *(value for values in optimizer.state.values() for value in values.values())):
+        for tensor in (
+            *model.parameters(),
+            *(value for values in optimizer.state.values() for value in values.values()),
+        ):
             live.add(tensor.data)
         step()
     return live.peak
@@ -82,17 +89,29 @@ IN_CI = [
 """Each shape, each attention, each precision, with and without checkpointing: twice."""
 
 
-@pytest.mark.parametrize(("shape", "attention", "precision", "checkpointing"), matrix(PEAKS, in_ci=IN_CI))
-def test_peak_within_10_percent(shape: GptShape, attention: str, precision: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "attention", "precision", "checkpointing"), matrix(PEAKS, in_ci=IN_CI)
+)
+def test_peak_within_10_percent(
+    shape: GptShape, attention: str, precision: str, checkpointing: bool
+) -> None:
     case = Case("", shape, attention, precision, checkpointing)
-    assert _predicted(case, "adamw_fused", 1) == pytest.approx(measured_peak(case, "adamw_fused", 1), rel=0.10)
+    assert _predicted(case, "adamw_fused", 1) == pytest.approx(
+        measured_peak(case, "adamw_fused", 1), rel=0.10
+    )
 
 
-@pytest.mark.parametrize(("optim", "passes"), [("adamw_foreach", 1), ("adamw", 1), ("adamw_fused", 2)])
+@pytest.mark.parametrize(
+    ("optim", "passes"), [("adamw_foreach", 1), ("adamw", 1), ("adamw_fused", 2)]
+)
 @pytest.mark.parametrize("shape", [LARGE_BATCH, LARGE_MODEL], ids=["large batch", "large model"])
-def test_peak_with_other_optimizers_and_accumulation(shape: GptShape, optim: str, passes: int) -> None:
+def test_peak_with_other_optimizers_and_accumulation(
+    shape: GptShape, optim: str, passes: int
+) -> None:
     case = Case("", shape, "sdpa", "fp32", False)
-    assert _predicted(case, optim, passes) == pytest.approx(measured_peak(case, optim, passes), rel=0.10)
+    assert _predicted(case, optim, passes) == pytest.approx(
+        measured_peak(case, optim, passes), rel=0.10
+    )
 
 
 def _predicted(case: Case, optim: str, passes: int) -> float:

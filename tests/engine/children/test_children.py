@@ -1,4 +1,5 @@
-"""A child's end, and what a console leaves behind: no signal to a foreign process, no folder of a live console deleted."""
+"""A child's end, and what a console leaves behind: no signal to a foreign process, no folder of a
+live console deleted."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def group_signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def test_a_child_that_has_ended_is_not_killed_again(group_signals: list[tuple[int, int]]) -> None:
-    """Its pid may belong to another program by then, and that program's whole group would be killed."""
+    """Its pid may belong to another program by then, and that program's whole group would be
+    killed."""
 
     async def main() -> None:
         child = Child("gpuconsole.no_such_module", [], lambda event: None, lambda code: None)
@@ -45,7 +47,9 @@ def test_a_child_that_has_ended_is_not_killed_again(group_signals: list[tuple[in
     asyncio.run(main())
 
 
-def test_the_group_of_a_pid_that_was_given_to_another_process_is_left_alone(group_signals: list[tuple[int, int]]) -> None:
+def test_the_group_of_a_pid_that_was_given_to_another_process_is_left_alone(
+    group_signals: list[tuple[int, int]],
+) -> None:
     """The pid is reused between the child's end and the clean-up of its group."""
     other = psutil.Popen(["sleep", "60"], start_new_session=True)
     try:
@@ -57,8 +61,12 @@ def test_the_group_of_a_pid_that_was_given_to_another_process_is_left_alone(grou
         other.wait()
 
 
-def test_what_a_child_started_and_left_behind_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "leaves_a_sleeper.py").write_text("import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\n")
+def test_what_a_child_started_and_left_behind_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves_a_sleeper.py").write_text(
+        "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     async def main() -> None:
@@ -66,12 +74,20 @@ def test_what_a_child_started_and_left_behind_ends_with_it(tmp_path: Path, monke
         await child.start()
         await child.exited.wait()
         (line,) = child.last_words
-        await until(lambda: not psutil.pid_exists(int(line)) or psutil.Process(int(line)).status() == psutil.STATUS_ZOMBIE, 5)
+        await until(
+            lambda: (
+                not psutil.pid_exists(int(line))
+                or psutil.Process(int(line)).status() == psutil.STATUS_ZOMBIE
+            ),
+            5,
+        )
 
     asyncio.run(main())
 
 
-def test_a_spare_worker_that_dies_is_dropped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_worker_that_dies_is_dropped_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", without_torch(tmp_path)["PYTHONPATH"])
 
     async def main() -> None:

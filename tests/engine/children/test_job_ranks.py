@@ -1,4 +1,5 @@
-"""Several processes of a user's job: which of them are ranks of one run. Small programs take the agent's part, because torch is slow to import."""
+"""Several processes of a user's job: which of them are ranks of one run. Small programs take the
+agent's part, because torch is slow to import."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ from gpuconsole.engine.children.job import JobChild, JobCommand
 from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.experiments.statistics import CHANGED
 from gpuconsole.experiments.trial import OneWorker
-from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, Profile, Profiled, RankJoined, SetKnobs, Steps
+from gpuconsole.wire.events import (
+    AnyEvent,
+    KnobsSet,
+    Note,
+    Profile,
+    Profiled,
+    RankJoined,
+    SetKnobs,
+    Steps,
+)
 
 AGENT = """
 import base64, json, os, socket, struct, sys, time
@@ -28,16 +38,22 @@ def agent(rank, world_size, pid):
     line.settimeout(10)
     def send(**message):
         line.sendall(json.dumps({"t": 1.0, **message}).encode() + b"\\n")
-    send(event="jobprocess", pid=pid, parent=1, script="train.py", python="3", torch="2", rank=0, world_size=1, token=os.environ["GPUCONSOLE_TOKEN"])
-    send(event="rankjoined", rank=rank, host="here", pid=pid, leads=rank == 0, world_size=world_size)
+    send(event="jobprocess", pid=pid, parent=1, script="train.py", python="3", torch="2", rank=0,
+        world_size=1, token=os.environ["GPUCONSOLE_TOKEN"])
+    send(event="rankjoined", rank=rank, host="here", pid=pid, leads=rank == 0,
+        world_size=world_size)
     steps(line, 0, pid)
     return line
 def steps(line, arm, *indices):
-    packed = b"".join(struct.pack("<IdIIdBBHI", index, 1.0, 8, 0, 0.5, arm, 0, 0, 1) + bytes([9]) + struct.pack("<d", 2.0) for index in indices)
-    counts = dict(cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=0.0, dropped=0, rank=0, counters={})
-    line.sendall(json.dumps({"t": 1.0, "event": "segments", "packed": base64.b64encode(packed).decode(), **counts}).encode() + b"\\n")
+    packed = b"".join(struct.pack("<IdIIdBBHI", index, 1.0, 8, 0, 0.5, arm, 0, 0,
+        1) + bytes([9]) + struct.pack("<d", 2.0) for index in indices)
+    counts = dict(cpu_s=0.0, runq_s=0.0, overhead_s=0.0, memory_bytes=0.0, dropped=0, rank=0,
+        counters={})
+    line.sendall(json.dumps({"t": 1.0, "event": "segments",
+        "packed": base64.b64encode(packed).decode(), **counts}).encode() + b"\\n")
 def answer(line, step, knobs, error=None):
-    line.sendall(json.dumps({"t": 2.0, "event": "knobsset", "request": 1, "step": step, "knobs": knobs, "error": error}).encode() + b"\\n")
+    line.sendall(json.dumps({"t": 2.0, "event": "knobsset", "request": 1, "step": step,
+        "knobs": knobs, "error": error}).encode() + b"\\n")
 def asked(*lines):
     for line in lines:
         line.recv(1000)
@@ -92,7 +108,9 @@ raise SystemExit(2)
 
 async def events_of(program: str, folder: Path) -> list[AnyEvent]:
     events: list[AnyEvent] = []
-    child = JobChild(JobCommand((sys.executable, "-c", program)), folder, events.append, lambda code: None)
+    child = JobChild(
+        JobCommand((sys.executable, "-c", program)), folder, events.append, lambda code: None
+    )
     await child.start()
     async with asyncio.timeout(60):
         await child.exited.wait()
@@ -100,16 +118,25 @@ async def events_of(program: str, folder: Path) -> list[AnyEvent]:
 
 
 def test_the_steps_of_each_process_belong_to_its_rank(tmp_path: Path) -> None:
-    """The rank is the one of the first optimizer step: a program may start its processes itself, and set no RANK."""
+    """The rank is the one of the first optimizer step: a program may start its processes itself,
+    and set no RANK."""
     events = asyncio.run(events_of(AGENT + TWO_RANKS, tmp_path))
-    assert [(steps.rank, steps.steps[0].index) for steps in events if isinstance(steps, Steps)] == [(0, 7), (1, 8)]
+    assert [(steps.rank, steps.steps[0].index) for steps in events if isinstance(steps, Steps)] == [
+        (0, 7),
+        (1, 8),
+    ]
     assert sorted(joined.rank for joined in events if isinstance(joined, RankJoined)) == [0, 1]
 
 
 async def answer_of(program: str, folder: Path) -> KnobsSet:
     """The answer of a job of two ranks to a change."""
     events: list[AnyEvent] = []
-    child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), folder, events.append, lambda code: None)
+    child = JobChild(
+        JobCommand((sys.executable, "-c", AGENT + program)),
+        folder,
+        events.append,
+        lambda code: None,
+    )
     await child.start()
     async with asyncio.timeout(20):
         while sum(isinstance(event, RankJoined) for event in events) < 2:
@@ -120,7 +147,9 @@ async def answer_of(program: str, folder: Path) -> KnobsSet:
     return answer
 
 
-@pytest.mark.parametrize("program", [LEADER_LAST, OTHER_LEAVES], ids=["comes last", "another has left"])
+@pytest.mark.parametrize(
+    "program", [LEADER_LAST, OTHER_LEAVES], ids=["comes last", "another has left"]
+)
 def test_the_answer_of_the_leading_rank_counts(program: str, tmp_path: Path) -> None:
     """Also where it comes last, and where a rank has answered and left."""
     assert asyncio.run(answer_of(program, tmp_path)).knobs == {"num_workers": 4}
@@ -131,7 +160,8 @@ def test_one_rank_that_refuses_refuses_for_all(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_a_trial_are_those_that_all_ranks_made_with_its_change(tmp_path: Path) -> None:
-    """A rank may be ready some steps after the leader, and some of these steps reach the console after its answer."""
+    """A rank may be ready some steps after the leader, and some of these steps reach the console
+    after its answer."""
 
     async def counted() -> list[int]:
         ended, joined = asyncio.Event(), list[RankJoined]()
@@ -152,12 +182,20 @@ def test_the_steps_of_a_trial_are_those_that_all_ranks_made_with_its_change(tmp_
     assert asyncio.run(counted()) == [12, 13]
 
 
-def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Python 3.11 logs a traceback where a handler of a connection is cancelled, as at the end of the console."""
+def test_the_console_may_end_while_the_job_is_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python 3.11 logs a traceback where a handler of a connection is cancelled, as at the end of
+    the console."""
 
     async def leave_at_once() -> None:
         program = "line = agent(0, 2, 7); line.recv(100)"
-        child = JobChild(JobCommand((sys.executable, "-c", AGENT + program)), tmp_path, lambda event: None, lambda code: None)
+        child = JobChild(
+            JobCommand((sys.executable, "-c", AGENT + program)),
+            tmp_path,
+            lambda event: None,
+            lambda code: None,
+        )
         await child.start()
         async with asyncio.timeout(20):
             while not child.processes:
@@ -169,10 +207,16 @@ def test_the_console_may_end_while_the_job_is_connected(tmp_path: Path, caplog: 
 
 
 def test_a_job_outlives_the_transport_of_its_process(tmp_path: Path) -> None:
-    """asyncio closes the transport at the end of the console, from Python 3.12 on, and kills a process that runs then."""
+    """asyncio closes the transport at the end of the console, from Python 3.12 on, and kills a
+    process that runs then."""
 
     async def leave() -> psutil.Process:
-        child = JobChild(JobCommand((sys.executable, "-c", "import time; time.sleep(60)")), tmp_path, lambda event: None, lambda code: None)
+        child = JobChild(
+            JobCommand((sys.executable, "-c", "import time; time.sleep(60)")),
+            tmp_path,
+            lambda event: None,
+            lambda code: None,
+        )
         await child.start()
         child.detach()
         assert child._process is not None
@@ -188,11 +232,17 @@ def test_a_job_outlives_the_transport_of_its_process(tmp_path: Path) -> None:
         job.wait()
 
 
-def test_a_long_tmpdir_does_not_keep_the_job_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_tmpdir_does_not_keep_the_job_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The address of a Unix socket has at most 107 bytes."""
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    assert [steps.rank for steps in asyncio.run(events_of(AGENT + TWO_RANKS, long)) if isinstance(steps, Steps)] == [0, 1]
+    assert [
+        steps.rank
+        for steps in asyncio.run(events_of(AGENT + TWO_RANKS, long))
+        if isinstance(steps, Steps)
+    ] == [0, 1]
     listener = socket.socket(socket.AF_UNIX)
     monkeypatch.chdir(long)
     listener.bind("socket")
@@ -210,8 +260,14 @@ def test_a_second_training_of_its_own_is_not_mixed_into_the_first(tmp_path: Path
 
 
 def test_a_process_that_closes_its_connection_and_goes_on_is_named(tmp_path: Path) -> None:
-    (note,) = (event.text for event in asyncio.run(events_of(AGENT + SILENT, tmp_path)) if isinstance(event, Note))
-    assert note.endswith("goes on without its connection to the console: its steps are not measured any more")
+    (note,) = (
+        event.text
+        for event in asyncio.run(events_of(AGENT + SILENT, tmp_path))
+        if isinstance(event, Note)
+    )
+    assert note.endswith(
+        "goes on without its connection to the console: its steps are not measured any more"
+    )
 
 
 @pytest.mark.slow
@@ -221,10 +277,17 @@ def test_a_process_that_takes_long_to_end_has_ended(tmp_path: Path) -> None:
     assert [event.text for event in events if isinstance(event, Note)] == []
 
 
-def test_the_rank_comes_from_the_process_group_and_else_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_comes_from_the_process_group_and_else_from_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, get_rank=lambda: 1, get_world_size=lambda: 2)
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: False,
+        get_rank=lambda: 1,
+        get_world_size=lambda: 2,
+    )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
     assert described.place() == (3, 4)
     group.is_initialized = lambda: True
@@ -256,7 +319,12 @@ def test_a_process_that_leaves_before_its_profile_is_an_answer(tmp_path: Path) -
 
     async def answer() -> Profiled:
         events: list[AnyEvent] = []
-        child = JobChild(JobCommand((sys.executable, "-c", AGENT + WINDOW_LEAVES)), tmp_path, events.append, lambda code: None)
+        child = JobChild(
+            JobCommand((sys.executable, "-c", AGENT + WINDOW_LEAVES)),
+            tmp_path,
+            events.append,
+            lambda code: None,
+        )
         await child.start()
         async with asyncio.timeout(20):
             while sum(isinstance(event, Steps) for event in events) < 2:

@@ -59,7 +59,9 @@ def test_a_sampler_that_dies_is_started_again(script: Script) -> None:
         old.kill()
         await until(lambda: any("the sampler ended" in note for note in engine.view().notes))
         count = len(engine.state.readings.series["gpu.power_w{device=gpu:0}"])
-        await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        await until(
+            lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2
+        )
         assert old.pid not in [one.pid for one in samplers()]
 
     with_engine(play)
@@ -69,7 +71,11 @@ def test_metrics_of_a_session_count_the_restarts_of_its_sampler(script: Script) 
     def restarts(address: str) -> float:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("gpuconsole_sampler_restarts_total "))
+        return next(
+            float(line.split()[1])
+            for line in text.splitlines()
+            if line.startswith("gpuconsole_sampler_restarts_total ")
+        )
 
     async def main() -> None:
         engine = LiveSession(interval_s=0.1)
@@ -88,7 +94,9 @@ def test_metrics_of_a_session_count_the_restarts_of_its_sampler(script: Script) 
     asyncio.run(main())
 
 
-def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_cannot_be_started_now_is_tried_again(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = sampling.Child.start
     refusals = iter([OSError(11, "Resource temporarily unavailable")])
 
@@ -101,9 +109,16 @@ def test_a_sampler_that_cannot_be_started_now_is_tried_again(script: Script, mon
         (old,) = samplers()
         monkeypatch.setattr(sampling.Child, "start", start)
         old.kill()
-        await until(lambda: any("does not start: Resource temporarily unavailable" in note for note in engine.view().notes))
+        await until(
+            lambda: any(
+                "does not start: Resource temporarily unavailable" in note
+                for note in engine.view().notes
+            )
+        )
         count = len(engine.state.readings.series["gpu.power_w{device=gpu:0}"])
-        await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        await until(
+            lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2
+        )
 
     with_engine(play)
 
@@ -114,14 +129,20 @@ def test_the_environment_is_read_again_when_the_gpus_are_known(script: Script) -
 
     async def play(engine: LiveSession) -> None:
         await until(lambda: engine.view().environment.driver == "580.159.03")
-        assert [device.id for device in engine.view().environment.devices] == ["gpu:0", "gpu:1", "cpu"]
+        assert [device.id for device in engine.view().environment.devices] == [
+            "gpu:0",
+            "gpu:1",
+            "cpu",
+        ]
         assert engine.view().environment.cuda == "13.0"
 
     with_engine(play)
 
 
 @pytest.mark.slow
-def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sampling, "PATIENCE_S", (3.0,))
 
     async def play(engine: LiveSession) -> None:
@@ -130,7 +151,8 @@ def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, 
         await until(lambda: stuck_s(engine) > 2)
         assert engine.view().sources["nvml"].detail == "nvmlDeviceGetPowerUsage of gpu:1"
         before = engine.view().latest["host.cores_busy{device=cpu}"]
-        await until(lambda: engine.view().latest["host.cores_busy{device=cpu}"] != before)  # the host goes on
+        # the host goes on
+        await until(lambda: engine.view().latest["host.cores_busy{device=cpu}"] != before)
         await until(lambda: any("starting a new sampler" in note for note in engine.view().notes))
         await until(lambda: stuck_s(engine) > 5)  # the successor waits too: it is told as one wait
         script.write("gpus 2", "gpu * power_mw 123000")
@@ -140,15 +162,21 @@ def test_a_stuck_source_is_reported_and_its_sampler_is_replaced(script: Script, 
     with_engine(play)
 
 
-def test_a_sampler_that_falls_silent_is_replaced(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_falls_silent_is_replaced(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sampling, "SILENT_S", 1.0)
 
     async def play(engine: LiveSession) -> None:
         (old,) = samplers()
         old.suspend()
-        await until(lambda: any("the sampler has sent nothing" in note for note in engine.view().notes))
+        await until(
+            lambda: any("the sampler has sent nothing" in note for note in engine.view().notes)
+        )
         count = len(engine.state.readings.series["gpu.power_w{device=gpu:0}"])
-        await until(lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2)
+        await until(
+            lambda: len(engine.state.readings.series["gpu.power_w{device=gpu:0}"]) > count + 2
+        )
         assert not old.is_running() or old.status() == psutil.STATUS_ZOMBIE
 
     with_engine(play)
@@ -161,7 +189,8 @@ def test_a_driver_unloaded_and_loaded_again_with_fewer_gpus(script: Script) -> N
         await until(lambda: [device.id for device in engine.view().devices] == ["cpu"])
         assert "kernel driver is not loaded" in engine.view().no_gpu_reason
         assert any("the driver or its GPUs have changed" in note for note in engine.view().notes)
-        assert not [key for key in engine.view().latest if key.startswith("gpu.")]  # nothing old is shown as if it were new
+        # nothing old is shown as if it were new
+        assert not [key for key in engine.view().latest if key.startswith("gpu.")]
         script.write("gpus 1", "gpu * power_mw 99000")
         await until(lambda: engine.view().latest.get("gpu.power_w{device=gpu:0}") == 99, 20)
         assert [device.id for device in engine.view().devices] == ["gpu:0", "cpu"]
@@ -184,19 +213,27 @@ def test_closing_does_not_wait_for_a_driver_call(script: Script) -> None:
 def test_an_xid_is_a_note(script: Script) -> None:
     async def play(engine: LiveSession) -> None:
         script.write("gpus 2", "gpu 1 xid 79", "gpu 1 xid_serial 1")
-        await until(lambda: any("gpu:1: XID 79, the GPU has fallen off the bus" in note for note in engine.view().notes))
+        await until(
+            lambda: any(
+                "gpu:1: XID 79, the GPU has fallen off the bus" in note
+                for note in engine.view().notes
+            )
+        )
 
     with_engine(play)
 
 
 def process_of(child: psutil.Process) -> Process:
-    return Process(child.pid, "gpu:0", name=child.name(), user=child.username(), started=child.create_time())
+    return Process(
+        child.pid, "gpu:0", name=child.name(), user=child.username(), started=child.create_time()
+    )
 
 
 def test_a_signal_reaches_its_process_and_no_other() -> None:
     child = psutil.Popen(["sleep", "60"])
     try:
-        other = Process(child.pid, "gpu:0", name="train", started=child.create_time() - 100)  # one that had this pid before
+        # one that had this pid before
+        other = Process(child.pid, "gpu:0", name="train", started=child.create_time() - 100)
         with pytest.raises(SessionError, match="its pid belongs to another process now"):
             send_signal(other, signal.SIGTERM)
         assert child.is_running()
@@ -211,7 +248,9 @@ def test_a_signal_reaches_its_process_and_no_other() -> None:
             child.kill()
 
 
-def test_another_users_process_is_not_signalled_unless_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_process_is_not_signalled_unless_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     child = psutil.Popen(["sleep", "60"])

@@ -1,4 +1,5 @@
-"""A profiler window in one of several processes of a user's job: the others wait for it once, and compute what they compute without it."""
+"""A profiler window in one of several processes of a user's job: the others wait for it once, and
+compute what they compute without it."""
 
 from __future__ import annotations
 
@@ -24,19 +25,35 @@ MORE_STEPS = 50
 
 
 def command(folder: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(PROGRAM), str(folder))
+    return (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        str(PROGRAM),
+        str(folder),
+    )
 
 
 async def profiled(folder: Path, ranks: tuple[int, ...]) -> tuple[list[Profiled], list[AnyEvent]]:
-    """The answers to requests for windows in these processes, one after the other, and all events of the job."""
+    """The answers to requests for windows in these processes, one after the other, and all events
+    of the job."""
     ended, events = asyncio.Event(), list[AnyEvent]()
-    worker = WorkerHandle(events.append, lambda gone, code: ended.set(), job=JobCommand(command(folder)))
+    worker = WorkerHandle(
+        events.append, lambda gone, code: ended.set(), job=JobCommand(command(folder))
+    )
     await worker.launch()
     try:
         async with asyncio.timeout(200):
-            while sum(isinstance(event, RankJoined) for event in events) < 2 or min(reached(events)) < 50:
+            while (
+                sum(isinstance(event, RankJoined) for event in events) < 2
+                or min(reached(events)) < 50
+            ):
                 await asyncio.sleep(0.05)
-            answers = [await worker.profile(WINDOW, rank, str(folder / f"trace{rank}.json.gz")) for rank in ranks]
+            answers = [
+                await worker.profile(WINDOW, rank, str(folder / f"trace{rank}.json.gz"))
+                for rank in ranks
+            ]
             last = max(reached(events))
             while min(reached(events)) < last + MORE_STEPS:
                 await asyncio.sleep(0.05)
@@ -48,24 +65,49 @@ async def profiled(folder: Path, ranks: tuple[int, ...]) -> tuple[list[Profiled]
 
 def reached(events: list[AnyEvent]) -> list[int]:
     """The last step of each process that the console knows."""
-    return [max((e.steps[-1].index for e in events if isinstance(e, Steps) and e.steps and e.rank == rank), default=0) for rank in (0, 1)]
+    return [
+        max(
+            (
+                e.steps[-1].index
+                for e in events
+                if isinstance(e, Steps) and e.steps and e.rank == rank
+            ),
+            default=0,
+        )
+        for rank in (0, 1)
+    ]
 
 
 def lines(folder: Path, rank: int) -> list[tuple[str, float]]:
     """The loss and the seconds of each step."""
-    return [(loss, float(seconds)) for loss, seconds in (line.split() for line in (folder / f"rank{rank}").read_text().splitlines())]
+    return [
+        (loss, float(seconds))
+        for loss, seconds in (
+            line.split() for line in (folder / f"rank{rank}").read_text().splitlines()
+        )
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("a job")
-def test_a_window_of_one_process_changes_no_loss_and_all_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_of_one_process_changes_no_loss_and_all_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watched, alone = tmp_path / "watched", tmp_path / "alone"
     watched.mkdir()
     alone.mkdir()
     answers, events = asyncio.run(profiled(watched, (1, 0, 5)))
-    assert [(answer.error, answer.report and answer.report.rank) for answer in answers[:2]] == [(None, 1), (None, 0)]
+    assert [(answer.error, answer.report and answer.report.rank) for answer in answers[:2]] == [
+        (None, 1),
+        (None, 0),
+    ]
     assert answers[2].error == "the job has no process 5"
-    assert all(answer.report is not None and answer.report.steps == WINDOW and Path(answer.report.trace).exists() for answer in answers[:2])
+    assert all(
+        answer.report is not None
+        and answer.report.steps == WINDOW
+        and Path(answer.report.trace).exists()
+        for answer in answers[:2]
+    )
     made = [lines(watched, rank) for rank in (0, 1)]
     monkeypatch.setenv("STEPS", str(len(made[0])))
     done = subprocess.run(command(alone), capture_output=True, text=True, timeout=200, check=False)
@@ -78,12 +120,19 @@ def test_a_window_of_one_process_changes_no_loss_and_all_go_on(tmp_path: Path, m
     for rank in (0, 1):
         window = [index for index, kind in kinds[rank].items() if kind == PROBE]
         assert len(window) >= WINDOW
-        assert all(kinds[1 - rank][index] == SETTLING for index in window), "no step that waits for the window counts in the other process"
+        assert all(kinds[1 - rank][index] == SETTLING for index in window), (
+            "no step that waits for the window counts in the other process"
+        )
         assert {kinds[of_rank][max(kinds[of_rank])] for of_rank in (0, 1)} == {COUNTS}
 
 
 def steps_of(events: list[AnyEvent], rank: int) -> list[Step]:
-    return [step for event in events if isinstance(event, Steps) and event.rank == rank for step in event.steps]
+    return [
+        step
+        for event in events
+        if isinstance(event, Steps) and event.rank == rank
+        for step in event.steps
+    ]
 
 
 def test_rules_read_the_window_of_the_leading_process_only() -> None:

@@ -1,6 +1,8 @@
-"""Compiles device.cpp against the installed torch. The library is kept by its content, so that a test session compiles at most once.
+"""Compiles device.cpp against the installed torch. The library is kept by its content, so that a
+test session compiles at most once.
 
-A torch that has CUDA itself gets a libtorch_cuda.so without kernels: the dispatch key CUDA is then left to the simulated device, as in a CPU build.
+A torch that has CUDA itself gets a libtorch_cuda.so without kernels: the dispatch key CUDA is then
+left to the simulated device, as in a CPU build.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class NotHereError(RuntimeError):
 
 
 def build_device() -> Path:
-    """Compile the library where that is not done yet. Raises NotHereError without a compiler or with another torch."""
+    """Compile the library where that is not done yet. Raises NotHereError without a compiler or
+    with another torch."""
     compiler = shutil.which("g++")
     if compiler is None:
         raise NotHereError("the simulated CUDA device needs g++")
@@ -36,7 +39,9 @@ def build_device() -> Path:
         raise NotHereError("the simulated CUDA device needs torch")
     version = metadata.version("torch")
     if not version.startswith(VERSION + "."):
-        raise NotHereError(f"the simulated CUDA device is written for torch {VERSION}, not {version}")
+        raise NotHereError(
+            f"the simulated CUDA device is written for torch {VERSION}, not {version}"
+        )
     torch = Path(spec.origin).parent
     sources = b"".join(path.read_bytes() for path in (SOURCE, NO_KERNELS, Path(__file__)))
     key = hashlib.sha256(sources + version.encode() + str(torch).encode()).hexdigest()[:16]
@@ -51,16 +56,22 @@ def build_device() -> Path:
             links = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch}/lib"]
             if (torch / "lib" / "libtorch_cuda.so").exists():
                 links = [*_without_kernels(compiler, torch / "lib", folder / key, includes), *links]
-            subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(partial), *includes, *links], check=True)
+            subprocess.run(
+                [compiler, *FLAGS, str(SOURCE), "-o", str(partial), *includes, *links], check=True
+            )
             partial.rename(library)
     return library
 
 
-def _without_kernels(compiler: str, libraries: Path, folder: Path, includes: list[str]) -> list[str]:
-    """Compile a libtorch_cuda.so that has the names which torch's Python library takes from it, and return the options that link it.
+def _without_kernels(
+    compiler: str, libraries: Path, folder: Path, includes: list[str]
+) -> list[str]:
+    """Compile a libtorch_cuda.so that has the names which torch's Python library takes from it, and
+    return the options that link it.
 
-    Loaded first, it is the one that torch's other libraries get. Its functions throw, but for those in no_kernels.cpp. libc10_cuda.so is loaded before the
-    simulated device too: the device guard and the allocator that are registered last are in use.
+    Loaded first, it is the one that torch's other libraries get. Its functions throw, but for those
+    in no_kernels.cpp. libc10_cuda.so is loaded before the simulated device too: the device guard
+    and the allocator that are registered last are in use.
     """
     folder.mkdir(exist_ok=True)
     source, stub = folder / "kernels.cpp", folder / "libtorch_cuda.so"
@@ -78,7 +89,10 @@ def _without_kernels(compiler: str, libraries: Path, folder: Path, includes: lis
             continue
         if kind == "T":
             lines.append(f'__attribute__((weak)) void f{number}() __asm__("{name}");')
-            lines.append(f'void f{number}() {{ throw std::runtime_error("the simulated CUDA device lacks {name}"); }}')
+            lines.append(
+                f'void f{number}() {{ throw std::runtime_error("the simulated CUDA device lacks'
+                f' {name}"); }}'
+            )
         elif name.startswith("_ZTI"):
             lines.append(f'extern Type t{number} __asm__("{name}");')
             lines.append(f'Type t{number} = {{type_info + 2, "{name.removeprefix("_ZTI")}"}};')
@@ -86,13 +100,31 @@ def _without_kernels(compiler: str, libraries: Path, folder: Path, includes: lis
             lines.append(f'extern void* v{number}[64] __asm__("{name}");')
             lines.append(f"void* v{number}[64] = {{}};")
     source.write_text("\n".join(lines) + "\n")
-    command = [compiler, *FLAGS, str(NO_KERNELS), str(source), "-o", str(stub), "-Wl,-soname,libtorch_cuda.so", *includes]
+    command = [
+        compiler,
+        *FLAGS,
+        str(NO_KERNELS),
+        str(source),
+        "-o",
+        str(stub),
+        "-Wl,-soname,libtorch_cuda.so",
+        *includes,
+    ]
     subprocess.run([*command, f"-L{libraries}", "-ltorch_cpu", "-lc10"], check=True)
-    return ["-Wl,--no-as-needed", f"-Wl,-rpath,{folder}", str(stub), str(libraries / "libc10_cuda.so"), f"-Wl,-rpath-link,{libraries}"]
+    return [
+        "-Wl,--no-as-needed",
+        f"-Wl,-rpath,{folder}",
+        str(stub),
+        str(libraries / "libc10_cuda.so"),
+        f"-Wl,-rpath-link,{libraries}",
+    ]
 
 
 def _symbols(library: Path, which: str) -> dict[str, str]:
-    """The names that a library defines or takes from others, without their versions, and the kind of each."""
-    listed = subprocess.run(["nm", "-D", which, str(library)], check=True, capture_output=True, text=True).stdout
+    """The names that a library defines or takes from others, without their versions, and the kind
+    of each."""
+    listed = subprocess.run(
+        ["nm", "-D", which, str(library)], check=True, capture_output=True, text=True
+    ).stdout
     fields = (line.split()[-2:] for line in listed.splitlines())
     return {name.partition("@")[0]: kind for kind, name in fields}

@@ -2,7 +2,8 @@
 
 card h100                 one line for each card, one to eight
 card l4 memory=8e9        a card with another figure of `Card`
-values cpu                the CPU computes the values of tensors; "none": tensors have shapes only, and every value that is read is 0
+values cpu                the CPU computes the values of tensors; "none": tensors have shapes only,
+                          and every value that is read is 0
 slowdown 10               every kernel and copy takes that many times as long
 kernel_s 3e-6             the shortest kernel
 queue 1024                kernels that the host may be ahead
@@ -27,10 +28,12 @@ CONTEXT_BYTES = 450e6
 
 @dataclass(frozen=True)
 class Card:
-    """One card. FLOP/s are dense peaks of the datasheet, bandwidths are bytes/s: of the memory, of the link to the host in one direction,
-    and to another card. `power_w`, `clock_hz`: the limits. `capability`: the compute capability. `cores`: a bit for each core beside the card, of the first 64.
-    `demand_w`: the power that large products would draw at the highest clock; above `power_w` the driver lowers the clock (0: not above it).
-    `default_w`: the limit before a person has lowered it (0: nobody has). `is_integrated`: its memory is that of the host."""
+    """One card. FLOP/s are dense peaks of the datasheet, bandwidths are bytes/s: of the memory, of
+    the link to the host in one direction, and to another card. `power_w`, `clock_hz`: the limits.
+    `capability`: the compute capability. `cores`: a bit for each core beside the card, of the
+    first 64. `demand_w`: the power that large products would draw at the highest clock; above
+    `power_w` the driver lowers the clock (0: not above it). `default_w`: the limit before a person
+    has lowered it (0: nobody has). `is_integrated`: its memory is that of the host."""
 
     name: str
     memory: float
@@ -61,7 +64,8 @@ class Card:
         return self.capability >= (9, 0) and not self.is_integrated
 
 
-# Datasheets of NVIDIA, dense; memory as NVML reports it; links as measured at best (pinned copies), 0.8 of the PCIe rate
+# Datasheets of NVIDIA, dense; memory as NVML reports it; links as measured at best (pinned copies),
+# 0.8 of the PCIe rate
 CARDS = {
     "h100": Card(
         "NVIDIA H100 80GB HBM3",
@@ -83,7 +87,23 @@ CARDS = {
         18,
     ),
     "h200": Card(
-        "NVIDIA H200", 150.7e9, 989e12, 989e12, 494e12, 67e12, 67e12, 1979e12, 4.8e12, 52e9, 360e9, (9, 0), 132, 700, 1.98e9, 5, 18
+        "NVIDIA H200",
+        150.7e9,
+        989e12,
+        989e12,
+        494e12,
+        67e12,
+        67e12,
+        1979e12,
+        4.8e12,
+        52e9,
+        360e9,
+        (9, 0),
+        132,
+        700,
+        1.98e9,
+        5,
+        18,
     ),
     "a100-40": Card(
         "NVIDIA A100-SXM4-40GB",
@@ -105,13 +125,61 @@ CARDS = {
         12,
     ),
     "l4": Card(
-        "NVIDIA L4", 24.1e9, 121e12, 121e12, 60e12, 30.3e12, 0.49e12, 242e12, 300e9, 13e9, 10e9, (8, 9), 58, 72, 2.04e9, 4, demand_w=160
+        "NVIDIA L4",
+        24.1e9,
+        121e12,
+        121e12,
+        60e12,
+        30.3e12,
+        0.49e12,
+        242e12,
+        300e9,
+        13e9,
+        10e9,
+        (8, 9),
+        58,
+        72,
+        2.04e9,
+        4,
+        demand_w=160,
     ),
     "t4": Card(
-        "Tesla T4", 16.1e9, 8.1e12, 65e12, 8.1e12, 8.1e12, 0.25e12, 130e12, 320e9, 11e9, 8e9, (7, 5), 40, 70, 1.59e9, 3, demand_w=220
+        "Tesla T4",
+        16.1e9,
+        8.1e12,
+        65e12,
+        8.1e12,
+        8.1e12,
+        0.25e12,
+        130e12,
+        320e9,
+        11e9,
+        8e9,
+        (7, 5),
+        40,
+        70,
+        1.59e9,
+        3,
+        demand_w=220,
     ),
     "gh200": Card(
-        "NVIDIA GH200 480GB", 102e9, 989e12, 989e12, 494e12, 67e12, 67e12, 1979e12, 4.0e12, 380e9, 360e9, (9, 0), 132, 900, 1.98e9, 5, 18
+        "NVIDIA GH200 480GB",
+        102e9,
+        989e12,
+        989e12,
+        494e12,
+        67e12,
+        67e12,
+        1979e12,
+        4.0e12,
+        380e9,
+        360e9,
+        (9, 0),
+        132,
+        900,
+        1.98e9,
+        5,
+        18,
     ),
     "gb10": Card(
         "NVIDIA GB10",
@@ -161,9 +229,12 @@ class Machine:
     settings: dict[str, str] = field(default_factory=dict)
 
     def configuration(self, processes: Path, shared: Path) -> str:
-        """The text that device.cpp reads. `processes` is the file in which processes tell each other what they hold, `shared` that of the clocks of the
-        cards and of the collectives."""
-        lines = [f"{name} {value}" for name, value in self.settings.items()] + [f"processes {processes}", f"shared {shared}"]
+        """The text that device.cpp reads. `processes` is the file in which processes tell each
+        other what they hold, `shared` that of the clocks of the cards and of the collectives."""
+        lines = [f"{name} {value}" for name, value in self.settings.items()] + [
+            f"processes {processes}",
+            f"shared {shared}",
+        ]
         for index, card in enumerate(self.cards):
             figures = (
                 card.memory,
@@ -191,7 +262,8 @@ SETTINGS = ("values", "slowdown", "kernel_s", "gemm_share", "memory_share", "que
 
 
 def machine_of(script: Iterable[str]) -> Machine:
-    """The machine that the lines of a script describe. Raises ValueError with the line that is wrong."""
+    """The machine that the lines of a script describe. Raises ValueError with the line that is
+    wrong."""
     cards: list[Card] = []
     settings: dict[str, str] = {}
     for line in script:
@@ -200,7 +272,9 @@ def machine_of(script: Iterable[str]) -> Machine:
             changes = dict(pair.split("=", 1) for pair in rest[1:])
             if not changes.keys() <= {one.name for one in fields(Card)}:
                 raise ValueError(f"a card has no such figure: {line!r}")
-            cards.append(replace(CARDS[rest[0]], **{name: float(value) for name, value in changes.items()}))
+            cards.append(
+                replace(CARDS[rest[0]], **{name: float(value) for name, value in changes.items()})
+            )
         elif word in SETTINGS and len(rest) == 1:
             settings[word] = rest[0]
         elif word:

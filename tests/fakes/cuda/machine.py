@@ -1,4 +1,5 @@
-"""A machine with simulated cards: the environment for the programs that are to see it, and what its driver (NVML) reports."""
+"""A machine with simulated cards: the environment for the programs that are to see it, and what its
+driver (NVML) reports."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ ARCHITECTURES = {7: 6, 8: 7, 9: 9, 12: 10}
 
 
 class Used(NamedTuple):
-    """What one process has used of one card: bytes now, and sums since its start. The layout is `Slot` of device.cpp."""
+    """What one process has used of one card: bytes now, and sums since its start. The layout is
+    `Slot` of device.cpp."""
 
     pid: int
     card: int
@@ -56,7 +58,8 @@ class Used(NamedTuple):
 
 
 class SimulatedMachine:
-    """A context manager: while it is open, the fake driver reports what the processes do. Raises NotHereError (see build.py)."""
+    """A context manager: while it is open, the fake driver reports what the processes do. Raises
+    NotHereError (see build.py)."""
 
     def __init__(self, folder: Path, script: Sequence[str], nvml: Path | None = None) -> None:
         """`nvml`: the folder of the compiled fake driver, if there is one already."""
@@ -84,12 +87,18 @@ class SimulatedMachine:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._closed.set()
         self._thread.join()
 
     def environment(self, *, watch_syncs: bool = False, **more: str) -> dict[str, str]:
-        """The environment of a program on this machine. `watch_syncs`: its synchronisations are written to `syncs`."""
+        """The environment of a program on this machine. `watch_syncs`: its synchronisations are
+        written to `syncs`."""
         cards = [
             {
                 "name": SIMULATED + card.name,
@@ -112,7 +121,9 @@ class SimulatedMachine:
     def used(self) -> list[Used]:
         """What the processes that live use now."""
         data = self._processes.read_bytes()
-        return [one for one in map(Used._make, SLOT.iter_unpack(data)) if one.pid and _lives(one.pid)]
+        return [
+            one for one in map(Used._make, SLOT.iter_unpack(data)) if one.pid and _lives(one.pid)
+        ]
 
     def _fixed(self) -> list[str]:
         lines = [f"gpus {len(self.machine.cards)}"]
@@ -137,8 +148,13 @@ class SimulatedMachine:
             for one in own:
                 before = self._before.get((one.pid, index))
                 for name in rates:
-                    rates[name] += (getattr(one, name) - (getattr(before, name) if before else 0.0)) / span
-            share = {name: min(1.0, rates[name]) for name in ("busy_s", "active_s", "sm_s", "tensor_s", "dram_s")}
+                    rates[name] += (
+                        getattr(one, name) - (getattr(before, name) if before else 0.0)
+                    ) / span
+            share = {
+                name: min(1.0, rates[name])
+                for name in ("busy_s", "active_s", "sm_s", "tensor_s", "dram_s")
+            }
             busy = share["busy_s"]
             memory = sum(one.reserved + card.context for one in own)
             power = self._power(index, busy, share["sm_s"] / FULL_SM_SHARE, span)
@@ -159,7 +175,10 @@ class SimulatedMachine:
                     f"pcie_rx_kb {rates['h2d'] / 1000:.0f}",
                     f"pcie_tx_kb {rates['d2h'] / 1000:.0f}",
                     *(
-                        f"process {one.pid} compute {one.reserved + card.context:.0f} {100 * share['active_s'] / len(own):.0f}"
+                        (
+                            f"process {one.pid} compute {one.reserved + card.context:.0f}"
+                            f" {100 * share['active_s'] / len(own):.0f}"
+                        )
                         for one in own
                     ),
                 )
@@ -180,8 +199,8 @@ class SimulatedMachine:
         return lines
 
     def _power(self, index: int, busy: float, load: float, span: float) -> float:
-        """The power of a card, after it has set the clock at which a load fits below the limit. `busy`: the share of time with a kernel, `load`: of the
-        SMs at work."""
+        """The power of a card, after it has set the clock at which a load fits below the limit.
+        `busy`: the share of time with a kernel, `load`: of the SMs at work."""
         card = self.machine.cards[index]
         idle = IDLE_SHARE * card.power_w
         if not card.demand_w:
@@ -223,7 +242,11 @@ def _facts(index: int, card: Card) -> list[str]:
         f"capability_major {major}",
         f"capability_minor {minor}",
         f"affinity_low {card.cores:.0f}",
-        *(f"error {call} {NOT_SUPPORTED}" for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2") if card.is_integrated),
+        *(
+            f"error {call} {NOT_SUPPORTED}"
+            for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
+            if card.is_integrated
+        ),
     ]
 
 

@@ -1,12 +1,17 @@
-"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of torch.cuda that need CUDA.
+"""Gives the simulated device to torch.cuda: loads the library, and replaces the functions of
+torch.cuda that need CUDA.
 
-sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library, SIMULATED_CUDA_MACHINE the configuration,
-SIMULATED_CUDA_CARDS the facts that only Python shows (JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
+sitecustomize.py runs it in every process that imports torch. SIMULATED_CUDA names the library,
+SIMULATED_CUDA_MACHINE the configuration, SIMULATED_CUDA_CARDS the facts that only Python shows
+(JSON), and SIMULATED_CUDA_SYNCS a file that gets a line for each synchronisation.
 
-SIMULATED_CUDA_COMPILE names what compiling does: the seconds that each graph takes, and `forward` or `backward` where that pass cannot be compiled.
+SIMULATED_CUDA_COMPILE names what compiling does: the seconds that each graph takes, and `forward`
+or `backward` where that pass cannot be compiled.
 
-docs/simulated.md lists what the device does, and where it differs from a GPU. Gaps: torch.compile runs Dynamo's graphs operator by operator (there is no Inductor for this device), CUPTI (torch.profiler) does not exist, and a CUDA graph
-does not compute its values again. In the modes with CUDA graphs a call writes over the outputs of the call before.
+docs/simulated.md lists what the device does, and where it differs from a GPU. Gaps: torch.compile
+runs Dynamo's graphs operator by operator (there is no Inductor for this device), CUPTI
+(torch.profiler) does not exist, and a CUDA graph does not compute its values again. In the modes
+with CUDA graphs a call writes over the outputs of the call before.
 """
 
 from __future__ import annotations
@@ -27,7 +32,17 @@ from typing import Any
 
 CLOCK_HZ = 1.98e9
 """For torch.cuda._sleep, which counts cycles."""
-MEMORY_FIGURES = ("allocated", "reserved", "allocated_peak", "reserved_peak", "inactive_split", "retries", "ooms", "free", "total")
+MEMORY_FIGURES = (
+    "allocated",
+    "reserved",
+    "allocated_peak",
+    "reserved_peak",
+    "inactive_split",
+    "retries",
+    "ooms",
+    "free",
+    "total",
+)
 
 CAN_FAIL = (
     "sim_launch",
@@ -51,7 +66,8 @@ _keep: list[object] = []
 
 
 def load() -> None:
-    """Load the library. It registers itself with torch's libraries, so it must come before anything asks torch for CUDA."""
+    """Load the library. It registers itself with torch's libraries, so it must come before anything
+    asks torch for CUDA."""
     global library
     library = ctypes.CDLL(os.environ["SIMULATED_CUDA"], ctypes.RTLD_GLOBAL)
     for name in CAN_FAIL:
@@ -66,10 +82,19 @@ def load() -> None:
         ctypes.c_uint64,
         ctypes.c_uint64,
     )
-    for name in ("sim_graph_reset", "sim_graph_delete", "sim_graph_replay", "sim_graph_pool", "sim_capture_end"):
+    for name in (
+        "sim_graph_reset",
+        "sim_graph_delete",
+        "sim_graph_replay",
+        "sim_graph_pool",
+        "sim_capture_end",
+    ):
         getattr(library, name).argtypes = [ctypes.c_void_p]
     library.sim_capture_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p]
-    library.sim_set_kernel_s.argtypes, library.sim_queued_s.restype = [ctypes.c_double], ctypes.c_double
+    library.sim_set_kernel_s.argtypes, library.sim_queued_s.restype = (
+        [ctypes.c_double],
+        ctypes.c_double,
+    )
     library.sim_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.sim_configure(os.environ["SIMULATED_CUDA_MACHINE"].encode())
 
@@ -78,7 +103,11 @@ def _raise_error(text: bytes | None, *_: object) -> None:
     if text is None:
         return
     message = text.decode()
-    raise sys.modules["torch"].AcceleratorError(message) if "device-side assert" in message else RuntimeError(message)
+    raise (
+        sys.modules["torch"].AcceleratorError(message)
+        if "device-side assert" in message
+        else RuntimeError(message)
+    )
 
 
 def memory(index: int) -> dict[str, float]:
@@ -102,13 +131,17 @@ def visible() -> list[int]:
 
 
 def _watch_syncs(path: str) -> None:
-    """Write the reason, file and line of each synchronisation that waits for the device. Calls by C++ threads have no line."""
+    """Write the reason, file and line of each synchronisation that waits for the device. Calls by
+    C++ threads have no line."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     here = str(Path(__file__).parent)
 
     def note(why: bytes) -> None:
         frame = sys._getframe(1)
-        while frame is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename.startswith((here, "<"))):
+        while frame is not None and (
+            "/torch/" in frame.f_code.co_filename
+            or frame.f_code.co_filename.startswith((here, "<"))
+        ):
             frame = frame.f_back  # type: ignore[assignment]
         site = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "-"
         os.write(file, f"{time.perf_counter():.6f}\t{why.decode()}\t{site}\n".encode())
@@ -127,7 +160,10 @@ def _nested(index: int) -> dict[str, Any]:
         "reserved_bytes": (m["reserved"], m["reserved_peak"]),
         "inactive_split_bytes": (m["inactive_split"], m["inactive_split"]),
     }
-    stats: dict[str, Any] = {name: {"all": {"current": int(now), "peak": int(peak)}} for name, (now, peak) in kinds.items()}
+    stats: dict[str, Any] = {
+        name: {"all": {"current": int(now), "peak": int(peak)}}
+        for name, (now, peak) in kinds.items()
+    }
     return stats | {"num_alloc_retries": int(m["retries"]), "num_ooms": int(m["ooms"])}
 
 
@@ -139,9 +175,14 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + name, value
 
 
-def recorded_collectives(includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False) -> bytes:
+def recorded_collectives(
+    includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False
+) -> bytes:
     """As torch's `_dump_nccl_trace`: durations are there only where the user asks for them."""
-    distributed, timed = sys.modules["torch.distributed"], os.environ.get("TORCH_NCCL_ENABLE_TIMING", "0") == "1"
+    distributed, timed = (
+        sys.modules["torch.distributed"],
+        os.environ.get("TORCH_NCCL_ENABLE_TIMING", "0") == "1",
+    )
     entries = []
     for line in library.sim_collectives().decode().splitlines():
         number, turn, size, created_ns, lasts_ms, kind, name, description = line.split("\t")
@@ -161,7 +202,10 @@ def recorded_collectives(includeCollectives: bool = True, includeStackTraces: bo
         }
         entries.append(entry)
     groups = distributed.distributed_c10d._world.pg_names.items()
-    config = {name: {"name": name, "desc": "", "ranks": str(distributed.get_process_group_ranks(group))} for group, name in groups}
+    config = {
+        name: {"name": name, "desc": "", "ranks": str(distributed.get_process_group_ranks(group))}
+        for group, name in groups
+    }
     return pickle.dumps({"version": "2.10", "pg_config": config, "entries": entries})
 
 
@@ -177,7 +221,9 @@ class Graph:
         self._handle: int
         weakref.finalize(self, library.sim_graph_delete, self._handle).atexit = False
 
-    def capture_begin(self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(
+        self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global"
+    ) -> None:
         library.sim_capture_begin(self._handle, pool[1] if pool else 0, capture_error_mode.encode())
 
     def capture_end(self) -> None:
@@ -205,7 +251,8 @@ POOL_BYTES = 32 * 2**20
 
 
 class Replayed:
-    """A graph of Dynamo, as CUDA graphs replay it: its outputs lie in a pool, and the next call writes over them."""
+    """A graph of Dynamo, as CUDA graphs replay it: its outputs lie in a pool, and the next call
+    writes over them."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run, self._pool = run, None
@@ -214,7 +261,10 @@ class Replayed:
     def __call__(self, *inputs: Any) -> Any:
         torch = sys.modules["torch"]
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
-        if self._pool is None and (on_card := next((tensor for tensor in given if tensor.is_cuda), None)) is not None:
+        if (
+            self._pool is None
+            and (on_card := next((tensor for tensor in given if tensor.is_cuda), None)) is not None
+        ):
             self._pool = torch.empty(POOL_BYTES, dtype=torch.uint8, device=on_card.device)
         with torch.no_grad():
             for output in self._outputs:
@@ -224,7 +274,9 @@ class Replayed:
         self._outputs = [
             value.data
             for value in outputs
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.untyped_storage()._cdata not in of_inputs
+            if isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and value.untyped_storage()._cdata not in of_inputs
         ]
         return outputs
 
@@ -276,8 +328,12 @@ def install(torch: Any) -> None:
     class Event:
         """Makes generic events: torch compares their exact type."""
 
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
-            return torch.Event(torch.device("cuda", library.sim_device()), enable_timing=enable_timing)
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        ) -> Any:
+            return torch.Event(
+                torch.device("cuda", library.sim_device()), enable_timing=enable_timing
+            )
 
     class Stream:
         """Makes generic streams."""
@@ -335,7 +391,8 @@ def install(torch: Any) -> None:
         )
 
     def is_available() -> bool:
-        """As torch: this asks the driver, which forked children then cannot use, unless torch is told to ask NVML."""
+        """As torch: this asks the driver, which forked children then cannot use, unless torch is
+        told to ask NVML."""
         if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1":
             library.sim_poison_forks()
         return bool(visible())
@@ -350,14 +407,17 @@ def install(torch: Any) -> None:
             return
         if library.sim_in_bad_fork():
             raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing,"
+                " you must use the 'spawn' start method"
             )
         if not visible():
             raise RuntimeError("No CUDA GPUs are available")
         library.sim_initialise()
         cuda._initialized = True
         if not cuda.default_generators:
-            cuda.default_generators = tuple(torch.Generator(device=f"cuda:{index}") for index in range(len(visible())))
+            cuda.default_generators = tuple(
+                torch.Generator(device=f"cuda:{index}") for index in range(len(visible()))
+            )
         for call in waiting_seeds:
             call()
         waiting_seeds.clear()
@@ -370,7 +430,8 @@ def install(torch: Any) -> None:
         return _nested(index_of(device)) if is_initialized() else {}
 
     def figure(name: str) -> Callable[..., int]:
-        """A figure of the allocator, as torch: 0 before the initialisation and in forked children."""
+        """A figure of the allocator, as torch: 0 before the initialisation and in forked
+        children."""
         return lambda device=None: int(memory(index_of(device))[name]) if is_initialized() else 0
 
     def initialised(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -391,7 +452,11 @@ def install(torch: Any) -> None:
         """As torch: a seed does not initialise CUDA, it waits."""
 
         def give() -> None:
-            for generator in cuda.default_generators if every_card else [cuda.default_generators[library.sim_device()]]:
+            for generator in (
+                cuda.default_generators
+                if every_card
+                else [cuda.default_generators[library.sim_device()]]
+            ):
                 generator.manual_seed(int(value))
 
         if is_initialized():
@@ -415,15 +480,26 @@ def install(torch: Any) -> None:
         "_maybe_exchange_device": exchange_back,
         "get_device_properties": properties,
         "get_device_name": lambda device=None: properties(device).name,
-        "get_device_capability": lambda device=None: (properties(device).major, properties(device).minor),
+        "get_device_capability": lambda device=None: (
+            properties(device).major,
+            properties(device).minor,
+        ),
         "is_bf16_supported": lambda including_emulation=True: True,
         "synchronize": initialised(lambda device=None: library.sim_synchronize(index_of(device))),
         "Event": Event,
         "Stream": Stream,
         "stream": lambda chosen: StreamContext(chosen),
         "StreamContext": StreamContext,
-        "current_stream": initialised(lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index_of(device)))),
-        "default_stream": initialised(lambda device=None: torch.Stream(stream_id=0, device_index=index_of(device), device_type=1)),
+        "current_stream": initialised(
+            lambda device=None: torch.accelerator.current_stream(
+                torch.device("cuda", index_of(device))
+            )
+        ),
+        "default_stream": initialised(
+            lambda device=None: torch.Stream(
+                stream_id=0, device_index=index_of(device), device_type=1
+            )
+        ),
         "set_stream": lambda chosen: torch.accelerator.set_stream(chosen),
         "memory_stats": lambda device=None: collections.OrderedDict(sorted(_flat(nested(device)))),
         "memory_stats_as_nested_dict": nested,
@@ -431,8 +507,12 @@ def install(torch: Any) -> None:
         "memory_reserved": figure("reserved"),
         "max_memory_allocated": figure("allocated_peak"),
         "max_memory_reserved": figure("reserved_peak"),
-        "reset_peak_memory_stats": initialised(lambda device=None: library.sim_reset_peaks(index_of(device))),
-        "set_per_process_memory_fraction": initialised(lambda fraction, device=None: library.sim_set_fraction(index_of(device), fraction)),
+        "reset_peak_memory_stats": initialised(
+            lambda device=None: library.sim_reset_peaks(index_of(device))
+        ),
+        "set_per_process_memory_fraction": initialised(
+            lambda fraction, device=None: library.sim_set_fraction(index_of(device), fraction)
+        ),
         "mem_get_info": initialised(free_and_total),
         "is_current_stream_capturing": is_capturing,
         "get_rng_state": lambda device="cuda": generator(device).get_state(),
@@ -465,18 +545,32 @@ def install(torch: Any) -> None:
         init_process_group(backend.replace("nccl", "gloo"), *args, **kwargs | {"device_id": None})
 
     if torch.distributed.is_available():
-        init_process_group, torch.distributed.init_process_group = torch.distributed.init_process_group, without_nccl
+        init_process_group, torch.distributed.init_process_group = (
+            torch.distributed.init_process_group,
+            without_nccl,
+        )
         torch.distributed.is_nccl_available = lambda: True
         torch._C._distributed_c10d._dump_nccl_trace = recorded_collectives
         if not library.sim_has_values():
-            torch.distributed._verify_params_across_processes = lambda *_: None  # it would compare shapes that a card has exchanged
+            # it would compare shapes that a card has exchanged
+            torch.distributed._verify_params_across_processes = lambda *_: None
 
-    def without_compiler(model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None, **kwargs: Any) -> Any:
-        """Dynamo traces, guards, compiles again and breaks graphs as ever; its graphs run operator by operator in place of Inductor's kernels."""
+    def without_compiler(
+        model: Any = None,
+        *,
+        backend: Any = "inductor",
+        mode: Any = None,
+        options: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Dynamo traces, guards, compiles again and breaks graphs as ever; its graphs run operator
+        by operator in place of Inductor's kernels."""
         if backend in ("inductor", "cudagraphs"):
             trouble = os.environ.get("SIMULATED_CUDA_COMPILE", "")
             backend = (
-                compiler("reduce-overhead" if backend == "cudagraphs" else mode, trouble) if trouble or mode in WITH_GRAPHS else "eager"
+                compiler("reduce-overhead" if backend == "cudagraphs" else mode, trouble)
+                if trouble or mode in WITH_GRAPHS
+                else "eager"
             )
             mode, options = None, None
         return compile_with(model, backend=backend, mode=mode, options=options, **kwargs)
@@ -491,14 +585,23 @@ def install(torch: Any) -> None:
     clone_storage, torch.storage._StorageBase.clone = torch.storage._StorageBase.clone, clone
     start, torch.profiler.profile.start = torch.profiler.profile.start, refuse_profile
     torch_python = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
-    library.sim_on_fork(torch_python._ZN5torch5utils37register_fork_handler_for_device_initEN3c1010DeviceTypeE)
+    library.sim_on_fork(
+        torch_python._ZN5torch5utils37register_fork_handler_for_device_initEN3c1010DeviceTypeE
+    )
     cuda.default_generators = ()
     torch._C._cuda_memoryStats = nested
-    torch._C._cuda_isCurrentStreamCapturing = cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
-    torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (0, library.sim_new_pool())
+    torch._C._cuda_isCurrentStreamCapturing = cuda.graphs._cuda_isCurrentStreamCapturing = (
+        is_capturing
+    )
+    torch._C._graph_pool_handle = cuda.graphs._graph_pool_handle = lambda: (
+        0,
+        library.sim_new_pool(),
+    )
     torch._C._host_emptyCache = lambda: None
-    torch._C._cuda_emptyCache = functools.partial(library.sim_empty_cache)  # no frame of ours: the line is that of the program
-    if torch.version.cuda is not None:  # a class of C++: an object is made its way, empty (no_kernels.cpp)
+    # no frame of ours: the line is that of the program
+    torch._C._cuda_emptyCache = functools.partial(library.sim_empty_cache)
+    # a class of C++: an object is made its way, empty (no_kernels.cpp)
+    if torch.version.cuda is not None:
         new, init = torch._C._CUDAGraph.__new__, torch._C._CUDAGraph.__init__
         Graph.__new__ = lambda cls, keep_graph=False: new(cls)
         begin = Graph.__init__

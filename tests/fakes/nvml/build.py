@@ -1,4 +1,5 @@
-"""Builds the fake driver and writes its scripts. For every test that wants GPUs that are not there."""
+"""Builds the fake driver and writes its scripts. For every test that wants GPUs that are not
+there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ _SOURCE = Path(__file__).with_name("fake_nvml.c")
 def build_fake_nvml(directory: Path) -> Path:
     """Compile the fake into `directory`; returns the directory, to be put on LD_LIBRARY_PATH."""
     library = directory / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", library, _SOURCE], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", library, _SOURCE],
+        check=True,
+    )
     return directory
 
 
@@ -29,5 +33,6 @@ class Script:
         fresh.rename(self.path)
 
     def environment(self, library: Path) -> dict[str, str]:
-        """The environment of a child that is to see this machine; `library` is what build_fake_nvml returned."""
+        """The environment of a child that is to see this machine; `library` is what build_fake_nvml
+        returned."""
         return os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCRIPT": str(self.path)}

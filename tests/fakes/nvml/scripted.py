@@ -1,4 +1,5 @@
-"""A value for every metric of a GPU: what the fake driver is told, and what must come of it, to the unit."""
+"""A value for every metric of a GPU: what the fake driver is told, and what must come of it, to the
+unit."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Pictures of the main screen as text. `python -m tests.tui.golden --write` makes them again after an intended change; read the diff."""
+"""Pictures of the main screen as text. `python -m tests.tui.golden --write` makes them again after
+an intended change; read the diff."""

@@ -1,4 +1,5 @@
-"""`python -m tests.tui.golden`: which pictures differ from the files; `--write` writes them, `--show NAME` prints one."""
+"""`python -m tests.tui.golden`: which pictures differ from the files; `--write` writes them,
+`--show NAME` prints one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ from tests.tui.golden.pictures import ALL, path_of, picture
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write all files again")
-    parser.add_argument("--show", metavar="NAME", choices=sorted({name for name, _ in ALL}), help="print this situation at every size")
+    parser.add_argument(
+        "--show",
+        metavar="NAME",
+        choices=sorted({name for name, _ in ALL}),
+        help="print this situation at every size",
+    )
     args = parser.parse_args()
     for name, size in ALL:
         if args.show:

@@ -17,7 +17,10 @@ SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x50": (200, 50)}
 SMALL = "60x15"
 MACHINES = {"machine-1": box(1), "machine-8": box(8), "machine-64": box(64), "machine-sick": sick()}
 """Machines on which nothing runs; they are drawn at SMALL too."""
-ALL = [*((name, size) for name in [*SITUATIONS, *PRESSED, *MACHINES] for size in SIZES), *((name, SMALL) for name in MACHINES)]
+ALL = [
+    *((name, size) for name in [*SITUATIONS, *PRESSED, *MACHINES] for size in SIZES),
+    *((name, SMALL) for name in MACHINES),
+]
 
 
 def path_of(name: str, size: str) -> Path:
@@ -37,7 +40,11 @@ def picture(name: str, size: str) -> str:
 def _picture(name: str, size: tuple[int, int]) -> str:
     found = ""
     situation, pressed = PRESSED.get(name, (name, ()))
-    api = BoxSession(idle(MACHINES[name])) if name in MACHINES else FoldedSession(SITUATIONS[situation]())
+    api = (
+        BoxSession(idle(MACHINES[name]))
+        if name in MACHINES
+        else FoldedSession(SITUATIONS[situation]())
+    )
 
     async def main() -> None:
         nonlocal found
@@ -46,7 +53,9 @@ def _picture(name: str, size: tuple[int, int]) -> str:
         def settled() -> bool:
             nonlocal found
             before, found = found, _text(app)
-            return found == before and (bool(pressed) or found.rstrip().splitlines()[-1].endswith("q quit"))
+            return found == before and (
+                bool(pressed) or found.rstrip().splitlines()[-1].endswith("q quit")
+            )
 
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
@@ -61,4 +70,6 @@ def _picture(name: str, size: tuple[int, int]) -> str:
 def _text(app: ConsoleApp) -> str:
     width, height = app.size
     rows = app.screen._compositor.render_strips()[:height]
-    return "\n".join("".join(segment.text for segment in row)[:width].rstrip() for row in rows) + "\n"
+    return (
+        "\n".join("".join(segment.text for segment in row)[:width].rstrip() for row in rows) + "\n"
+    )

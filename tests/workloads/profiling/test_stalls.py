@@ -32,7 +32,13 @@ def test_a_gap_belongs_to_the_synchronisation_that_returned_as_it_began() -> Non
 
 
 def test_a_synchronisation_that_the_gpu_did_not_notice_costs_nothing() -> None:
-    found = stalls([event("kernel", 0, 1000), event("kernel", 1000, 1000), event("cuda_runtime", 300, 200, "cudaEventSynchronize")])
+    found = stalls(
+        [
+            event("kernel", 0, 1000),
+            event("kernel", 1000, 1000),
+            event("cuda_runtime", 300, 200, "cudaEventSynchronize"),
+        ]
+    )
     assert (found.after_sync_s, found.gaps_s, found.syncs) == (0.0, 0.0, 1)
 
 

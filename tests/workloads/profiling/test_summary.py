@@ -1,4 +1,5 @@
-"""Reports from traces of our own making, in Kineto's format: what a GPU's trace says, without a GPU."""
+"""Reports from traces of our own making, in Kineto's format: what a GPU's trace says, without a
+GPU."""
 
 from __future__ import annotations
 
@@ -20,15 +21,40 @@ Json = dict[str, Any]
 
 
 def span(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Json:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": tid, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "ts": ts,
+        "dur": dur,
+        "pid": 0,
+        "tid": tid,
+        "args": args,
+    }
 
 
-def op(name: str, ts: float, dur: float, number: int, *tensors: tuple[str, list[int]], values: tuple[str, ...] = ()) -> Json:
+def op(
+    name: str,
+    ts: float,
+    dur: float,
+    number: int,
+    *tensors: tuple[str, list[int]],
+    values: tuple[str, ...] = (),
+) -> Json:
     return span(
-        "cpu_op", name, ts, dur, 1,
-        **{"External id": number, "Input type": [kind for kind, _ in tensors], "Input Dims": [size for _, size in tensors],
-           "Input Strides": [[1] * len(size) for _, size in tensors], "Concrete Inputs": list(values)},
-    )  # fmt: skip
+        "cpu_op",
+        name,
+        ts,
+        dur,
+        1,
+        **{
+            "External id": number,
+            "Input type": [kind for kind, _ in tensors],
+            "Input Dims": [size for _, size in tensors],
+            "Input Strides": [[1] * len(size) for _, size in tensors],
+            "Concrete Inputs": list(values),
+        },
+    )
 
 
 def kernel(name: str, ts: float, dur: float, number: int) -> Json:
@@ -47,21 +73,41 @@ GPU_TRACE: list[Json] = [
     kernel("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNN", 100, 300, 2),
     kernel("void cublasLt::splitKreduce_kernel<32, 16>", 400, 20, 2),
     kernel("void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>", 420, 80, 3),
-    kernel("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", 700, 100, 4),
+    kernel(
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+        700,
+        100,
+        4,
+    ),
     span("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 500, 60, 7, bytes=6_000_000),
     span("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 560, 20, 7, bytes=6_000_000),
     span("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 580, 20, 7, bytes=4),
     span("gpu_user_annotation", "ProfilerStep#1", 100, 900, 7),
     span("overhead", "Activity Buffer Request", 5, 5000, -1),
-]  # fmt: skip
+]
 
 
-def test_the_longest_kernels_have_their_work_their_launcher_and_their_blocks(tmp_path: Path) -> None:
+def test_the_longest_kernels_have_their_work_their_launcher_and_their_blocks(
+    tmp_path: Path,
+) -> None:
     first = kernel("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNN", 100, 300, 2)
     first["args"] |= {"blocks per SM": 1.94, "est. achieved occupancy %": 12, "grid": [16, 16, 1]}
-    report = report_of([*GPU_TRACE[:7], first, *GPU_TRACE[8:], op("aten::_scaled_dot_product_flash_attention", 150, 5, 9)], tmp_path)
+    report = report_of(
+        [
+            *GPU_TRACE[:7],
+            first,
+            *GPU_TRACE[8:],
+            op("aten::_scaled_dot_product_flash_attention", 150, 5, 9),
+        ],
+        tmp_path,
+    )
     longest = report.top[0]
-    assert (longest.op_class, longest.launched_by, longest.blocks_per_sm, longest.occupancy_ratio) == ("gemm", "aten::addmm", 1.94, 0.12)
+    assert (
+        longest.op_class,
+        longest.launched_by,
+        longest.blocks_per_sm,
+        longest.occupancy_ratio,
+    ) == ("gemm", "aten::addmm", 1.94, 0.12)
     assert longest.flops_per_s == pytest.approx(2 * 512 * 1024 * 4096 / 300e-6)
     unknown = next(one for one in report.top if one.name.startswith("Memcpy"))
     assert unknown.blocks_per_sm is None and unknown.bytes_per_s == pytest.approx(6e6 / 60e-6)
@@ -86,15 +132,18 @@ def test_a_gpu_trace(tmp_path: Path) -> None:
     }  # fmt: skip
     assert sum(one.share_ratio for one in report.classes) == pytest.approx(1.0)
     gemm = found["gemm"]
-    assert gemm.flops == 2 * 512 * 1024 * 4096  # of two kernels that one operator launched, one carries its work
+    # of two kernels that one operator launched, one carries its work
+    assert gemm.flops == 2 * 512 * 1024 * 4096
     assert gemm.counted_s == pytest.approx(320e-6)
     assert gemm.bytes == 2 * (4096 + 512 * 1024 + 1024 * 4096 + 512 * 4096)
     assert found["elementwise"].bytes == 2 * 2 * 512 * 4096
     assert (found["optimizer"].flops, found["optimizer"].bytes) == (10.0, 280.0)
     assert report.tensor_core_ratio == pytest.approx(300 / 500)
     assert [(one.kind, one.memory, one.calls, one.bytes) for one in report.copies] == [
-        ("H2D", "pageable", 1, 6_000_000), ("H2D", "pinned", 1, 6_000_000), ("D2H", "pageable", 1, 4),
-    ]  # fmt: skip
+        ("H2D", "pageable", 1, 6_000_000),
+        ("H2D", "pinned", 1, 6_000_000),
+        ("D2H", "pageable", 1, 4),
+    ]
     assert (report.steps, report.kernels) == (1, 7)
     assert report.wall_s == pytest.approx(1e-3)
     assert report.busy_s == pytest.approx(600e-6)
@@ -103,8 +152,13 @@ def test_a_gpu_trace(tmp_path: Path) -> None:
 
 
 def test_work_that_a_replayed_graph_did_has_no_operator_and_counts_by_name(tmp_path: Path) -> None:
-    report = report_of([span("user_annotation", "ProfilerStep#1", 0, 100), kernel("flash_fwd_kernel", 10, 20, 0)], tmp_path)
-    assert [(one.name, one.flops, one.share_ratio) for one in report.classes] == [("attention", None, 1.0)]
+    report = report_of(
+        [span("user_annotation", "ProfilerStep#1", 0, 100), kernel("flash_fwd_kernel", 10, 20, 0)],
+        tmp_path,
+    )
+    assert [(one.name, one.flops, one.share_ratio) for one in report.classes] == [
+        ("attention", None, 1.0)
+    ]
 
 
 def test_a_cpu_trace_counts_each_operators_own_time(tmp_path: Path) -> None:
@@ -126,7 +180,9 @@ def test_a_cpu_trace_counts_each_operators_own_time(tmp_path: Path) -> None:
     assert report.kernels == 4  # linear only calls addmm
 
 
-def test_communication_on_a_thread_of_its_own_counts_and_is_not_the_devices_work(tmp_path: Path) -> None:
+def test_communication_on_a_thread_of_its_own_counts_and_is_not_the_devices_work(
+    tmp_path: Path,
+) -> None:
     report = report_of(
         [
             span("user_annotation", "ProfilerStep#1", 0, 200),
@@ -135,7 +191,10 @@ def test_communication_on_a_thread_of_its_own_counts_and_is_not_the_devices_work
         ],
         tmp_path,
     )
-    assert {one.name: round(one.time_s * 1e6) for one in report.classes} == {"communication": 140, "gemm": 60}
+    assert {one.name: round(one.time_s * 1e6) for one in report.classes} == {
+        "communication": 140,
+        "gemm": 60,
+    }
     assert report.busy_s == pytest.approx(60e-6)
     assert "the wait for other processes" in report.notes[0]
 
@@ -143,27 +202,74 @@ def test_communication_on_a_thread_of_its_own_counts_and_is_not_the_devices_work
 @pytest.mark.parametrize(
     ("name", "op_class", "args", "flops", "moved"),
     [
-        ("aten::bmm", "gemm", Args(dims=[[4, 8, 16], [4, 16, 32]], types=[FLOAT] * 2), 2 * 4 * 8 * 16 * 32, 4 * (512 + 2048 + 1024)),
-        ("aten::mv", "gemm", Args(dims=[[8, 16], [16]], types=[FLOAT] * 2), 2 * 8 * 16, 4 * (128 + 16 + 8)),
-        ("aten::mm", "gemm", Args(dims=[[8, 16], [32, 8]], types=[FLOAT] * 2), None, None),  # no such product: shapes not understood
-        ("aten::add_", "elementwise", Args(dims=[[8, 16], [16]], types=[FLOAT] * 2), 128, 4 * (128 + 16 + 128)),
-        ("aten::mul", "elementwise", Args(dims=[[8, 16], [8, 16]], strides=[[16, 1], [0, 1]], types=[FLOAT] * 2), 128, 4 * (128 + 16 + 128)),
-        ("aten::fill_", "elementwise", Args(dims=[[8, 16], []], types=[FLOAT, "Scalar"]), 0, 4 * 128),
-        ("aten::cat", "copy", Args(dims=[[]], types=["TensorList"]), None, None),
-        ("aten::index_select", "embedding", Args(dims=[[1000, 64], [], [10]], types=[FLOAT, "Scalar", "long int"]), 0, 8 * 640 + 80),
         (
-            "aten::cudnn_convolution", "convolution",
-            Args(dims=[[2, 3, 32, 32], [8, 3, 3, 3]], types=[FLOAT] * 2, values=["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]),
-            2 * 2 * 8 * 16 * 16 * 27, 4 * (2 * 3 * 1024 + 216 + 2 * 8 * 256),
+            "aten::bmm",
+            "gemm",
+            Args(dims=[[4, 8, 16], [4, 16, 32]], types=[FLOAT] * 2),
+            2 * 4 * 8 * 16 * 32,
+            4 * (512 + 2048 + 1024),
         ),
         (
-            "aten::_flash_attention_forward", "attention",
+            "aten::mv",
+            "gemm",
+            Args(dims=[[8, 16], [16]], types=[FLOAT] * 2),
+            2 * 8 * 16,
+            4 * (128 + 16 + 8),
+        ),
+        # no such product: shapes not understood
+        ("aten::mm", "gemm", Args(dims=[[8, 16], [32, 8]], types=[FLOAT] * 2), None, None),
+        (
+            "aten::add_",
+            "elementwise",
+            Args(dims=[[8, 16], [16]], types=[FLOAT] * 2),
+            128,
+            4 * (128 + 16 + 128),
+        ),
+        (
+            "aten::mul",
+            "elementwise",
+            Args(dims=[[8, 16], [8, 16]], strides=[[16, 1], [0, 1]], types=[FLOAT] * 2),
+            128,
+            4 * (128 + 16 + 128),
+        ),
+        (
+            "aten::fill_",
+            "elementwise",
+            Args(dims=[[8, 16], []], types=[FLOAT, "Scalar"]),
+            0,
+            4 * 128,
+        ),
+        ("aten::cat", "copy", Args(dims=[[]], types=["TensorList"]), None, None),
+        (
+            "aten::index_select",
+            "embedding",
+            Args(dims=[[1000, 64], [], [10]], types=[FLOAT, "Scalar", "long int"]),
+            0,
+            8 * 640 + 80,
+        ),
+        (
+            "aten::cudnn_convolution",
+            "convolution",
+            Args(
+                dims=[[2, 3, 32, 32], [8, 3, 3, 3]],
+                types=[FLOAT] * 2,
+                values=["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"],
+            ),
+            2 * 2 * 8 * 16 * 16 * 27,
+            4 * (2 * 3 * 1024 + 216 + 2 * 8 * 256),
+        ),
+        (
+            "aten::_flash_attention_forward",
+            "attention",
             Args(dims=[[2, 4, 128, 64]] * 3, types=[BF16] * 3, values=["", "", "", "0.", "True"]),
-            2 * 2 * 2 * 4 * 128 * 128 * 64 / 2, 2 * 4 * 2 * 4 * 128 * 64,
+            2 * 2 * 2 * 4 * 128 * 128 * 64 / 2,
+            2 * 4 * 2 * 4 * 128 * 64,
         ),
     ],
-)  # fmt: skip
-def test_flops_and_bytes_from_shapes(name: str, op_class: OpClassName, args: Args, flops: float | None, moved: float | None) -> None:
+)
+def test_flops_and_bytes_from_shapes(
+    name: str, op_class: OpClassName, args: Args, flops: float | None, moved: float | None
+) -> None:
     assert work_of(name, op_class, args) == (flops, moved)
 
 
@@ -178,7 +284,9 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
 def analysed(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     module = "gpuconsole.workloads.profiling.analyse"
     paths = [str(tmp_path / "trace.json"), str(tmp_path / "report.json")]
-    return subprocess.run([sys.executable, "-m", module, *paths, *options], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", module, *paths, *options], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_the_analysing_process_keeps_the_trace_gzipped_and_needs_no_torch(tmp_path: Path) -> None:
@@ -219,5 +327,8 @@ def test_a_trace_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 
 def test_an_event_is_what_kineto_writes() -> None:
-    line = b'{"ph":"X","cat":"gpu_memset","name":"Memset (Device)","pid":0,"tid":7,"ts":1.5,"dur":0.8,"args":{"bytes":8,"queued":0}}'
+    line = (
+        b'{"ph":"X","cat":"gpu_memset","name":"Memset'
+        b' (Device)","pid":0,"tid":7,"ts":1.5,"dur":0.8,"args":{"bytes":8,"queued":0}}'
+    )
     assert msgspec.json.decode(line, type=TraceEvent).args.bytes == 8

@@ -24,7 +24,9 @@ CPU = torch.device("cpu")
 
 
 def small_gpt(**changes: Any) -> Any:
-    return knobs_of("train-gpt", batch_size=4, seq_len=64, d_model=128, n_layer=2, num_threads=1, **changes)
+    return knobs_of(
+        "train-gpt", batch_size=4, seq_len=64, d_model=128, n_layer=2, num_threads=1, **changes
+    )
 
 
 def share(report: ProfileReport, name: str) -> float:
@@ -60,12 +62,16 @@ def test_a_window_of_a_worker_that_goes_on_training(tmp_path: Path) -> None:
     report = answer.report
     assert report.steps == 2
     assert sum(one.share_ratio for one in report.classes) == pytest.approx(1.0)
-    assert most_flops(report) == "gemm"  # by count: on a busy machine a pause in any one operator is a large share of two steps
-    assert {"attention", "elementwise", "normalization", "optimizer"} <= {one.name for one in report.classes}
+    # by count: on a busy machine a pause in any one operator is a large share of two steps
+    assert most_flops(report) == "gemm"
+    assert {"attention", "elementwise", "normalization", "optimizer"} <= {
+        one.name for one in report.classes
+    }
     optimizer = next(one for one in report.classes if one.name == "optimizer")
     parameters = 12 * 128 * 128 * 2
     assert optimizer.bytes is not None
-    assert optimizer.bytes > 2 * 7 * 4 * parameters  # of both steps: AdamW reads four and writes three numbers a parameter
+    # of both steps: AdamW reads four and writes three numbers a parameter
+    assert optimizer.bytes > 2 * 7 * 4 * parameters
     assert 0 < report.busy_ratio <= 1
     assert report.trace == str(kept)
     events = read_trace(kept)
@@ -94,18 +100,25 @@ def window(loop: TrainingLoop, keep: Path) -> Profiled:
     return answers[0]
 
 
-def test_where_another_profiler_runs_there_is_no_window_and_training_goes_on(loop: TrainingLoop, tmp_path: Path) -> None:
+def test_where_another_profiler_runs_there_is_no_window_and_training_goes_on(
+    loop: TrainingLoop, tmp_path: Path
+) -> None:
     with profile(activities=[ProfilerActivity.CPU]):
         answer = window(loop, tmp_path / "t.json.gz")
         with pytest.raises(ProfileError, match="another profiler"):
             profile_passes(loop.step, 1, CPU, tmp_path)
     assert answer.report is None
-    assert answer.error == "torch.profiler cannot profile here: another profiler is running in this process"
+    assert (
+        answer.error
+        == "torch.profiler cannot profile here: another profiler is running in this process"
+    )
     loop.step()
     assert loop.breakdown.take()[-1].kind in (0, 1)
 
 
-def test_of_several_processes_one_answers_and_all_take_the_steps(loop: TrainingLoop, tmp_path: Path) -> None:
+def test_of_several_processes_one_answers_and_all_take_the_steps(
+    loop: TrainingLoop, tmp_path: Path
+) -> None:
     answers: list[Profiled] = []
     Profiling(loop, answers.append, leads=False).take(Profile(1, 2, str(tmp_path / "t.json.gz")))
     assert answers == []
@@ -114,7 +127,8 @@ def test_of_several_processes_one_answers_and_all_take_the_steps(loop: TrainingL
 
 @pytest.mark.slow
 def test_a_compiled_model(loop: TrainingLoop, tmp_path: Path) -> None:
-    """Dynamo and AOTAutograd without the C++ compiler, whose code is told by the span around it (see test_summary)."""
+    """Dynamo and AOTAutograd without the C++ compiler, whose code is told by the span around it
+    (see test_summary)."""
     loop.task.model = torch.compile(loop.task.model, backend="aot_eager")  # type: ignore[assignment]
     loop.step()
     answer = window(loop, tmp_path / "t.json.gz")
@@ -133,8 +147,11 @@ def test_shapes_give_the_flops_that_the_formulas_give(loop: TrainingLoop, tmp_pa
     report = profile_passes(one_pass, 1, CPU, tmp_path)
     found = {one.name: one.flops or 0.0 for one in report.classes}
     attention = 12 * 2 * 128 * 64 * 64 * len(batch[0])  # 12 L d T a token, not causal: 6 products
-    assert found["attention"] == pytest.approx(attention * 7 / 6 / 2)  # 7 of them with the scores computed anew, half of each skipped
-    assert found["gemm"] + attention == pytest.approx(loop.task.flops_per_sample(loop.knobs) * len(batch[0]))
+    # 7 of them with the scores computed anew, half of each skipped
+    assert found["attention"] == pytest.approx(attention * 7 / 6 / 2)
+    assert found["gemm"] + attention == pytest.approx(
+        loop.task.flops_per_sample(loop.knobs) * len(batch[0])
+    )
 
 
 def test_shapes_give_the_flops_of_convolutions(tmp_path: Path) -> None:
@@ -166,7 +183,11 @@ def test_elementwise_work_dominates_a_chain_of_it(tmp_path: Path) -> None:
 
 def test_the_probes_signals(loop: TrainingLoop) -> None:
     signals = op_mix(loop)
-    ratios = [signal.value for name, signal in signals.items() if name.endswith("_ratio") and name != "profile.busy_ratio"]
+    ratios = [
+        signal.value
+        for name, signal in signals.items()
+        if name.endswith("_ratio") and name != "profile.busy_ratio"
+    ]
     assert sum(ratios) == pytest.approx(1.0)
     assert signals["profile.gemm_ratio"].value > 0
     assert signals["profile.elementwise_bytes"].value > 0

@@ -1,4 +1,5 @@
-"""What rules read of a profiler window on ordinary steps of a GPU. The trace is synthetic: it was written by hand in Kineto's format, on no GPU."""
+"""What rules read of a profiler window on ordinary steps of a GPU. The trace is synthetic: it was
+written by hand in Kineto's format, on no GPU."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ SYNC = "aten::item"
 
 
 def a_step(number: int) -> list[Json]:
-    """A step: a batch that is augmented on the GPU by the loader, its copy, a pass, an update, and a loss that the host waits for. The GPU is idle
-    for 300 µs after that wait."""
+    """A step: a batch that is augmented on the GPU by the loader, its copy, a pass, an update, and
+    a loss that the host waits for. The GPU is idle for 300 µs after that wait."""
     t, first = number * STEP_US, 100 * number
     return [
         span("user_annotation", f"ProfilerStep#{number}", t, STEP_US),
-        span("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", t, 100),
+        span(
+            "user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", t, 100
+        ),
         op("aten::mul", t + 10, 20, first + 1, (FLOAT, [64, 64]), (FLOAT, [])),
         kernel("vectorized_elementwise_kernel<4, MulFunctor>", t + 30, 70, first + 1),
         span("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", t + 100, 100, 7, bytes=1_000_000),
@@ -56,14 +59,20 @@ def report(tmp_path: Path) -> ProfileReport:
     return summarize(read_trace(written(events, tmp_path / "synthetic.json")), gpu=True)
 
 
-def test_shares_are_those_of_the_passes_and_gaps_have_the_operator_that_waited(report: ProfileReport) -> None:
+def test_shares_are_those_of_the_passes_and_gaps_have_the_operator_that_waited(
+    report: ProfileReport,
+) -> None:
     signals = window_signals(report)
     shares = {
-        name.removeprefix("profile.").removesuffix("_ratio"): round(signal.value, 2) for name, signal in signals.items() if "_ratio" in name
+        name.removeprefix("profile.").removesuffix("_ratio"): round(signal.value, 2)
+        for name, signal in signals.items()
+        if "_ratio" in name
     }
     passes = STEPS * 400 + 70  # the last kernel was launched by no operator of the trace
     assert shares["gemm"] == round(STEPS * 300 / passes, 2)
-    assert shares["elementwise"] == round((STEPS * 100 + 70) / passes, 2), "neither the loader's kernel nor the update"
+    assert shares["elementwise"] == round((STEPS * 100 + 70) / passes, 2), (
+        "neither the loader's kernel nor the update"
+    )
     assert (shares["optimizer"], shares["copy"], shares["tensor_core"]) == (0, 0, 0)
     assert signals["probe.syncs_per_step"].value == 1
     assert signals["probe.sync_gaps_s"].value == pytest.approx(330e-6, rel=0.05)
@@ -84,9 +93,14 @@ def test_the_rules_conclude_from_a_window(report: ProfileReport) -> None:
         "data_wait_ratio": 0.0,
         "mfu_ratio": 0.1,
     }
-    case = Case({"torch_compile": "off"}, {name: Signal(value, "", "test") for name, value in known.items()} | window_signals(report))
+    case = Case(
+        {"torch_compile": "off"},
+        {name: Signal(value, "", "test") for name, value in known.items()} | window_signals(report),
+    )
     found: dict[str, Finding] = {
-        rule.id: conclude(rule, case) for rule in all_rules() if rule.id in ("host.sync_stall", "gpu.elementwise_membw")
+        rule.id: conclude(rule, case)
+        for rule in all_rules()
+        if rule.id in ("host.sync_stall", "gpu.elementwise_membw")
     }
     assert found["host.sync_stall"].state == "fires"
     assert any(SYNC in evidence.source for evidence in found["host.sync_stall"].evidence)

@@ -1,4 +1,5 @@
-"""Limits of vLLM's scheduler that are lowered while it serves: the file, and the scheduler that reads it in vLLM's own process."""
+"""Limits of vLLM's scheduler that are lowered while it serves: the file, and the scheduler that
+reads it in vLLM's own process."""
 
 from __future__ import annotations
 
@@ -18,12 +19,17 @@ from gpuconsole.workloads.serving.servers import IN_VLLM, LIMITS, ServerFailed, 
 from tests.waiting import wait_until
 
 STUB = Path(__file__).parents[2] / "fakes" / "vllm_stub"
-KNOBS: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.default is not None}
+KNOBS: Knobs = {
+    name: knob.default
+    for name, knob in CATALOGUE.items()
+    if knob.serving and knob.default is not None
+}
 
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """A scheduler as vLLM makes it, started with 8 seats and 2048 tokens, and the file with the limits."""
+    """A scheduler as vLLM makes it, started with 8 seats and 2048 tokens, and the file with the
+    limits."""
     limits = tmp_path / "limits"
     limits.write_bytes(bytes(2 * LIMITS.size))
     monkeypatch.setenv("GPUCONSOLE_CAPS", str(limits))
@@ -52,7 +58,9 @@ def test_without_limits_the_schedule_is_vllms_own(scheduler: tuple[Any, Path]) -
     assert scheduler[0].schedule() == (8, 2048)
 
 
-def test_limits_hold_from_the_next_schedule_on_and_can_be_taken_back(scheduler: tuple[Any, Path]) -> None:
+def test_limits_hold_from_the_next_schedule_on_and_can_be_taken_back(
+    scheduler: tuple[Any, Path],
+) -> None:
     of, limits = scheduler
     put(limits, 2, 512)
     assert of.schedule() == (2, 512)
@@ -60,7 +68,9 @@ def test_limits_hold_from_the_next_schedule_on_and_can_be_taken_back(scheduler: 
     assert of.schedule() == (4, 2048)
 
 
-def test_who_runs_comes_to_the_end_and_nobody_is_admitted_before(scheduler: tuple[Any, Path]) -> None:
+def test_who_runs_comes_to_the_end_and_nobody_is_admitted_before(
+    scheduler: tuple[Any, Path],
+) -> None:
     of, limits = scheduler
     of.schedule()
     put(limits, 2, 0)
@@ -69,13 +79,17 @@ def test_who_runs_comes_to_the_end_and_nobody_is_admitted_before(scheduler: tupl
     assert of.schedule()[0] == 2
 
 
-def test_limits_above_those_of_the_start_are_those_of_the_start(scheduler: tuple[Any, Path]) -> None:
+def test_limits_above_those_of_the_start_are_those_of_the_start(
+    scheduler: tuple[Any, Path],
+) -> None:
     of, limits = scheduler
     put(limits, 64, 100_000)
     assert of.schedule() == (8, 2048)
 
 
-def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole way: our flag and path, the stub's process, and what its scheduler sees."""
     seen = tmp_path / "seen"
     monkeypatch.setenv("VLLM_STUB_FLAGS", str(tmp_path / "flags"))
@@ -83,13 +97,17 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkey
     monkeypatch.setenv("PYTHONPATH", f"{STUB}:{Path.cwd()}")
 
     async def live() -> None:
-        server = VllmServer(lambda detail: None, KNOBS, {"model": "some/model"}, "cpu", "", tmp_path)
+        server = VllmServer(
+            lambda detail: None, KNOBS, {"model": "some/model"}, "cpu", "", tmp_path
+        )
         async with aiohttp.ClientSession() as session:
             await server.start(session)
             try:
                 assert server.facts["live_limit.max_num_seqs"] == KNOBS["max_num_seqs"]
                 await server.set_limits({**KNOBS, "max_num_seqs": 3, "max_num_batched_tokens": 77})
-                await asyncio.to_thread(wait_until, lambda: seen.exists() and seen.read_text().endswith("77\n"))
+                await asyncio.to_thread(
+                    wait_until, lambda: seen.exists() and seen.read_text().endswith("77\n")
+                )
             finally:
                 await server.stop()
 
@@ -98,7 +116,14 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(tmp_path: Path, monkey
 
 def test_a_scheduler_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     async def live() -> None:
-        server = VllmServer(lambda detail: None, KNOBS, {"model": "m", "vllm_args": "--scheduler-cls my.Own"}, "cpu", "", tmp_path)
+        server = VllmServer(
+            lambda detail: None,
+            KNOBS,
+            {"model": "m", "vllm_args": "--scheduler-cls my.Own"},
+            "cpu",
+            "",
+            tmp_path,
+        )
         with pytest.raises(ServerFailed, match="--scheduler-cls of yours"):
             await server.set_limits(KNOBS)
 
@@ -109,8 +134,10 @@ def test_a_scheduler_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
     ("arguments", "reported"),
     [
         ("", {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}),
-        ("--max-num-seqs 64", {"max_num_seqs": 64, "max_num_batched_tokens": 8192}),  # the user's own flag comes last, and vLLM takes it
-        ("--scheduler-cls my.Own", {"max_num_batched_tokens": 8192}),  # from the log, which does not name the seats
+        # the user's own flag comes last, and vLLM takes it
+        ("--max-num-seqs 64", {"max_num_seqs": 64, "max_num_batched_tokens": 8192}),
+        # from the log, which does not name the seats
+        ("--scheduler-cls my.Own", {"max_num_batched_tokens": 8192}),
     ],
 )
 def test_limits_that_vllm_chooses_itself_are_read_from_vllm(
@@ -121,17 +148,30 @@ def test_limits_that_vllm_chooses_itself_are_read_from_vllm(
     knobs: Knobs = {**KNOBS, "max_num_seqs": 0, "max_num_batched_tokens": 0}
 
     async def live() -> None:
-        server = VllmServer(lambda detail: None, knobs, {"model": "some/model", "vllm_args": arguments}, "cpu", "", tmp_path)
+        server = VllmServer(
+            lambda detail: None,
+            knobs,
+            {"model": "some/model", "vllm_args": arguments},
+            "cpu",
+            "",
+            tmp_path,
+        )
         async with aiohttp.ClientSession() as session:
             await server.start(session)
             await server.stop()
         assert server.limits() == reported
         assert server.facts["max_num_seqs"] == reported.get("max_num_seqs", 0)
         whole = len(reported) == 2
-        assert server.facts.get("live_limit.max_num_seqs") == (reported["max_num_seqs"] if whole else None)
+        assert server.facts.get("live_limit.max_num_seqs") == (
+            reported["max_num_seqs"] if whole else None
+        )
         facts = complete(ServerFacts(), *server.start_facts())
-        assert facts.number("max_num_batched_tokens") == 8192 and facts.number("max_num_seqs") == reported.get("max_num_seqs")
+        assert facts.number("max_num_batched_tokens") == 8192 and facts.number(
+            "max_num_seqs"
+        ) == reported.get("max_num_seqs")
 
     asyncio.run(live())
     flags = (tmp_path / "flags").read_text()
-    assert "--max-num-batched-tokens" not in flags and flags.count("--max-num-seqs") == arguments.count("--max-num-seqs")
+    assert "--max-num-batched-tokens" not in flags and flags.count(
+        "--max-num-seqs"
+    ) == arguments.count("--max-num-seqs")

@@ -14,7 +14,10 @@ from gpuconsole.workloads.serving.engine.server import Metrics
 from gpuconsole.workloads.training.gpt import GPT
 
 LENGTH, BLOCK = 128, 8
-PROMPTS = [list(text.encode()) for text in ("In the beginning", "And God said", "the earth was without form, and void", "x")]
+PROMPTS = [
+    list(text.encode())
+    for text in ("In the beginning", "And God said", "the earth was without form, and void", "x")
+]
 
 
 def make_model() -> GPT:
@@ -22,17 +25,25 @@ def make_model() -> GPT:
     model = GPT(64, 2, LENGTH)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4.0)  # so far apart that rounding does not decide which token is likeliest
+            # so far apart that rounding does not decide which token is likeliest
+            parameter.mul_(4.0)
     return model.eval()
 
 
-def core(*, seats: int = 4, tokens: int = 256, blocks: int = 64, cached: int = 0, packed: bool = False) -> Core:
+def core(
+    *, seats: int = 4, tokens: int = 256, blocks: int = 64, cached: int = 0, packed: bool = False
+) -> Core:
     prefixes = PrefixCache(cached, BLOCK)
     model = make_model()
     if packed:
         pack(model)
     decoder = Decoder(model, seats, LENGTH, torch.device("cpu"), torch.float32)
-    return Core(decoder, Scheduler(seats, tokens, blocks, BLOCK, chunked=True, prefixes=prefixes), prefixes, LENGTH)
+    return Core(
+        decoder,
+        Scheduler(seats, tokens, blocks, BLOCK, chunked=True, prefixes=prefixes),
+        prefixes,
+        LENGTH,
+    )
 
 
 def generate(engine: Core, prompts: list[list[int]], tokens: int = 12) -> list[list[int]]:
@@ -58,7 +69,14 @@ def plainly(prompt: list[int], tokens: int = 12) -> list[int]:
 @pytest.mark.parametrize(
     "limits",
     [{}, {"seats": 1}, {"tokens": 5}, {"blocks": 6}, {"cached": 64}, {"packed": True}],
-    ids=["batched", "one at a time", "prompts in pieces", "preempted", "prefix cache", "weights packed"],
+    ids=[
+        "batched",
+        "one at a time",
+        "prompts in pieces",
+        "preempted",
+        "prefix cache",
+        "weights packed",
+    ],
 )
 def test_the_schedule_changes_no_token(limits: dict[str, int]) -> None:
     if "packed" in limits and not can_pack(torch.device("cpu"), torch.float32):
@@ -75,9 +93,13 @@ def test_the_schedule_changes_no_token(limits: dict[str, int]) -> None:
 
 
 def test_blocks_that_the_cache_gives_up_between_admission_and_use_are_still_there() -> None:
-    """Room for two blocks: whoever is computed first pushes out what the others were admitted with."""
+    """Room for two blocks: whoever is computed first pushes out what the others were admitted
+    with."""
     shared = list(b"And the spirit of God ")
-    prompts = [shared + list(text.encode()) for text in ("moved", "was upon the waters, and the deep", "rested", "spoke")]
+    prompts = [
+        shared + list(text.encode())
+        for text in ("moved", "was upon the waters, and the deep", "rested", "spoke")
+    ]
     engine = core(cached=2)
     expected = [plainly(prompt) for prompt in prompts]
     for _ in range(3):
@@ -95,7 +117,8 @@ def test_one_that_was_preempted_may_find_all_but_its_last_token_in_the_cache() -
     scheduler = engine.scheduler
     scheduler.remove(sequence)  # as preemption does it
     sequence.computed = 0
-    engine.decoder.write(0, 0, torch.zeros_like(engine.decoder.read(0, 0, LENGTH)))  # somebody else had the slot meanwhile
+    # somebody else had the slot meanwhile
+    engine.decoder.write(0, 0, torch.zeros_like(engine.decoder.read(0, 0, LENGTH)))
     scheduler.add(sequence)
     while engine.busy:
         engine.iterate()
@@ -130,7 +153,11 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
 
 def test_the_metrics_page_answers_with_the_named_metrics_only() -> None:
     page = Metrics("m", core(), {"block_size": "8"}, {})
-    names = ["vllm:num_requests_running", "vllm:time_to_first_token_seconds_sum", "vllm:cache_config_info"]
+    names = [
+        "vllm:num_requests_running",
+        "vllm:time_to_first_token_seconds_sum",
+        "vllm:cache_config_info",
+    ]
     lines = [line for line in page.text(names).decode().splitlines() if not line.startswith("#")]
     assert {line.partition("{")[0] for line in lines} == set(names)
     assert len(page.text().splitlines()) > 100

@@ -1,4 +1,5 @@
-"""What model servers report about themselves: recorded answers of every engine, served over real sockets."""
+"""What model servers report about themselves: recorded answers of every engine, served over real
+sockets."""
 
 from __future__ import annotations
 
@@ -13,12 +14,26 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.model.serving import Fact, ServerFacts
-from gpuconsole.workloads.serving.facts import ARGUMENTS, ASK_S, LOG, ask_facts, complete, of_arguments, of_log
+from gpuconsole.workloads.serving.facts import (
+    ARGUMENTS,
+    ASK_S,
+    LOG,
+    ask_facts,
+    complete,
+    of_arguments,
+    of_log,
+)
 
 ANSWERS = Path(__file__).parents[2] / "fakes" / "server_answers"
 GIB = 2**30
 
-MODELS, INFO, CACHE, SGLANG, OLD_SGLANG = "/v1/models", "/info", "vllm:cache_config_info", "/server_info", "/get_server_info"
+MODELS, INFO, CACHE, SGLANG, OLD_SGLANG = (
+    "/v1/models",
+    "/info",
+    "vllm:cache_config_info",
+    "/server_info",
+    "/get_server_info",
+)
 PROPS, SLOTS = "/props", "/slots"
 SGLANG_FACTS: dict[str, tuple[float | str, str]] = {
     "engine": ("sglang", MODELS),
@@ -115,7 +130,10 @@ TABLE: dict[str, dict[str, tuple[float | str, str]]] = {
 """Engine and version, then each fact with its value and its source. Every other fact is None."""
 
 
-def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]], ask: Callable[[str], Awaitable[ServerFacts]]) -> ServerFacts:
+def serving(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ask: Callable[[str], Awaitable[ServerFacts]],
+) -> ServerFacts:
     """`ask` for facts at the address of a server whose every path is handled by `answer`."""
 
     async def run() -> ServerFacts:
@@ -165,9 +183,17 @@ def test_the_log_and_the_arguments_complete_the_facts_of_vllm() -> None:
     reported = ServerFacts(enable_prefix_caching=Fact(1.0, CACHE))
     found = complete(reported, (LOG, of_log(log)), (ARGUMENTS, of_arguments(words)))
     assert found.max_num_seqs == Fact(8.0, ARGUMENTS), "the last of two equal flags counts"
-    assert found.enable_prefix_caching == Fact(1.0, CACHE), "the server's own report counts more than an argument"
-    assert found.dtype == Fact("float32", LOG) and found.version == Fact("0.32.0", LOG) and found.max_model_len == Fact(512.0, LOG)
-    assert found.kv_cache_tokens == Fact(2304.0, LOG) and found.tensor_parallel_size == Fact(1.0, LOG)
+    assert found.enable_prefix_caching == Fact(1.0, CACHE), (
+        "the server's own report counts more than an argument"
+    )
+    assert (
+        found.dtype == Fact("float32", LOG)
+        and found.version == Fact("0.32.0", LOG)
+        and found.max_model_len == Fact(512.0, LOG)
+    )
+    assert found.kv_cache_tokens == Fact(2304.0, LOG) and found.tensor_parallel_size == Fact(
+        1.0, LOG
+    )
 
 
 def test_a_server_that_accepts_and_never_answers_costs_a_few_seconds() -> None:
@@ -183,7 +209,17 @@ def test_a_server_that_accepts_and_never_answers_costs_a_few_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"[]", b"null", b"7", b'{"data": 7}', b'{"data": [null], "version": {}}', b'{"data": [{"id": []}]}']
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"data": 7}',
+        b'{"data": [null], "version": {}}',
+        b'{"data": [{"id": []}]}',
+    ],
 )
 def test_an_answer_in_another_format_has_no_facts(body: bytes) -> None:
     async def answer(request: web.Request) -> web.Response:
@@ -199,7 +235,9 @@ def test_the_key_does_not_follow_a_redirection_to_another_host() -> None:
         if request.host.startswith("localhost"):
             seen.append(request.headers.get("Authorization", ""))
             return web.json_response({"data": [{"id": "elsewhere"}]})
-        return web.Response(status=302, headers={"Location": f"http://localhost:{request.url.port}{request.path}"})
+        return web.Response(
+            status=302, headers={"Location": f"http://localhost:{request.url.port}{request.path}"}
+        )
 
     found = serving(redirect, lambda url: facts_of(url, headers={"Authorization": "Bearer secret"}))
     assert found == ServerFacts() and seen == []

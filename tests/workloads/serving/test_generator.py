@@ -45,7 +45,9 @@ class Server:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        self._runner = web.AppRunner(self.fake.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        self._runner = web.AppRunner(
+            self.fake.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
         self.port = self._runner.addresses[0][1]
@@ -62,7 +64,9 @@ class Server:
 class Load:
     """A running generator and its events."""
 
-    def __init__(self, server: Server, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, server: Server, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter
+    ) -> None:
         self.server, self.process, self._writer = server, process, writer
         self.events: list[AnyEvent] = []
 
@@ -83,7 +87,12 @@ class Load:
 
     @property
     def failures(self) -> list[str]:
-        return [request.error for event in self.of(Requests) for request in event.requests if request.error]
+        return [
+            request.error
+            for event in self.of(Requests)
+            for request in event.requests
+            if request.error
+        ]
 
     async def until(self, true: Callable[[Load], bool]) -> Requests:
         """Wait for a condition; returns the last report, whose time is the generator's."""
@@ -98,7 +107,12 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def load(behaviour: str, options: dict[str, str] | None = None, server: Server | None = None, **knobs: Any) -> AsyncIterator[Load]:
+async def load(
+    behaviour: str,
+    options: dict[str, str] | None = None,
+    server: Server | None = None,
+    **knobs: Any,
+) -> AsyncIterator[Load]:
     """A generator with four users under way against the fake server."""
     server = server or Server()
     if not server.port:
@@ -106,7 +120,13 @@ async def load(behaviour: str, options: dict[str, str] | None = None, server: Se
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gpuconsole.workloads.serving.load.generator", "--fd", str(theirs.fileno())),
+            *(
+                sys.executable,
+                "-m",
+                "gpuconsole.workloads.serving.load.generator",
+                "--fd",
+                str(theirs.fileno()),
+            ),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
@@ -114,9 +134,20 @@ async def load(behaviour: str, options: dict[str, str] | None = None, server: Se
     running = Load(server, process, writer)
     reading = asyncio.create_task(running.read(reader))
     chosen: Knobs = {**LOAD, "concurrency": 4, "output_tokens": 8, **knobs}
-    known = {"url": f"http://127.0.0.1:{server.port}/{behaviour}", "model": "m", "characters_per_token": "4"}
+    known = {
+        "url": f"http://127.0.0.1:{server.port}/{behaviour}",
+        "model": "m",
+        "characters_per_token": "4",
+    }
     told = {**known, **(options or {})}
-    running.send(Start("inference.test", chosen, "cpu", options={name: value for name, value in told.items() if value}))
+    running.send(
+        Start(
+            "inference.test",
+            chosen,
+            "cpu",
+            options={name: value for name, value in told.items() if value},
+        )
+    )
     try:
         await running.until(lambda it: bool(it.of(Hello)))
         yield running
@@ -135,7 +166,9 @@ def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
 
 
 def answers(running: Load) -> bool:
-    return not running.last.down and any(not request.error for event in running.of(Requests) for request in event.requests)
+    return not running.last.down and any(
+        not request.error for event in running.of(Requests) for request in event.requests
+    )
 
 
 ASKED = {"characters_per_token": ""}
@@ -151,12 +184,17 @@ def test_a_server_that_dies_is_reported_at_once_and_its_return_within_a_second()
             refused = await running.until(lambda it: it.last.down == "connection refused")
             assert refused.t - died < 1.5 and abs(refused.down_since - died) < 0.5
             await asyncio.sleep(1.0)
-            assert running.last.down == "connection refused" and abs(running.last.down_since - died) < 0.5
+            assert (
+                running.last.down == "connection refused"
+                and abs(running.last.down_since - died) < 0.5
+            )
             assert len(running.failures) < 4 + 25, "four users together try some times per second"
             failed = len(running.failures)
             await running.server.start()
             back = now()
-            assert (await running.until(lambda it: not it.last.down)).t - back < 1.0 + 0.5, "a second, the first token, and a tick"
+            assert (await running.until(lambda it: not it.last.down)).t - back < 1.0 + 0.5, (
+                "a second, the first token, and a tick"
+            )
             await running.until(lambda it: it.last.active == 4)
             await asyncio.sleep(0.3)
             assert len(running.failures) <= failed + 4, "the pool has no stale connections"
@@ -241,7 +279,11 @@ def test_nothing_but_failures_ends_the_run_within_five_seconds(address: str) -> 
             await running.until(lambda it: bool(it.of(Failed)))
             assert now() - begun < 5.5
             (failed,) = running.of(Failed)
-            expected = "cannot connect: connection refused" if address == "refused" else "HTTP 500: Internal"
+            expected = (
+                "cannot connect: connection refused"
+                if address == "refused"
+                else "HTTP 500: Internal"
+            )
             assert f"no request is answered; {expected}" in failed.cause
 
     run(main)
@@ -268,11 +310,20 @@ def prompt_lengths(running: Load) -> list[int]:
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_the_first_prompts_have_the_requested_length(behaviour: str, endpoint: str) -> None:
     async def main() -> None:
-        async with load(behaviour, ASKED, prompt_tokens=200, output_tokens=4, length_spread=0.0, endpoint=endpoint) as running:
+        async with load(
+            behaviour,
+            ASKED,
+            prompt_tokens=200,
+            output_tokens=4,
+            length_spread=0.0,
+            endpoint=endpoint,
+        ) as running:
             await running.until(lambda it: len(prompt_lengths(it)) >= 4)
             each = 4 if behaviour == "steady" else 1
             template = 10 if endpoint == "chat" else 0
-            assert statistics.median(prompt_lengths(running)[:4]) == pytest.approx((200 - template) * each, rel=0.03)
+            assert statistics.median(prompt_lengths(running)[:4]) == pytest.approx(
+                (200 - template) * each, rel=0.03
+            )
             assert not running.notes and not running.failures
 
     run(main)
@@ -282,7 +333,9 @@ def test_a_server_that_counts_nothing_gets_a_note_with_its_reason() -> None:
     async def main() -> None:
         async with load("busy", ASKED) as running:
             await running.until(lambda it: bool(it.notes))
-            assert running.notes[0].startswith("the server does not count tokens: HTTP 429: too many requests")
+            assert running.notes[0].startswith(
+                "the server does not count tokens: HTTP 429: too many requests"
+            )
 
     run(main)
 
@@ -295,16 +348,24 @@ def test_prompts_are_shortened_to_the_context_of_the_server() -> None:
             assert not running.failures
             assert len(running.notes) == 1 and "of the prompts are shortened" in running.notes[0]
             assert f"max_model_len of {CONTEXT_TOKENS} tokens" in running.notes[0]
-        async with load("characters", {"characters_per_token": "1", "max_model_len": "300"}, **wide) as running:
+        async with load(
+            "characters", {"characters_per_token": "1", "max_model_len": "300"}, **wide
+        ) as running:
             await running.until(lambda it: len(prompt_lengths(it)) >= 4)
             assert max(prompt_lengths(running)) <= 300 - 64 + 20
-            assert any("all prompts are shortened" in note or "of the prompts" in note for note in running.notes)
+            assert any(
+                "all prompts are shortened" in note or "of the prompts" in note
+                for note in running.notes
+            )
 
     run(main)
 
 
 def test_the_wait_for_a_cpu_is_reported_and_the_priority_raised_where_allowed() -> None:
-    asked = subprocess.run([sys.executable, "-c", f"import os; os.setpriority(os.PRIO_PROCESS, 0, {NICENESS})"], capture_output=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", f"import os; os.setpriority(os.PRIO_PROCESS, 0, {NICENESS})"],
+        capture_output=True,
+    )
 
     async def main() -> None:
         async with load("steady") as running:
@@ -312,6 +373,8 @@ def test_the_wait_for_a_cpu_is_reported_and_the_priority_raised_where_allowed() 
             waited = [event.runq_s for event in running.of(Requests)]
             assert None not in waited and waited == sorted(waited) and waited[-1] > 0
             usual = os.getpriority(os.PRIO_PROCESS, 0)
-            assert os.getpriority(os.PRIO_PROCESS, running.process.pid) == (usual if asked.returncode else NICENESS)
+            assert os.getpriority(os.PRIO_PROCESS, running.process.pid) == (
+                usual if asked.returncode else NICENESS
+            )
 
     run(main)

@@ -1,4 +1,5 @@
-"""Limits of a server that was not started here: its file, who may change it, and that the limits end with the console."""
+"""Limits of a server that was not started here: its file, who may change it, and that the limits
+end with the console."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_a_limit_holds_while_it_is_renewed_and_no_longer(monkeypatch: pytest.Mon
     while time.monotonic() < until:
         assert console.renew() and server.read() == (2, 0)
     wait_until(lambda: server.read() == (0, 0))  # nobody renews it: the console is dead
-    assert not console.renew(), "the server had its own limits for a time, and the console hears of it"
+    assert not console.renew(), (
+        "the server had its own limits for a time, and the console hears of it"
+    )
 
 
 def test_the_limits_are_given_back_at_the_end() -> None:
@@ -64,7 +67,10 @@ def test_the_limits_are_given_back_at_the_end() -> None:
 
 def test_only_this_user_can_open_the_file() -> None:
     OwnLimits(8, 2048)
-    assert (own_file().stat().st_mode & 0o777, own_file().parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (own_file().stat().st_mode & 0o777, own_file().parent.stat().st_mode & 0o777) == (
+        0o600,
+        0o700,
+    )
 
 
 def test_a_folder_that_others_can_write_is_refused(memory: Path) -> None:
@@ -74,7 +80,9 @@ def test_a_folder_that_others_can_write_is_refused(memory: Path) -> None:
         OwnLimits(8, 2048)
 
 
-def test_the_file_of_an_earlier_process_with_the_same_number_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_an_earlier_process_with_the_same_number_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     OwnLimits(8, 2048)
     monkeypatch.setattr(live_limits, "began", lambda pid: 1)
     assert find_limits([os.getpid()]) is None
@@ -103,17 +111,22 @@ def test_the_files_of_dead_servers_go_with_the_next_start() -> None:
 
 
 def scheduler(monkeypatch: pytest.MonkeyPatch, **config: Any) -> Any:
-    """A scheduler as a vLLM makes it that the user has started, with the flag that the docs name."""
+    """A scheduler as a vLLM makes it that the user has started, with the flag that the docs
+    name."""
     monkeypatch.delenv("GPUCONSOLE_CAPS", raising=False)
     monkeypatch.syspath_prepend(str(STUB))
     values = {"max_num_seqs": 8, "max_num_batched_tokens": 2048, **config}
-    made = gpuconsole_caps.scheduler(vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(**values)))
+    made = gpuconsole_caps.scheduler(
+        vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(**values))
+    )
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         del sys.modules[name]
     return made
 
 
-def test_a_vllm_of_the_user_takes_limits_from_the_next_iteration_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_of_the_user_takes_limits_from_the_next_iteration_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     of = scheduler(monkeypatch)
     assert of.schedule() == (8, 2048)
     of.running.clear()
@@ -140,6 +153,9 @@ def test_a_vllm_that_cannot_have_a_file_starts_all_the_same(
 def test_the_module_that_the_flag_names_needs_the_standard_library_alone() -> None:
     import subprocess
 
-    code = "import sys; import gpuconsole.workloads.serving.in_vllm.gpuconsole_caps; print([m for m in ('msgspec', 'aiohttp', 'psutil', 'textual') if m in sys.modules])"
+    code = (
+        "import sys; import gpuconsole.workloads.serving.in_vllm.gpuconsole_caps; print([m for m in"
+        " ('msgspec', 'aiohttp', 'psutil', 'textual') if m in sys.modules])"
+    )
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]" and IN_VLLM.is_dir()

@@ -1,4 +1,5 @@
-"""The load generator's parts: how tokens are counted, when requests are sent, and what comes of a server's faults."""
+"""The load generator's parts: how tokens are counted, when requests are sent, and what comes of a
+server's faults."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ from gpuconsole.workloads.serving.load.client import EFFECTS, Arrivals, Client, 
 from gpuconsole.workloads.serving.load.traffic import Prompts, Traffic
 from tests.fakes.model_server import ITL_S, KEY, TTFT_S, FakeServer
 
-LOAD: Knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "hot" and knob.default is not None}
+LOAD: Knobs = {
+    name: knob.default
+    for name, knob in CATALOGUE.items()
+    if knob.serving and knob.apply == "hot" and knob.default is not None
+}
 
 
 def arrivals(*chunks: dict[str, Any]) -> Arrivals:
@@ -40,7 +45,13 @@ def text(words: str, usage: int | None = None, reason: str | None = None) -> dic
 
 
 def test_tokens_are_counted_from_usage_in_every_chunk() -> None:
-    found = arrivals(text("a", 1), text("bcd", 4), text("", 5), text("e", 6, "length"), {"choices": [], "usage": {"completion_tokens": 6}})
+    found = arrivals(
+        text("a", 1),
+        text("bcd", 4),
+        text("", 5),
+        text("e", 6, "length"),
+        {"choices": [], "usage": {"completion_tokens": 6}},
+    )
     assert (found.tokens, found.prompt_tokens, found.finished) == (6, 3, "length")
     total, gaps, counts = found.settled()
     assert (total, counts) == (6, (3, 1, 1)) and gaps == pytest.approx((0.1, 0.1, 0.1))
@@ -48,7 +59,10 @@ def test_tokens_are_counted_from_usage_in_every_chunk() -> None:
 
 def test_usage_at_the_end_is_spread_over_the_chunks() -> None:
     total, gaps, counts = arrivals(
-        text("a"), text("bc"), text("de", reason="stop"), {"choices": [], "usage": {"completion_tokens": 9}}
+        text("a"),
+        text("bc"),
+        text("de", reason="stop"),
+        {"choices": [], "usage": {"completion_tokens": 9}},
     ).settled()
     assert (total, counts, len(gaps)) == (9, (4.0, 4.0), 2)
 
@@ -63,8 +77,13 @@ def test_without_usage_a_chunk_is_a_token() -> None:
 
 
 def test_a_chunk_that_only_names_the_role_is_not_a_first_token() -> None:
-    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": {"completion_tokens": 0}}
-    found = arrivals(role, {"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+    role = {
+        "choices": [{"delta": {"role": "assistant", "content": ""}}],
+        "usage": {"completion_tokens": 0},
+    }
+    found = arrivals(
+        role, {"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 1}}
+    )
     assert found.times == [0.1] and found.tokens == 1
 
 
@@ -83,9 +102,15 @@ def test_events_of_one_read_are_one_chunk() -> None:
 
 def test_usage_at_the_end_is_spread_over_the_events_of_each_read() -> None:
     found = merged(usage=False)
-    found.add(msgspec.convert({"choices": [], "usage": {"completion_tokens": 13}}, client._Chunk), 0.6)
+    found.add(
+        msgspec.convert({"choices": [], "usage": {"completion_tokens": 13}}, client._Chunk), 0.6
+    )
     total, gaps, counts = found.settled()
-    assert total == 13 and gaps == pytest.approx((0.3, 0.2, 0.1)) and counts == pytest.approx((6, 4, 2))
+    assert (
+        total == 13
+        and gaps == pytest.approx((0.3, 0.2, 0.1))
+        and counts == pytest.approx((6, 4, 2))
+    )
 
 
 def test_an_answer_in_one_read_has_no_time_per_token() -> None:
@@ -105,7 +130,9 @@ async def break_off_silent(client: Client) -> None:
 
 
 @contextlib.asynccontextmanager
-async def client_of(behaviour: str, timeout_s: float = 5.0) -> AsyncIterator[tuple[Client, FakeServer, list[str]]]:
+async def client_of(
+    behaviour: str, timeout_s: float = 5.0
+) -> AsyncIterator[tuple[Client, FakeServer, list[str]]]:
     """A client of the fake server, the server, and the notes of the client."""
     fake, notes = FakeServer(), list[str]()
     server = TestServer(fake.application())
@@ -113,7 +140,14 @@ async def client_of(behaviour: str, timeout_s: float = 5.0) -> AsyncIterator[tup
     try:
         async with await connect("") as session:
             yield (
-                Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=False, timeout_s=timeout_s, note=notes.append),
+                Client(
+                    session,
+                    str(server.make_url(f"/{behaviour}")),
+                    "m",
+                    chat=False,
+                    timeout_s=timeout_s,
+                    note=notes.append,
+                ),
                 fake,
                 notes,
             )
@@ -121,13 +155,22 @@ async def client_of(behaviour: str, timeout_s: float = 5.0) -> AsyncIterator[tup
         await server.close()
 
 
-async def asked(behaviour: str, *, tokens: int = 6, chat: bool = False, key: str = "", timeout_s: float = 5.0) -> list[Request]:
+async def asked(
+    behaviour: str, *, tokens: int = 6, chat: bool = False, key: str = "", timeout_s: float = 5.0
+) -> list[Request]:
     """Two requests in a row to the fake server."""
     server = TestServer(FakeServer().application())
     await server.start_server()
     try:
         async with await connect(key) as session:
-            one = Client(session, str(server.make_url(f"/{behaviour}")), "m", chat=chat, timeout_s=timeout_s, note=print)
+            one = Client(
+                session,
+                str(server.make_url(f"/{behaviour}")),
+                "m",
+                chat=chat,
+                timeout_s=timeout_s,
+                note=print,
+            )
             watching = asyncio.create_task(break_off_silent(one))
             try:
                 return [await one.ask("prompt", tokens, now(), lambda new: None) for _ in range(2)]
@@ -146,13 +189,17 @@ def ask(behaviour: str, **options: Any) -> list[Request]:
 def test_a_request_has_its_tokens_and_times(behaviour: str, chat: bool) -> None:
     for request in ask(behaviour, chat=chat):
         assert (request.error, request.output_tokens if behaviour != "no-usage" else 6) == ("", 6)
-        assert request.ttft_s is not None and request.e2e_s is not None and request.tpot_s is not None
+        assert (
+            request.ttft_s is not None and request.e2e_s is not None and request.tpot_s is not None
+        )
         assert request.ttft_s >= TTFT_S * 0.99
         assert request.e2e_s >= (TTFT_S + 5 * ITL_S) * 0.99
         assert sum(request.gaps) == pytest.approx(request.e2e_s - request.ttft_s)
         assert sum(request.counts) == pytest.approx(5)
         if behaviour == "four":
-            assert request.counts in ((4, 1), (5,)), "a client that reads late gets both chunks in one read"
+            assert request.counts in ((4, 1), (5,)), (
+                "a client that reads late gets both chunks in one read"
+            )
             assert len(request.gaps) == len(request.counts)
 
 
@@ -185,17 +232,26 @@ def test_a_fault_is_a_failed_request_with_its_cause(behaviour: str, error: str) 
         ("some", "ignore_eos, stream_options"),
     ],
 )
-def test_a_refused_field_is_left_out_and_named_once_by_concurrent_requests(field: str, lost: str) -> None:
+def test_a_refused_field_is_left_out_and_named_once_by_concurrent_requests(
+    field: str, lost: str
+) -> None:
     async def main() -> None:
         async with client_of(f"refuses-{field}") as (one, fake, notes):
-            ended = await asyncio.gather(*(one.ask("prompt", 3, now(), lambda new: None) for _ in range(8)))
+            ended = await asyncio.gather(
+                *(one.ask("prompt", 3, now(), lambda new: None) for _ in range(8))
+            )
             assert [request.error for request in ended] == [""] * 8
             assert [request.output_tokens for request in ended] == [3] * 8
             assert len(notes) == 1 and lost in notes[0]
             fake.bodies.clear()
             await one.ask("prompt", 3, now(), lambda new: None)
-            kept = {"ignore_eos", "stream_options"} - ({field} if field != "some" else {"ignore_eos", "stream_options"})
-            assert len(fake.bodies) == 1 and fake.bodies[0].keys() & {"ignore_eos", "stream_options"} == kept
+            kept = {"ignore_eos", "stream_options"} - (
+                {field} if field != "some" else {"ignore_eos", "stream_options"}
+            )
+            assert (
+                len(fake.bodies) == 1
+                and fake.bodies[0].keys() & {"ignore_eos", "stream_options"} == kept
+            )
 
     asyncio.run(main())
 
@@ -204,7 +260,9 @@ def test_a_prompt_that_is_too_long_fails_alone_and_takes_no_field_from_the_other
     async def main() -> None:
         async with client_of("context") as (one, fake, notes):
             prompts = ["x" * 200, "x" * 600, "x" * 300]
-            ended = await asyncio.gather(*(one.ask(prompt, 3, now(), lambda new: None) for prompt in prompts))
+            ended = await asyncio.gather(
+                *(one.ask(prompt, 3, now(), lambda new: None) for prompt in prompts)
+            )
             assert [bool(request.error) for request in ended] == [False, True, False]
             assert "HTTP 400: This model's maximum context length is 512 tokens" in ended[1].error
             assert not notes
@@ -216,10 +274,16 @@ def test_a_prompt_that_is_too_long_fails_alone_and_takes_no_field_from_the_other
 
 
 LENGTHS = [
-    "This model's maximum context length is 512 tokens. However, you requested 600 tokens, ignore_eos is set",
+    (
+        "This model's maximum context length is 512 tokens. However, you requested 600 tokens,"
+        " ignore_eos is set"
+    ),
     "max_tokens=600 cannot be greater than max_model_len=512, unexpected value",
     "The input (600 tokens) is longer than the model's context length (512 tokens). extra",
-    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 512. Given: 600 `inputs` tokens",
+    (
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 512. Given: 600"
+        " `inputs` tokens"
+    ),
     "request (600 tokens) exceeds the available context size (512 tokens), try increasing it",
     "prompt is too long: 600 > 512; unexpected",
 ]
@@ -241,7 +305,8 @@ def test_the_key_opens() -> None:
 
 @pytest.mark.parametrize("closes_after", [1, 0])
 def test_a_kept_connection_that_the_server_closes_costs_no_request(closes_after: int) -> None:
-    """The server closes each connection when a request after the first comes, or each connection at once: then the request fails after two tries."""
+    """The server closes each connection when a request after the first comes, or each connection at
+    once: then the request fails after two tries."""
     connections: list[int] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,11 +314,14 @@ def test_a_kept_connection_that_the_server_closes_costs_no_request(closes_after:
         with contextlib.suppress(asyncio.IncompleteReadError):
             while connections:
                 head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head)[1]))  # type: ignore[index]
+                await reader.readexactly(int(re.search((rb"(?i)content-length: (\d+)"), head)[1]))  # type: ignore[index]
                 if connections[-1] == closes_after:
                     break
                 connections[-1] += 1
-                said = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
+                said = (
+                    b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\n'
+                    b"data: [DONE]\n\n"
+                )
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
         writer.close()
 
@@ -268,21 +336,26 @@ def test_a_kept_connection_that_the_server_closes_costs_no_request(closes_after:
     if closes_after:
         assert errors == [""] * 3 and len(connections) == 3
     else:
-        assert all(error.startswith("the connection broke off") for error in errors) and len(connections) == 6
+        assert (
+            all(error.startswith("the connection broke off") for error in errors)
+            and len(connections) == 6
+        )
 
 
 def test_a_server_that_is_not_there() -> None:
     async def nobody() -> Request:
         async with aiohttp.ClientSession() as session:
-            return await Client(session, "http://127.0.0.1:9", "m", chat=False, timeout_s=2, note=print).ask(
-                "p", 1, now(), lambda new: None
-            )
+            return await Client(
+                session, "http://127.0.0.1:9", "m", chat=False, timeout_s=2, note=print
+            ).ask("p", 1, now(), lambda new: None)
 
     assert "cannot connect" in asyncio.run(nobody()).error
 
 
 def run_traffic(
-    knobs: Knobs, answer: Callable[[], Awaitable[bool]], then: Callable[[Traffic, list[float]], Awaitable[None]]
+    knobs: Knobs,
+    answer: Callable[[], Awaitable[bool]],
+    then: Callable[[Traffic, list[float]], Awaitable[None]],
 ) -> list[float]:
     """Traffic with `knobs` while `then` looks on; when each request was due."""
     due: list[float] = []
@@ -357,7 +430,9 @@ def test_an_open_loop_sends_at_its_rate_whatever_becomes_of_the_answers() -> Non
 
     gaps = intervals(run_traffic({"request_rate": 400.0}, answer, then))
     assert statistics.fmean(gaps) == pytest.approx(1 / 400, rel=0.2)
-    assert statistics.stdev(gaps) == pytest.approx(1 / 400, rel=0.35), "intervals of a Poisson process spread as much as their mean"
+    assert statistics.stdev(gaps) == pytest.approx(1 / 400, rel=0.35), (
+        "intervals of a Poisson process spread as much as their mean"
+    )
 
 
 def test_burstiness_is_the_spread_of_the_intervals() -> None:
@@ -369,7 +444,9 @@ def test_burstiness_is_the_spread_of_the_intervals() -> None:
             await asyncio.sleep(0.01)
 
     def spread(burstiness: float) -> float:
-        gaps = intervals(run_traffic({"request_rate": 500.0, "burstiness": burstiness}, answer, then))
+        gaps = intervals(
+            run_traffic({"request_rate": 500.0, "burstiness": burstiness}, answer, then)
+        )
         return statistics.stdev(gaps) / statistics.fmean(gaps)
 
     assert spread(100.0) < 0.2 < 1.5 < spread(0.2)
@@ -389,7 +466,9 @@ def test_what_is_due_waits_in_the_client_where_there_is_no_place() -> None:
             one.cancel()
         while len(due) < 3:
             await asyncio.sleep(0.01)
-        assert now() - due[2] > 0.05, "due when it should have been sent, not when there was a place"
+        assert now() - due[2] > 0.05, (
+            "due when it should have been sent, not when there was a place"
+        )
 
     run_traffic({"request_rate": 200.0, "max_concurrency": 2}, answer, then)
 
@@ -408,7 +487,10 @@ def test_prompts_have_the_length_that_the_server_counts_and_share_a_beginning() 
 @pytest.mark.parametrize("made", [0.0, 0.5, 0.8])
 def test_what_prompts_share_is_read_off_their_text(made: float) -> None:
     prompts = Prompts(seed=3)
-    sent = [prompts.next({**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": made})[0] for _ in range(32)]
+    sent = [
+        prompts.next({**LOAD, "prompt_tokens": 100, "shared_prefix_ratio": made})[0]
+        for _ in range(32)
+    ]
     assert shared_ratio(sent) == pytest.approx(made, abs=0.05)
 
 
@@ -421,14 +503,19 @@ def test_probe_variants_leave_out_what_is_shared_or_hide_it_from_caches() -> Non
         found[variant] = [prompts.next(knobs)[0] for _ in range(2)]
     shared = found["plain"][0][:80]
     assert found["plain"][1].startswith(shared)
-    assert [len(one) for one in found["salted"]] == [100, 100] and found["salted"][0][:16] != found["salted"][1][:16]
+    assert [len(one) for one in found["salted"]] == [100, 100] and found["salted"][0][:16] != found[
+        "salted"
+    ][1][:16]
     assert found["salted"][0][17:80] == shared[:63]
     assert [len(one) for one in found["cut"]] == [20, 20]
 
 
 def test_lengths_spread_around_the_knobs() -> None:
     prompts = Prompts(seed=3, characters_per_token=1)
-    pairs = [prompts.next({**LOAD, "prompt_tokens": 100, "output_tokens": 40, "length_spread": 0.5}) for _ in range(300)]
+    pairs = [
+        prompts.next({**LOAD, "prompt_tokens": 100, "output_tokens": 40, "length_spread": 0.5})
+        for _ in range(300)
+    ]
     lengths, outputs = [len(one) for one, _ in pairs], [tokens for _, tokens in pairs]
     assert 50 <= min(lengths) < 60 and 140 < max(lengths) <= 150
     assert min(outputs) >= 20 and max(outputs) <= 60

@@ -1,8 +1,14 @@
-"""What counts as an outage, by times alone. `tests/workloads/serving/test_generator.py` has the same with sockets."""
+"""What counts as an outage, by times alone. `tests/workloads/serving/test_generator.py` has the
+same with sockets."""
 
 from __future__ import annotations
 
-from gpuconsole.workloads.serving.load.client import BROKE_OFF, CANNOT_CONNECT, REMEMBERED_S, OutageTracker
+from gpuconsole.workloads.serving.load.client import (
+    BROKE_OFF,
+    CANNOT_CONNECT,
+    REMEMBERED_S,
+    OutageTracker,
+)
 
 TICK_S = 0.25
 
@@ -14,8 +20,11 @@ class Clock:
         self.t, self.it = 100.0, OutageTracker(100.0)
         self.it.opened(100.0)
 
-    def wait(self, seconds: float, *, waiting: int = 8, streams: int = 8, patient: bool = False) -> str:
-        """The reason of an outage after so many seconds without a token; all requests are as old as the detector."""
+    def wait(
+        self, seconds: float, *, waiting: int = 8, streams: int = 8, patient: bool = False
+    ) -> str:
+        """The reason of an outage after so many seconds without a token; all requests are as old as
+        the detector."""
         end = self.t + seconds
         while self.t < end:
             self.t += TICK_S

@@ -45,7 +45,13 @@ async def speaks_ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     writer.close()
 
 
-def words(scheme: str, handler: Handler | None, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> str:
+def words(
+    scheme: str,
+    handler: Handler | None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+) -> str:
     """The words for a request to a server of one kind; without a handler no server listens."""
 
     async def ask() -> str:
@@ -54,7 +60,10 @@ def words(scheme: str, handler: Handler | None, *, tls: ssl.SSLContext | None = 
         if handler is None:
             server.close()
         try:
-            async with aiohttp.ClientSession() as session, session.post(f"{scheme}://{host}:{port}/", json={}) as answer:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{scheme}://{host}:{port}/", json={}) as answer,
+            ):
                 await answer.read()
             return "answered"
         except (aiohttp.ClientError, OSError) as problem:
@@ -73,22 +82,34 @@ def words(scheme: str, handler: Handler | None, *, tls: ssl.SSLContext | None = 
         ("http", sends_a_tls_alert, "the server speaks TLS: use https://"),
         ("http", closes, "the server closed the connection without an answer"),
         ("https", closes, "the server reset the connection"),
-        ("http", closes_in_the_middle, "the server closed the connection in the middle of an answer"),
+        (
+            "http",
+            closes_in_the_middle,
+            "the server closed the connection in the middle of an answer",
+        ),
         ("http", speaks_ssh, "not HTTP: Bad status line"),
     ],
 )
-def test_a_failed_connection_has_plain_words(scheme: str, handler: Handler | None, expected: str) -> None:
+def test_a_failed_connection_has_plain_words(
+    scheme: str, handler: Handler | None, expected: str
+) -> None:
     assert words(scheme, handler).startswith(expected)
 
 
 def test_a_host_name_that_nobody_has() -> None:
-    assert words("http", closes, host="no-such-host.invalid") == "the host name no-such-host.invalid cannot be resolved"
+    assert (
+        words("http", closes, host="no-such-host.invalid")
+        == "the host name no-such-host.invalid cannot be resolved"
+    )
 
 
 def test_a_certificate_that_nobody_signed(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(self_signed(tmp_path))
-    assert words("https", closes, tls=context) == "the TLS certificate is not accepted: self-signed certificate"
+    assert (
+        words("https", closes, tls=context)
+        == "the TLS certificate is not accepted: self-signed certificate"
+    )
 
 
 def self_signed(folder: Path) -> Path:
@@ -96,7 +117,22 @@ def self_signed(folder: Path) -> Path:
     file, openssl = folder / "both.pem", shutil.which("openssl")
     if openssl is None:
         pytest.skip("the program openssl is not installed")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1"]
-    subprocess.run([*command, "-keyout", str(file), "-out", str(folder / "certificate.pem")], check=True, capture_output=True)
+    command = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "1",
+    ]
+    subprocess.run(
+        [*command, "-keyout", str(file), "-out", str(folder / "certificate.pem")],
+        check=True,
+        capture_output=True,
+    )
     file.write_text(file.read_text() + (folder / "certificate.pem").read_text())
     return file

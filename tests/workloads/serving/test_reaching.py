@@ -38,7 +38,9 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(answer: Answer, port: int = 0, certificate: Path | None = None) -> AsyncIterator[str]:
+async def serving(
+    answer: Answer, port: int = 0, certificate: Path | None = None
+) -> AsyncIterator[str]:
     """The address of a server whose every answer is `answer`'s."""
     context = None
     if certificate is not None:
@@ -137,7 +139,9 @@ def test_a_certificate_that_nobody_signed(certificate: Path) -> None:
         async with serving(models, certificate=certificate) as url:
             return await reach(url, wait_s=60)
 
-    assert "the TLS certificate is not accepted: self-signed certificate" in at_once(*asyncio.run(ask()))
+    assert "the TLS certificate is not accepted: self-signed certificate" in at_once(
+        *asyncio.run(ask())
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,9 @@ def test_a_refusal_that_lasts(answer: Answer, model: str, key: str | None, reaso
     assert reason in text and "secret" not in text
 
 
-@pytest.mark.parametrize(("answer", "model"), [(models, "large"), (models, ""), (only_completions, "unlisted")])
+@pytest.mark.parametrize(
+    ("answer", "model"), [(models, "large"), (models, ""), (only_completions, "unlisted")]
+)
 def test_a_server_that_can_be_used(answer: Answer, model: str) -> None:
     async def ask() -> tuple[str, float]:
         async with serving(answer) as url:
@@ -175,8 +181,13 @@ def test_a_server_that_accepts_and_does_not_answer_and_a_proxy_without_its_serve
             return await asyncio.gather(reach(hangs), reach(proxy, "some-model"))
 
     (hangs, hangs_s), (proxy, proxy_s) = asyncio.run(ask())
-    assert "no answer after 4 s; --wait S waits for a server that is starting" in hangs and 3 < hangs_s < LIMIT_S
-    assert "the server answers HTTP 503 after 4 s; --wait S waits" in proxy and 3 < proxy_s < LIMIT_S
+    assert (
+        "no answer after 4 s; --wait S waits for a server that is starting" in hangs
+        and 3 < hangs_s < LIMIT_S
+    )
+    assert (
+        "the server answers HTTP 503 after 4 s; --wait S waits" in proxy and 3 < proxy_s < LIMIT_S
+    )
 
 
 def test_wait_gives_a_server_time_to_start() -> None:
@@ -197,17 +208,31 @@ def test_wait_ends() -> None:
     assert "connection refused" in text and "after 1 s" in text and seconds < 2
 
 
-@pytest.mark.parametrize("command", [("run", "serve-chat", "--headless", "--duration", "5"), ("quality", "--depths", "0.5")])
+@pytest.mark.parametrize(
+    "command",
+    [("run", "serve-chat", "--headless", "--duration", "5"), ("quality", "--depths", "0.5")],
+)
 def test_the_command_ends_at_once_with_the_reason(cli: Cli, command: tuple[str, ...]) -> None:
     begun = time.monotonic()
-    done = cli(*command, "--device", "cpu", "--url", "http://no-such-host.invalid:8000", "--model", "tiny")
-    assert done.returncode == 1 and "the host name no-such-host.invalid cannot be resolved" in done.stderr
+    done = cli(
+        *command, "--device", "cpu", "--url", "http://no-such-host.invalid:8000", "--model", "tiny"
+    )
+    assert (
+        done.returncode == 1
+        and "the host name no-such-host.invalid cannot be resolved" in done.stderr
+    )
     assert time.monotonic() - begun < 15
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"), [(("--wait", "5"), "--wait needs --url"), (("--url", "http://a:1", "--wait", "-1"), "0 s or more")]
+    ("words", "reason"),
+    [
+        (("--wait", "5"), "--wait needs --url"),
+        (("--url", "http://a:1", "--wait", "-1"), "0 s or more"),
+    ],
 )
-def test_a_wait_that_makes_no_sense_is_refused(cli: Cli, words: tuple[str, ...], reason: str) -> None:
+def test_a_wait_that_makes_no_sense_is_refused(
+    cli: Cli, words: tuple[str, ...], reason: str
+) -> None:
     done = cli("run", "serve-chat", "--headless", *words)
     assert done.returncode == 2 and reason in done.stderr

@@ -7,7 +7,9 @@ import pytest
 from gpuconsole.workloads.serving.engine.core import Iteration, PrefixCache, Scheduler, Sequence
 
 
-def scheduler(seats: int = 4, tokens: int = 64, blocks: int = 100, *, chunked: bool = True) -> Scheduler:
+def scheduler(
+    seats: int = 4, tokens: int = 64, blocks: int = 100, *, chunked: bool = True
+) -> Scheduler:
     return Scheduler(seats, tokens, blocks, 4, chunked=chunked, prefixes=PrefixCache(0, 4))
 
 
@@ -35,7 +37,9 @@ def test_as_many_run_as_there_are_seats_and_the_first_come_are_first() -> None:
     assert [one for one, _, _ in plan.prefills] == asked[:2] and list(of.waiting) == asked[2:]
     assert [one.slot for one in asked] == [0, 1, -1]
     of.remove(asked[0])
-    assert [one for one, _, _ in compute(of).prefills] == asked[2:] and asked[2].slot == 0, "the lowest seat is given out first"
+    assert [one for one, _, _ in compute(of).prefills] == asked[2:] and asked[2].slot == 0, (
+        "the lowest seat is given out first"
+    )
 
 
 def test_fewer_seats_hold_from_the_next_iteration_on_and_nobody_is_thrown_out() -> None:
@@ -58,7 +62,11 @@ def test_a_long_prompt_is_split_and_those_who_decode_go_on_beside_it() -> None:
     of.add(long)
     plans = [compute(of) for _ in range(3)]
     assert [plan.decodes for plan in plans] == [[first]] * 3
-    assert [[(start, end) for _, start, end in plan.prefills] for plan in plans] == [[(0, 7)], [(7, 14)], [(14, 20)]]
+    assert [[(start, end) for _, start, end in plan.prefills] for plan in plans] == [
+        [(0, 7)],
+        [(7, 14)],
+        [(14, 20)],
+    ]
     assert all(plan.tokens <= 8 for plan in plans)
 
 
@@ -68,10 +76,14 @@ def test_without_chunks_a_prompt_waits_for_an_iteration_that_takes_it_whole() ->
         of.add(one)
     assert [(start, end) for _, start, end in compute(of).prefills] == [(0, 6)]
     second = compute(of)
-    assert len(second.decodes) == 1 and [(start, end) for _, start, end in second.prefills] == [(0, 6)]
+    assert len(second.decodes) == 1 and [(start, end) for _, start, end in second.prefills] == [
+        (0, 6)
+    ]
 
 
-def test_when_blocks_run_out_the_youngest_is_preempted_and_computed_anew_from_its_first_token() -> None:
+def test_when_blocks_run_out_the_youngest_is_preempted_and_computed_anew_from_its_first_token() -> (
+    None
+):
     of, old, young = scheduler(blocks=4), sequence(7, 20), sequence(7, 20)
     for one in (old, young):
         of.add(one)

@@ -13,13 +13,25 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuconsole.workloads.serving.scraping import MAX_INTERVAL_S, MIN_INTERVAL_S, QUICK, SHARE, Scraper, read_families, server_state
+from gpuconsole.workloads.serving.scraping import (
+    MAX_INTERVAL_S,
+    MIN_INTERVAL_S,
+    QUICK,
+    SHARE,
+    Scraper,
+    read_families,
+    server_state,
+)
 
-VLLM = (Path(__file__).parents[2] / "fakes" / "server_answers" / "vllm-0.32" / "metrics.txt").read_text()
+VLLM = (
+    Path(__file__).parents[2] / "fakes" / "server_answers" / "vllm-0.32" / "metrics.txt"
+).read_text()
 T = TypeVar("T")
 
 
-def scraping(answer: Callable[[web.Request], Awaitable[web.Response]], use: Callable[[Scraper], Awaitable[T]]) -> T:
+def scraping(
+    answer: Callable[[web.Request], Awaitable[web.Response]], use: Callable[[Scraper], Awaitable[T]]
+) -> T:
     async def run() -> T:
         app = web.Application()
         app.router.add_get("/{path:.*}", answer)
@@ -28,7 +40,9 @@ def scraping(answer: Callable[[web.Request], Awaitable[web.Response]], use: Call
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
             async with aiohttp.ClientSession() as session:
-                return await use(Scraper(session, f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"))
+                return await use(
+                    Scraper(session, f"http://127.0.0.1:{runner.addresses[0][1]}/metrics")
+                )
         finally:
             await runner.cleanup()
 
@@ -47,7 +61,11 @@ def test_a_server_with_a_filter_is_asked_for_the_known_metrics_only() -> None:
     async def answer(request: web.Request) -> web.Response:
         names = request.query.getall("name[]", [])
         asked.append((request.path, len(names)))
-        wanted = [line for line in VLLM.splitlines() if any(line.startswith((f"{name}{{", f"{name} ")) for name in names)]
+        wanted = [
+            line
+            for line in VLLM.splitlines()
+            if any(line.startswith((f"{name}{{", f"{name} ")) for name in names)
+        ]
         return web.Response(text="\n".join(wanted) + "\n")
 
     assert scraping(answer, read)["kv_cache_usage_ratio"] == 0
@@ -89,7 +107,9 @@ def test_a_costly_page_is_read_seldom_and_a_cheap_page_often() -> None:
 
 
 def test_the_values_of_the_known_metrics_equal_those_of_the_whole_page() -> None:
-    assert server_state(read_families(VLLM), 1.0) == server_state(text_string_to_metric_families(VLLM), 1.0)
+    assert server_state(read_families(VLLM), 1.0) == server_state(
+        text_string_to_metric_families(VLLM), 1.0
+    )
 
 
 PAGES = {
@@ -128,7 +148,10 @@ tgi_request_queue_duration_count 44
         },
     ),
     "llama.cpp": (
-        "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nllamacpp:tokens_predicted_total 1250\nllamacpp:tokens_predicted_seconds_total 5\n",
+        (
+            "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
+            "llamacpp:tokens_predicted_total 1250\nllamacpp:tokens_predicted_seconds_total 5\n"
+        ),
         {"requests_running": 2, "requests_waiting": 1},
         {"generation_tokens": 1250, "itl_s_sum": 5, "itl_s_count": 1250},
     ),
@@ -151,10 +174,15 @@ def test_parsing_the_known_metrics_takes_a_fraction_of_the_time_for_the_page() -
             times.append(time.thread_time() - begun)
         return min(times)
 
-    assert cpu_s(lambda: read_families(VLLM)) < 0.35 * cpu_s(lambda: list(text_string_to_metric_families(VLLM)))
+    assert cpu_s(lambda: read_families(VLLM)) < 0.35 * cpu_s(
+        lambda: list(text_string_to_metric_families(VLLM))
+    )
 
 
-@pytest.mark.parametrize(("status", "body", "reason"), [(404, "", "HTTP 404"), (200, "<html>", "it contains no known metric")])
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [(404, "", "HTTP 404"), (200, "<html>", "it contains no known metric")],
+)
 def test_a_page_without_metrics_costs_one_line(status: int, body: str, reason: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=status, text=body)

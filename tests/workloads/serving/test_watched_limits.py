@@ -1,4 +1,5 @@
-"""The limits of a watched server change by a command, for the sides of a trial, and come back at each end."""
+"""The limits of a watched server change by a command, for the sides of a trial, and come back at
+each end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LOWER = SetKnobs(1, {"max_num_seqs": 2}, 2)
 
 @pytest.fixture
 def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnLimits:
-    """The limits of the server that is watched. It is in this process, which the watch does not count as one of a server."""
+    """The limits of the server that is watched. It is in this process, which the watch does not
+    count as one of a server."""
     monkeypatch.setattr(gpuconsole_caps, "MEMORY", str(tmp_path))
     monkeypatch.setattr(watching, "find_limits", lambda processes: find_limits([os.getpid()]))
     return OwnLimits(8, 2048)
@@ -40,7 +42,11 @@ def test_a_server_that_takes_limits_says_so_with_the_values_of_its_start(limits:
     channel, _ = watch(serving(PageServer("vllm")), three_readings)
     (started,) = channel.of(Started)
     assert started.knobs == {"max_num_seqs": 8, "max_num_batched_tokens": 2048}
-    assert started.facts == {"live_limit.max_num_seqs": 8, "live_limit.max_num_batched_tokens": 2048, "live_limit.engines": 1}
+    assert started.facts == {
+        "live_limit.max_num_seqs": 8,
+        "live_limit.max_num_batched_tokens": 2048,
+        "live_limit.engines": 1,
+    }
     assert channel.of(ServerKnown)[0].facts.max_num_seqs.source == "the server's scheduler"
 
 
@@ -53,13 +59,21 @@ def test_a_new_limit_holds_and_the_steps_carry_the_side_until_requests_of_the_ot
     async def use(channel: Channel, watched: ServerWatch) -> None:
         await lowered(channel, watched)
         seen.append(limits.read())
-        await channel.until(lambda: any(step.arm == 2 and step.kind == COUNTS for event in channel.of(Steps) for step in event.steps))
+        await channel.until(
+            lambda: any(
+                step.arm == 2 and step.kind == COUNTS
+                for event in channel.of(Steps)
+                for step in event.steps
+            )
+        )
 
     channel, _ = watch(serving(PageServer("vllm")), use)
     (answer,) = channel.of(KnobsSet)
     steps = [step for event in channel.of(Steps) for step in event.steps if step.arm == 2]
     assert (answer.error, answer.knobs["max_num_seqs"], seen) == (None, 2, [(2, 0)])
-    assert steps[0].kind == SETTLING and steps[0].index >= answer.step, "the reading of the change belongs to no side"
+    assert steps[0].kind == SETTLING and steps[0].index >= answer.step, (
+        "the reading of the change belongs to no side"
+    )
     assert limits.read() == (0, 0), "the watch has ended"
 
 
@@ -69,7 +83,9 @@ def test_no_request_goes_to_the_server_for_a_change(limits: OwnLimits) -> None:
     assert {asked.split()[0] for asked in server.asked} == {"GET"}
 
 
-def test_a_server_that_restarts_has_its_own_limits_and_the_trial_no_more_steps(limits: OwnLimits) -> None:
+def test_a_server_that_restarts_has_its_own_limits_and_the_trial_no_more_steps(
+    limits: OwnLimits,
+) -> None:
     pages = {"seconds": 1000.0}
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -90,13 +106,19 @@ def test_a_server_that_restarts_has_its_own_limits_and_the_trial_no_more_steps(l
     assert len(channel.of(Started)) == 2, "the limits of the new server are read again"
 
 
-def test_a_worker_that_was_held_up_says_that_the_limits_ended(limits: OwnLimits, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_was_held_up_says_that_the_limits_ended(
+    limits: OwnLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live_limits, "LEASE_S", -1.0)
     monkeypatch.setattr(watching, "RENEW_S", 0.02)
 
     async def use(channel: Channel, watched: ServerWatch) -> None:
         await lowered(channel, watched)
-        await channel.until(lambda: any("limits of the server ended by themselves" in note.text for note in channel.of(Note)))
+        await channel.until(
+            lambda: any(
+                "limits of the server ended by themselves" in note.text for note in channel.of(Note)
+            )
+        )
 
     watch(serving(PageServer("vllm")), use)
 
@@ -107,7 +129,9 @@ def test_a_server_without_the_scheduler_class_refuses() -> None:
         await channel.until(lambda: bool(channel.of(KnobsSet)))
 
     channel, _ = watch(serving(PageServer("vllm")), use)
-    assert channel.of(KnobsSet)[0].error == watching.NO_CHANGE and channel.of(Started)[0].knobs == {}
+    assert (
+        channel.of(KnobsSet)[0].error == watching.NO_CHANGE and channel.of(Started)[0].knobs == {}
+    )
 
 
 def test_an_outage_ends_the_trial(limits: OwnLimits) -> None:

@@ -1,4 +1,5 @@
-"""Watching a server: what is asked, what is sent to the console, and one clear line for each fault."""
+"""Watching a server: what is asked, what is sent to the console, and one clear line for each
+fault."""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ import pytest
 from aiohttp import web
 
 from gpuconsole.model.serving import WATCHED
-from gpuconsole.wire.events import AnyEvent, Note, Requests, ServerKnown, ServerState, SetKnobs, Start, Started, Steps, Stop
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Note,
+    Requests,
+    ServerKnown,
+    ServerState,
+    SetKnobs,
+    Start,
+    Started,
+    Steps,
+    Stop,
+)
 from gpuconsole.workloads.serving import scraping, servers, watching
 from gpuconsole.workloads.serving.http import connect
 from gpuconsole.workloads.serving.watching import NO_CHANGE, ServerWatch
@@ -54,9 +66,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(
-    answer: Answer, use: Callable[[Channel, ServerWatch], Awaitable[None]], key: str = "", **options: str
+    answer: Answer,
+    use: Callable[[Channel, ServerWatch], Awaitable[None]],
+    key: str = "",
+    **options: str,
 ) -> tuple[Channel, ServerWatch]:
-    """Watch a server that answers with `answer`, while `use` runs; `{url}` in an option is its address."""
+    """Watch a server that answers with `answer`, while `use` runs; `{url}` in an option is its
+    address."""
 
     async def run() -> tuple[Channel, ServerWatch]:
         app = web.Application()
@@ -65,7 +81,15 @@ def watch(
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url, channel = f"http://127.0.0.1:{runner.addresses[0][1]}", Channel()
-        start = Start(WATCHED, {}, "cpu", options={"server_url": url, **{name: text.format(url=url) for name, text in options.items()}})
+        start = Start(
+            WATCHED,
+            {},
+            "cpu",
+            options={
+                "server_url": url,
+                **{name: text.format(url=url) for name, text in options.items()},
+            },
+        )
         try:
             async with await connect(key) as session, await connect("") as elsewhere:
                 watched = ServerWatch(channel, start, session, elsewhere)  # type: ignore[arg-type]
@@ -92,7 +116,9 @@ async def for_ever(channel: Channel, watched: ServerWatch) -> None:
     await asyncio.sleep(20)
 
 
-def serving(server: PageServer, path: str = "/metrics", other: dict[str, Any] | None = None) -> Answer:
+def serving(
+    server: PageServer, path: str = "/metrics", other: dict[str, Any] | None = None
+) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
         server.asked.append(f"{request.method} {request.path}")
         if request.path == path:
@@ -107,32 +133,51 @@ def serving(server: PageServer, path: str = "/metrics", other: dict[str, Any] | 
 @pytest.mark.parametrize(
     ("engine", "path", "tokens"),
     [
-        ("vllm", "/metrics", 500), ("sglang", "/metrics", 500), ("tgi", "/metrics", 500), ("llama.cpp", "/metrics", 500), ("lmdeploy", "/metrics", 500),
-        ("tensorrt-llm", "/prometheus/metrics", 500), ("triton", "/metrics", 0), ("ray-serve", "/metrics", 500), ("dynamo", "/metrics", 500),
+        ("vllm", "/metrics", 500),
+        ("sglang", "/metrics", 500),
+        ("tgi", "/metrics", 500),
+        ("llama.cpp", "/metrics", 500),
+        ("lmdeploy", "/metrics", 500),
+        ("tensorrt-llm", "/prometheus/metrics", 500),
+        ("triton", "/metrics", 0),
+        ("ray-serve", "/metrics", 500),
+        ("dynamo", "/metrics", 500),
     ],
-)  # fmt: skip
-def test_each_engine_is_watched_without_a_request_to_its_model(engine: str, path: str, tokens: int) -> None:
+)
+def test_each_engine_is_watched_without_a_request_to_its_model(
+    engine: str, path: str, tokens: int
+) -> None:
     server = PageServer(engine, Load())
     channel, watched = watch(serving(server, path), three_readings)
     assert watched.failed == ""
     assert {line for line in server.asked if not line.startswith("GET ")} == set(), "only GETs"
-    assert not any(word in line for line in server.asked for word in ("completions", "generate", "tokenize"))
+    assert not any(
+        word in line for line in server.asked for word in ("completions", "generate", "tokenize")
+    )
     assert [step.tokens for event in channel.of(Steps) for step in event.steps][:3] == [tokens] * 3
-    assert channel.of(Started)[0].knobs == {} and channel.of(ServerKnown)[0].facts.engine.value == {"ray-serve": "vllm"}.get(engine, engine)
+    assert channel.of(Started)[0].knobs == {} and channel.of(ServerKnown)[0].facts.engine.value == {
+        "ray-serve": "vllm"
+    }.get(engine, engine)
     assert channel.of(ServerState)[0].gauges["requests_running"] == 4
 
 
 def test_the_underscore_form_of_a_page_is_the_same_page() -> None:
     colon, underscore = (
         scraping.server_state(scraping.read_families(text, True), 0.0, buckets=True)
-        for text in (page("sglang", Load(), 5), page("sglang", Load(), 5).replace("sglang:", "sglang_"))
+        for text in (
+            page("sglang", Load(), 5),
+            page("sglang", Load(), 5).replace("sglang:", "sglang_"),
+        )
     )
     assert colon == underscore and colon.totals["generation_tokens"] == 2500
 
 
 def test_an_old_and_a_new_name_on_one_page_count_once() -> None:
     """vLLM 0.10 has both: the sum of both was twice the truth."""
-    old, new = (scraping.server_state(scraping.read_families(page(engine, Load(), 5)), 0.0).totals for engine in ("vllm 0.10", "vllm"))
+    old, new = (
+        scraping.server_state(scraping.read_families(page(engine, Load(), 5)), 0.0).totals
+        for engine in ("vllm 0.10", "vllm")
+    )
     assert old == new and old["prefix_queries"] == 5 * 10 * 100
 
 
@@ -143,12 +188,17 @@ def test_parallel_parts_and_priorities_of_sglang_count_once_and_ttft_is_that_of_
 
 
 def test_success_is_not_abort() -> None:
-    totals = scraping.server_state(scraping.read_families(page("vllm", Load(aborted=3, failed=2), 2)), 0.0).totals
+    totals = scraping.server_state(
+        scraping.read_families(page("vllm", Load(aborted=3, failed=2), 2)), 0.0
+    ).totals
     assert (totals["requests"], totals["requests_aborted"], totals["requests_failed"]) == (20, 6, 4)
 
 
 def test_what_a_router_and_its_engine_both_report_counts_once() -> None:
-    together, alone = (scraping.server_state(scraping.read_families(page(name, Load(), 2)), 0.0) for name in ("dynamo with worker", "vllm"))
+    together, alone = (
+        scraping.server_state(scraping.read_families(page(name, Load(), 2)), 0.0)
+        for name in ("dynamo with worker", "vllm")
+    )
     assert together.totals == alone.totals and together.gauges["requests_running"] == 4
     assert together.gauges["sequence_limit"] == 64, "what only the router reports is there"
 
@@ -169,17 +219,27 @@ def test_engines_and_models_on_one_page_are_added_up_and_one_model_can_be_chosen
         await channel.until(lambda: bool(channel.of(ServerState)))
 
     channel, _ = watch(answer, one_reading)
-    assert "2 models on the page, added up: m, other; --model NAME takes one" in [note.text for note in channel.of(Note)]
+    assert "2 models on the page, added up: m, other; --model NAME takes one" in [
+        note.text for note in channel.of(Note)
+    ]
     gauges = channel.of(ServerState)[0].gauges
-    assert (gauges["requests_running"], gauges["kv_cache_usage_ratio"], gauges["kv_cache_mean_ratio"]) == (8, 0.6, 0.4)
+    assert (
+        gauges["requests_running"],
+        gauges["kv_cache_usage_ratio"],
+        gauges["kv_cache_mean_ratio"],
+    ) == (8, 0.6, 0.4)
     channel, _ = watch(answer, one_reading, model="other")
-    assert channel.of(ServerState)[0].gauges["kv_cache_usage_ratio"] == 0.6 and channel.of(ServerState)[0].gauges["requests_running"] == 4
+    assert (
+        channel.of(ServerState)[0].gauges["kv_cache_usage_ratio"] == 0.6
+        and channel.of(ServerState)[0].gauges["requests_running"] == 4
+    )
     _, watched = watch(answer, for_ever, model="third")
     assert watched.failed.endswith("has no metrics of the model third: it has m, other")
 
 
 def test_a_replica_that_goes_or_comes_makes_no_jump_and_no_restart() -> None:
-    """The sum over replicas falls when one goes. Counted from 0, as after a restart, its total would be the work of one interval."""
+    """The sum over replicas falls when one goes. Counted from 0, as after a restart, its total
+    would be the work of one interval."""
     both = {"now": True}
     server = PageServer("vllm")
 
@@ -203,31 +263,53 @@ def test_a_replica_that_goes_or_comes_makes_no_jump_and_no_restart() -> None:
 
 
 def test_the_address_of_the_page_itself_will_do() -> None:
-    channel, watched = watch(serving(PageServer("vllm")), three_readings, server_url="{url}/metrics")
+    channel, watched = watch(
+        serving(PageServer("vllm")), three_readings, server_url="{url}/metrics"
+    )
     assert watched.failed == "" and len(channel.of(Steps)) >= 3
 
 
 def test_sglang_without_metrics_is_read_from_its_loads() -> None:
-    loads = {"loads": [{"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "token_usage": 0.4, "max_running_requests": 8}]}
+    loads = {
+        "loads": [
+            {
+                "dp_rank": 0,
+                "num_running_reqs": 3,
+                "num_waiting_reqs": 2,
+                "token_usage": 0.4,
+                "max_running_requests": 8,
+            }
+        ]
+    }
 
     async def one_reading(channel: Channel, watched: ServerWatch) -> None:
         await channel.until(lambda: bool(channel.of(ServerState)))
 
     channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/v1/loads": loads}), one_reading)
     assert channel.of(ServerState)[0].gauges == {
-        "requests_running": 3, "requests_waiting": 2, "sequence_limit": 8, "kv_cache_usage_ratio": 0.4,
-    }  # fmt: skip
+        "requests_running": 3,
+        "requests_waiting": 2,
+        "sequence_limit": 8,
+        "kv_cache_usage_ratio": 0.4,
+    }
     assert channel.of(ServerKnown)[0].facts.engine.value == "sglang"
 
 
 def test_ollama_is_read_from_its_loaded_models() -> None:
-    loaded = {"models": [{"name": "llama", "size": 6591830464, "size_vram": 5333539264, "context_length": 4096}]}
+    loaded = {
+        "models": [
+            {"name": "llama", "size": 6591830464, "size_vram": 5333539264, "context_length": 4096}
+        ]
+    }
 
     async def one_reading(channel: Channel, watched: ServerWatch) -> None:
         await channel.until(lambda: bool(channel.of(ServerState)))
 
     channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/api/ps": loaded}), one_reading)
-    assert channel.of(ServerState)[0].gauges == {"models_loaded": 1, "on_gpu_ratio": pytest.approx(0.809, abs=0.001)}
+    assert channel.of(ServerState)[0].gauges == {
+        "models_loaded": 1,
+        "on_gpu_ratio": pytest.approx(0.809, abs=0.001),
+    }
     assert channel.of(ServerKnown)[0].facts.engine.value == "ollama"
 
 
@@ -236,12 +318,14 @@ def test_the_processes_of_a_server_on_this_machine_are_found() -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[1]
-        assert watching.processes_at(url) == [server.pid], "not those of the program that has started it"
+        assert watching.processes_at(url) == [server.pid], (
+            "not those of the program that has started it"
+        )
         server.kill()
     assert watching.processes_at("http://192.0.2.1:8000") == [], "not this machine"
 
 
-# --- faults --------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 def models(owner: str) -> dict[str, Any]:
@@ -250,28 +334,42 @@ def models(owner: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("owner", "flag"),
-    [("vllm", "start vLLM without --disable-log-stats"), ("sglang", "start SGLang with --enable-metrics"), ("llamacpp", "--metrics")],
+    [
+        ("vllm", "start vLLM without --disable-log-stats"),
+        ("sglang", "start SGLang with --enable-metrics"),
+        ("llamacpp", "--metrics"),
+    ],
 )
-def test_metrics_that_are_off_are_named_with_the_flag_that_turns_them_on(owner: str, flag: str) -> None:
+def test_metrics_that_are_off_are_named_with_the_flag_that_turns_them_on(
+    owner: str, flag: str
+) -> None:
     _, watched = watch(serving(PageServer("vllm"), "/nowhere", models(owner)), for_ever)
     assert flag in watched.failed and "\n" not in watched.failed
 
 
 def test_the_json_of_trtllm_serve_is_known_as_such() -> None:
-    _, watched = watch(serving(PageServer("vllm"), "/nowhere", {"/metrics": [{"iter": 1}]}), for_ever)
+    _, watched = watch(
+        serving(PageServer("vllm"), "/nowhere", {"/metrics": [{"iter": 1}]}), for_ever
+    )
     assert watched.failed.endswith(
-        "is TensorRT-LLM and shows no metrics: set return_perf_metrics: true and enable_iter_perf_stats: true in trtllm-serve's options"
+        "is TensorRT-LLM and shows no metrics: set return_perf_metrics: true and"
+        " enable_iter_perf_stats: true in trtllm-serve's options"
     )
 
 
 def test_a_server_that_is_nothing_we_know_is_named_with_what_was_tried() -> None:
     _, watched = watch(serving(PageServer("vllm"), "/nowhere"), for_ever)
-    assert "/metrics answers HTTP 404" in watched.failed and "no metrics of a known model server" in watched.failed
+    assert (
+        "/metrics answers HTTP 404" in watched.failed
+        and "no metrics of a known model server" in watched.failed
+    )
 
 
 async def _locked(request: web.Request) -> web.StreamResponse:
     return (
-        web.Response(text=page("vllm", Load(), 1)) if request.headers.get("Authorization") == "Bearer sesame" else web.Response(status=401)
+        web.Response(text=page("vllm", Load(), 1))
+        if request.headers.get("Authorization") == "Bearer sesame"
+        else web.Response(status=401)
     )
 
 
@@ -283,7 +381,9 @@ def test_a_server_behind_a_key() -> None:
 
 HOSTILE = {
     "one long line": "vllm:num_requests_running" + "x" * (7 * 2**20) + "\n",
-    "a known metric with a label of 7 MiB": 'vllm:num_requests_running{a="' + "\\" * (7 * 2**20) + '"} 1\n',
+    "a known metric with a label of 7 MiB": 'vllm:num_requests_running{a="'
+    + "\\" * (7 * 2**20)
+    + '"} 1\n',
     "a known metric without an end": 'vllm:num_requests_running{a="' + '"' * (7 * 2**20),
     "many lines of a known metric": "vllm:num_requests_running 1\n" * (7 * 2**20 // 28),
     "more than 8 MiB": "#" * (9 * 2**20),
@@ -294,7 +394,11 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_page_costs_one_line_and_little_time(name: str) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=HOSTILE[name].encode(errors="surrogateescape")) if request.path == "/metrics" else web.Response(status=404)
+        return (
+            web.Response(body=HOSTILE[name].encode(errors="surrogateescape"))
+            if request.path == "/metrics"
+            else web.Response(status=404)
+        )
 
     _, watched = watch(answer, for_ever)
     assert watched.failed and "\n" not in watched.failed and len(watched.failed) < 700
@@ -320,7 +424,9 @@ def test_a_server_that_falls_silent_and_comes_back_with_new_counters() -> None:
     channel, watched = watch(answer, use)
     assert watched.failed == ""
     assert "HTTP 503" in channel.of(Requests)[0].down
-    assert [note.text for note in channel.of(Note) if "restarted" in note.text] == ["the server has restarted: its counters began again"]
+    assert [note.text for note in channel.of(Note) if "restarted" in note.text] == [
+        "the server has restarted: its counters began again"
+    ]
     assert min(step.tokens for event in channel.of(Steps) for step in event.steps) >= 0
 
 
@@ -335,7 +441,9 @@ def test_a_slow_page_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         await channel.until(lambda: any("takes" in note.text for note in channel.of(Note)))
 
     channel, _ = watch(answer, use)
-    assert [note.text for note in channel.of(Note) if "takes" in note.text] == ["the metrics page takes 0.1 s, so it is read seldom"]
+    assert [note.text for note in channel.of(Note) if "takes" in note.text] == [
+        "the metrics page takes 0.1 s, so it is read seldom"
+    ]
 
 
 def test_a_change_is_refused() -> None:
@@ -344,10 +452,14 @@ def test_a_change_is_refused() -> None:
         await watched.serve(SetKnobs(1, {"max_num_seqs": 4}))
 
     channel, _ = watch(serving(PageServer("vllm")), use)
-    assert [event.error for event in channel.events if type(event).__name__ == "KnobsSet"] == [NO_CHANGE]
+    assert [event.error for event in channel.events if type(event).__name__ == "KnobsSet"] == [
+        NO_CHANGE
+    ]
 
 
 def test_the_list_of_names_fits_into_the_address_of_a_request() -> None:
     """aiohttp, and so the embedded server, takes lines of 8190 bytes."""
     assert sum(len(f"name%5B%5D={name}&") for name in scraping._requested_metrics(True)) < 8000
-    assert json.dumps(scraping._requested_metrics(False)) != json.dumps(scraping._requested_metrics(True))
+    assert json.dumps(scraping._requested_metrics(False)) != json.dumps(
+        scraping._requested_metrics(True)
+    )

@@ -22,7 +22,9 @@ def perplexity(gpt: GPT) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-def test_trained_weights_know_the_text_and_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_weights_know_the_text_and_are_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(model, "TRAIN_S", 4.0)
     torch.manual_seed(0)
@@ -33,7 +35,9 @@ def test_trained_weights_know_the_text_and_are_trained_once(tmp_path: Path, monk
     said.clear()
     again = perplexity(model.trained_model(64, 1, said.append).eval())
     assert again == trained and not said, "from the cache"
-    assert [path.name for path in (tmp_path / "gpuconsole" / "models").iterdir()] == ["gpt-bytes-64-1.pt"]
+    assert [path.name for path in (tmp_path / "gpuconsole" / "models").iterdir()] == [
+        "gpt-bytes-64-1.pt"
+    ]
 
 
 def test_int8_weights_answer_nearly_alike() -> None:
@@ -49,10 +53,14 @@ def test_int8_weights_of_a_gpu_answer_nearly_alike() -> None:
     before = perplexity(gpt)
     model.quantize(gpt)
     model.warm_up(gpt, torch.float32)
-    assert {one.weight.dtype for one in gpt.modules() if isinstance(one, model.Int8Linear)} == {torch.int8}
+    assert {one.weight.dtype for one in gpt.modules() if isinstance(one, model.Int8Linear)} == {
+        torch.int8
+    }
     assert perplexity(gpt) == pytest.approx(before, rel=0.005)
     assert not any(isinstance(one, torch.nn.Linear) for one in gpt.modules())
-    assert gpt.to(torch.bfloat16).blocks[0].up.weight.dtype == torch.int8, "a change of precision leaves them"
+    assert gpt.to(torch.bfloat16).blocks[0].up.weight.dtype == torch.int8, (
+        "a change of precision leaves them"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -66,8 +74,12 @@ def test_the_int8_product_of_one_row_is_that_of_many(dtype: torch.dtype) -> None
     one = layer(x[1:2, 2:3])
     error = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(one[0, 0], many[1, 2], atol=error, rtol=error)
-    largest = (linear.weight - layer.weight.to(dtype) * layer.scale[:, None]).abs().amax(1).float() / layer.scale.float()
-    assert largest.max() < (2.0 if dtype == torch.bfloat16 else 0.51), "a weight is wrong by half a step of its row"
+    largest = (linear.weight - layer.weight.to(dtype) * layer.scale[:, None]).abs().amax(
+        1
+    ).float() / layer.scale.float()
+    assert largest.max() < (2.0 if dtype == torch.bfloat16 else 0.51), (
+        "a weight is wrong by half a step of its row"
+    )
 
 
 def test_a_gpu_without_triton_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,18 +88,25 @@ def test_a_gpu_without_triton_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: False)
     layer = model.Int8Linear(torch.nn.Linear(8, 8))
     layer.weight = torch.empty_like(layer.weight, device="meta")
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.is_meta), raising=False)
+    monkeypatch.setattr(
+        torch.Tensor, "is_cuda", property(lambda tensor: tensor.is_meta), raising=False
+    )
     with pytest.raises(ValueError, match=r"needs torch\.compile, and this torch has no Triton"):
         model.warm_up(layer, torch.float32)
 
 
 def test_a_model_is_made_in_its_own_precision() -> None:
     made: list[torch.dtype] = []
-    hook = torch.nn.modules.module.register_module_parameter_registration_hook(lambda module, name, value: made.append(value.dtype))
+    hook = torch.nn.modules.module.register_module_parameter_registration_hook(
+        lambda module, name, value: made.append(value.dtype)
+    )
     try:
         knobs = {"d_model": 64, "n_layer": 1, "weights": "random"}
         gpt = build.make_model(knobs, 128, torch.device("cpu"), torch.bfloat16, lambda text: None)
     finally:
         hook.remove()
     assert set(made) == {torch.bfloat16}, "no weight ever was fp32"
-    assert next(gpt.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    assert (
+        next(gpt.parameters()).dtype == torch.bfloat16
+        and torch.get_default_dtype() == torch.float32
+    )

@@ -1,4 +1,5 @@
-"""Programs with a DataLoader, for the tests of live changes and for the stress command: what they see with changes and without."""
+"""Programs with a DataLoader, for the tests of live changes and for the stress command: what they
+see with changes and without."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ KINDS = ("shuffle", "generator", "sampler", "batch_sampler", "single", "distribu
 
 @contextmanager
 def hooked(*, allowed: bool = True) -> Iterator[Watch]:
-    """What the changes need of the hooks, without the rest of the agent. `allowed`: the user has given the permission (--allow-loader)."""
+    """What the changes need of the hooks, without the rest of the agent. `allowed`: the user has
+    given the permission (--allow-loader)."""
     base = dataloader._BaseDataLoaderIter
     watch, init = Watch(), base.__init__
     watch.allows_loader = allowed
@@ -52,7 +54,8 @@ def hooked(*, allowed: bool = True) -> Iterator[Watch]:
 
 
 def workers_alive() -> list[int]:
-    """The children of this process that were forked: multiprocessing does not know the workers of a change."""
+    """The children of this process that were forked: multiprocessing does not know the workers of a
+    change."""
     own = Path("/proc/self/cmdline").read_bytes()
     found = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
     for task in os.listdir("/proc/self/task"):
@@ -64,7 +67,8 @@ def workers_alive() -> list[int]:
 
 
 def refusal(watch: Watch) -> str:
-    """Why the change of the number of workers that is under way was refused; empty while it is under way."""
+    """Why the change of the number of workers that is under way was refused; empty while it is
+    under way."""
     try:
         assert NumWorkers().pending(watch)
     except ChangeRefused as refused:
@@ -122,24 +126,33 @@ class Program:
         self.kind = choose.choice(KINDS)
         self.count, self.size = choose.randrange(40, 160), choose.choice([1, 3, 8])
         self.epochs = choose.randrange(2, 5)
-        self.breaks = [choose.randrange(3, 12) if choose.random() < 0.3 else None for _ in range(self.epochs)]
+        self.breaks = [
+            choose.randrange(3, 12) if choose.random() < 0.3 else None for _ in range(self.epochs)
+        ]
         self.options: dict[str, Any] = {"num_workers": choose.choice([0, 0, 1, 2, 3])}
         if self.options["num_workers"]:
-            self.options |= {"persistent_workers": choose.random() < 0.5, "prefetch_factor": choose.choice([1, 2, 4])}
+            self.options |= {
+                "persistent_workers": choose.random() < 0.5,
+                "prefetch_factor": choose.choice([1, 2, 4]),
+            }
 
     def loader(self) -> Any:
         data, size, options = Numbers(self.count), self.size, self.options
         if self.kind == "shuffle":
             return DataLoader(data, size, shuffle=True, drop_last=bool(self.seed % 2), **options)
         if self.kind == "generator":
-            return DataLoader(data, size, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
+            return DataLoader(
+                data, size, shuffle=True, generator=torch.Generator().manual_seed(5), **options
+            )
         if self.kind == "sampler":
             return DataLoader(data, size, sampler=Shuffled(self.count), **options)
         if self.kind == "batch_sampler":
             return DataLoader(data, batch_sampler=Batches(self.count, size), **options)
         if self.kind == "single":
             return DataLoader(data, batch_size=None, sampler=Shuffled(self.count), **options)
-        return DataLoader(data, size, sampler=DistributedSampler(data, num_replicas=2, rank=self.rank), **options)
+        return DataLoader(
+            data, size, sampler=DistributedSampler(data, num_replicas=2, rank=self.rank), **options
+        )
 
     def run(self, after_step: Callable[[], None]) -> list[Any]:
         """What the program sees, and draws of its random generators in the end."""
@@ -161,7 +174,8 @@ class Program:
 
 
 class Changer:
-    """Makes random changes after steps of a program. `done`: changes in force; `refused`: the reasons of the others."""
+    """Makes random changes after steps of a program. `done`: changes in force; `refused`: the
+    reasons of the others."""
 
     def __init__(self, watch: Watch, seed: int) -> None:
         self.done = 0
@@ -188,7 +202,8 @@ class Changer:
 
 
 def compare(watch: Watch, seed: int, rank: int = 0) -> tuple[bool, Changer]:
-    """Run a random program without changes and with random changes. Returns whether it saw the same, and the changes."""
+    """Run a random program without changes and with random changes. Returns whether it saw the
+    same, and the changes."""
     expected = Program(seed, rank).run(lambda: None)
     changer = Changer(watch, seed)
     return Program(seed, rank).run(changer.after_step) == expected, changer

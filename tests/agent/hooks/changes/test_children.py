@@ -74,7 +74,9 @@ def changed(watch: Watch, loader: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["prints", "prints by another program"])
-def test_a_dataset_that_prints_seldom_prints_what_it_prints_alone(watch: Watch, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_that_prints_seldom_prints_what_it_prints_alone(
+    watch: Watch, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     def alone() -> list[int]:
         seen: list[int] = []
         for step, batch in enumerate(loader):
@@ -91,11 +93,14 @@ def test_a_dataset_that_prints_seldom_prints_what_it_prints_alone(watch: Watch, 
     assert not workers_alive()
 
 
-def test_a_worker_gets_no_signal_of_the_programs_group_and_runs_no_handler_of_it(watch: Watch, tmp_path: Path) -> None:
+def test_a_worker_gets_no_signal_of_the_programs_group_and_runs_no_handler_of_it(
+    watch: Watch, tmp_path: Path
+) -> None:
     path = tmp_path / "handled"
     before = signal.signal(signal.SIGUSR1, lambda *_: path.write_text("handled"))
     try:
-        iterator = iter(loader := DataLoader(Telling("", Path(), 400_000), 4))  # on a busy machine workers take long to start
+        # on a busy machine workers take long to start
+        iterator = iter(loader := DataLoader(Telling("", Path(), 400_000), 4))
         next(iterator)
         WORKERS.set(watch, 2)
         while WORKERS.pending(watch):
@@ -128,7 +133,12 @@ def test_a_worker_learns_how_other_programs_end_whatever_handlers_torch_has() ->
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
         loader = DataLoader(
-            Failing(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, multiprocessing.Semaphore(0), False)
+            Failing(),
+            1,
+            num_workers=1,
+            worker_init_fn=functools.partial(
+                begin_worker, None, multiprocessing.Semaphore(0), False
+            ),
         )
         assert [int(batch) for batch in loader] == [1, 1]
     finally:
@@ -142,7 +152,12 @@ def test_a_signal_of_a_worker_wakes_nothing_in_the_program() -> None:
     before, wakeup = signal.signal(signal.SIGUSR1, lambda *_: None), signal.set_wakeup_fd(writing)
     try:
         loader = DataLoader(
-            Signalled(), 1, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, multiprocessing.Semaphore(0), False)
+            Signalled(),
+            1,
+            num_workers=1,
+            worker_init_fn=functools.partial(
+                begin_worker, None, multiprocessing.Semaphore(0), False
+            ),
         )
         assert [int(batch) for batch in loader] == [0, 1]
         wrote = os.read(reading, 100) if _readable(reading) else b""
@@ -182,19 +197,26 @@ def test_what_a_program_has_put_in_place_of_its_output_is_left_as_it_is(tmp_path
         Telling("", Path()),
         100,
         num_workers=1,
-        worker_init_fn=functools.partial(begin_worker, to_file, multiprocessing.Semaphore(0), False),
+        worker_init_fn=functools.partial(
+            begin_worker, to_file, multiprocessing.Semaphore(0), False
+        ),
     )
     assert len(list(loader)) == 4
     assert path.read_text() == "kept\n"
 
 
 @pytest.mark.parametrize("state", ["detached", "closed"])
-def test_a_program_without_a_stdout_may_have_workers(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+def test_a_program_without_a_stdout_may_have_workers(
+    monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
     stream = io.TextIOWrapper(io.BytesIO())
     stream.close() if state == "closed" else stream.detach()
     monkeypatch.setattr(sys, "__stdout__", stream)
     loader = DataLoader(
-        Telling("", Path()), 100, num_workers=1, worker_init_fn=functools.partial(begin_worker, None, multiprocessing.Semaphore(0), False)
+        Telling("", Path()),
+        100,
+        num_workers=1,
+        worker_init_fn=functools.partial(begin_worker, None, multiprocessing.Semaphore(0), False),
     )
     assert len(list(loader)) == 4
 
@@ -206,13 +228,17 @@ class Tensors(Telling):
         return torch.full((3,), index)
 
 
-@pytest.mark.parametrize("case", ["tensors are shared by files", "the beginning of a worker prints"])
+@pytest.mark.parametrize(
+    "case", ["tensors are shared by files", "the beginning of a worker prints"]
+)
 def test_what_is_written_beside_the_loading_ends_no_change(watch: Watch, case: str) -> None:
     strategy = torch.multiprocessing.get_sharing_strategy()
     if "files" in case:
         torch.multiprocessing.set_sharing_strategy("file_system")
     try:
-        loader = DataLoader(Tensors("", Path()), 4, worker_init_fn=None if "files" in case else _greet)
+        loader = DataLoader(
+            Tensors("", Path()), 4, worker_init_fn=None if "files" in case else _greet
+        )
         iterator = iter(loader)
         next(iterator)
         WORKERS.set(watch, 2)
@@ -254,7 +280,8 @@ def test_the_workers_end_at_once_where_the_group_of_the_program_is_killed(watch:
     assert len(workers) == 2
     os.killpg(program, signal.SIGKILL)
     os.waitpid(program, 0)
-    wait_until(lambda: not any(map(_runs, workers)), 2.0)  # torch's own workers look for their parent every 5 s
+    # torch's own workers look for their parent every 5 s
+    wait_until(lambda: not any(map(_runs, workers)), 2.0)
 
 
 def _runs(pid: int) -> bool:

@@ -1,4 +1,5 @@
-"""Live changes of a DataLoader in one process: the program sees the same indices in the same order, whatever happens to the new workers."""
+"""Live changes of a DataLoader in one process: the program sees the same indices in the same order,
+whatever happens to the new workers."""
 
 from __future__ import annotations
 
@@ -39,8 +40,20 @@ from torch.utils.data import (
 from gpuconsole.agent.hooks import job as hooks_of_job
 from gpuconsole.agent.hooks.changes import batch_sources, loader_switch
 from gpuconsole.agent.hooks.changes import loader as loaders_of
-from gpuconsole.agent.hooks.changes.change import MAY_DIFFER, NEEDS_PERMISSION, SAME_SAMPLES, ChangeRefused, site
-from gpuconsole.agent.hooks.changes.loader import NumWorkers, PinMemory, PrefetchFactor, is_out_of_reach, lost
+from gpuconsole.agent.hooks.changes.change import (
+    MAY_DIFFER,
+    NEEDS_PERMISSION,
+    SAME_SAMPLES,
+    ChangeRefused,
+    site,
+)
+from gpuconsole.agent.hooks.changes.loader import (
+    NumWorkers,
+    PinMemory,
+    PrefetchFactor,
+    is_out_of_reach,
+    lost,
+)
 from gpuconsole.agent.hooks.watch import Watch
 from tests.agent.hooks.changes.loaders import Numbers, compare, hooked, refusal, workers_alive
 from tests.matrix import matrix
@@ -57,9 +70,12 @@ def watch() -> Iterator[Watch]:
         yield watch
 
 
-def train(watch: Watch, loader: Any, num_workers: int, *, at: int = 2, step_s: float = 0.002) -> tuple[list[int], str | None, float]:
-    """One epoch with a change after step `at`. Returns the samples that the program saw, the reason of a refusal, and the seconds until
-    the answer. The program waits with its last batches until the answer has come."""
+def train(
+    watch: Watch, loader: Any, num_workers: int, *, at: int = 2, step_s: float = 0.002
+) -> tuple[list[int], str | None, float]:
+    """One epoch with a change after step `at`. Returns the samples that the program saw, the reason
+    of a refusal, and the seconds until the answer. The program waits with its last batches until
+    the answer has come."""
     seen, answer, asked, answered = list[int](), None, 0.0, 0.0
     watch.loader = weakref.ref(loader)
     under_way = False
@@ -122,7 +138,7 @@ def change_to(watch: Watch, iterator: Any, num_workers: int) -> list[int]:
     return seen
 
 
-# --- the permission --------------------------------------------------------------------------------------------
+# --- the permission -------------------------------------------------------------------------------
 
 
 def test_a_change_that_the_user_has_not_allowed_starts_nothing_and_replaces_nothing() -> None:
@@ -135,14 +151,22 @@ def test_a_change_that_the_user_has_not_allowed_starts_nothing_and_replaces_noth
             with pytest.raises(ChangeRefused) as refused:
                 act(watch, 2)
             assert NEEDS_PERMISSION in str(refused.value)
-        assert vars(iterator) == before and DataLoader._get_iterator is plain and not WORKERS.pending(watch)
+        assert (
+            vars(iterator) == before
+            and DataLoader._get_iterator is plain
+            and not WORKERS.pending(watch)
+        )
         WORKERS.set(watch, 0)  # its own value: nothing changes
         assert WORKERS.read(watch) == 0 and not workers_alive()
         del loader
 
 
 def arrow() -> Any:
-    return pytest.importorskip("datasets").Dataset.from_dict({"x": list(range(400)), "y": [[1.0]] * 400}).with_format("torch")
+    return (
+        pytest.importorskip("datasets")
+        .Dataset.from_dict({"x": list(range(400)), "y": [[1.0]] * 400})
+        .with_format("torch")
+    )
 
 
 def test_a_loader_that_the_loop_cannot_reach_needs_no_permission() -> None:
@@ -155,7 +179,9 @@ def test_a_loader_that_the_loop_cannot_reach_needs_no_permission() -> None:
             seen += next(iterator).tolist()
             time.sleep(0.01)
         assert WORKERS.read(watch) == 2 and len(workers_alive()) == 2
-        assert seen + [index for indices in iterator for index in indices.tolist()] == list(range(400))
+        assert seen + [index for indices in iterator for index in indices.tolist()] == list(
+            range(400)
+        )
         del loader
 
 
@@ -167,7 +193,12 @@ class Ranges(DataLoader[Any]):
     ("made", "known"),
     [
         (lambda: DataLoader(range(9), sampler=RandomSampler(range(9))), True),
-        (lambda: DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 2, False)), True),
+        (
+            lambda: DataLoader(
+                range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 2, False)
+            ),
+            True,
+        ),
         (lambda: DataLoader(range(9), sampler=DistributedSampler(range(9), 1, 0)), True),
         (lambda: DataLoader(arrow(), 4, shuffle=True), True),
         (lambda: DataLoader(arrow().with_transform(lambda row: row), 4), False),
@@ -185,7 +216,9 @@ def test_the_list_of_loaders_that_the_loop_cannot_reach(made: Any, known: bool) 
     assert is_out_of_reach(made()) == known
 
 
-def test_names_are_replaced_only_while_a_change_serves(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_replaced_only_while_a_change_serves(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.loader_switch.IDLE_S", 0.0)
     plain = DataLoader._get_iterator
     iterator = iter(loader := DataLoader(Faultless(4000), 4))
@@ -196,28 +229,41 @@ def test_names_are_replaced_only_while_a_change_serves(watch: Watch, monkeypatch
     seen += change_to(watch, iterator, 0)
     for _ in range(3):
         seen += next(iterator)[1].tolist()
-    assert DataLoader._get_iterator is plain and set(vars(iterator)) == own and not loaders_of._controls
-    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(4000))
+    assert (
+        DataLoader._get_iterator is plain
+        and set(vars(iterator)) == own
+        and not loaders_of._controls
+    )
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(
+        range(4000)
+    )
     del loader
 
 
-# --- the samples -------------------------------------------------------------------------------------------------
+# --- the samples ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_random_changes_over_epochs(watch: Watch) -> None:
-    """Programs with own samplers, persistent workers and breaks. `benchmarks/own_job/loader_changes.py` makes 1 000 such changes on two ranks."""
+    """Programs with own samplers, persistent workers and breaks.
+    `benchmarks/own_job/loader_changes.py` makes 1 000 such changes on two ranks."""
     changers = []
     for seed in (0, 2, 4, 7, 20):
         same, changer = compare(watch, seed)
         assert same, seed
         changers.append(changer)
     assert sum(changer.done for changer in changers) >= 20
-    assert {reason for changer in changers for reason in changer.refused} <= {loaders_of.WORKERS_NEEDED}
+    assert {reason for changer in changers for reason in changer.refused} <= {
+        loaders_of.WORKERS_NEEDED
+    }
 
 
-@pytest.mark.parametrize(("fault", "first"), [("raises", 0), ("dies", 0), ("raises", 200), ("dies", 200), ("hangs", 200)])
-def test_workers_that_fail_are_replaced(watch: Watch, monkeypatch: pytest.MonkeyPatch, fault: str, first: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "first"), [("raises", 0), ("dies", 0), ("raises", 200), ("dies", 200), ("hangs", 200)]
+)
+def test_workers_that_fail_are_replaced(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, fault: str, first: int
+) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.batch_sources.HANG_S", 0.5)
     loader = DataLoader(Faulty(fault, first=first), 4)
     seen, _, _ = train(watch, loader, 2)
@@ -229,7 +275,11 @@ def test_workers_that_fail_are_replaced(watch: Watch, monkeypatch: pytest.Monkey
 @pytest.fixture
 def by_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default from Python 3.14 on."""
-    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(
+        multiprocessing.context._default_context,
+        "_actual_context",
+        multiprocessing.get_context("forkserver"),
+    )
 
 
 @pytest.mark.slow
@@ -250,7 +300,10 @@ def test_a_script_that_workers_would_run_again_is_no_subject_of_a_trial(
     next(iterator)
     assert loaders_of.training_loader(watch) == (loader, iterator) and not WORKERS.why_fixed(watch)
     monkeypatch.setattr(loaders_of, "_main_is_guarded", lambda: False)
-    assert "by forkserver here, and the script has no `if __name__ == '__main__'`" in WORKERS.why_fixed(watch)
+    assert (
+        "by forkserver here, and the script has no `if __name__ == '__main__'`"
+        in WORKERS.why_fixed(watch)
+    )
     assert not PrefetchFactor().why_fixed(watch)
     with pytest.raises(ChangeRefused, match="forkserver"):
         WORKERS.set(watch, 2)
@@ -300,10 +353,15 @@ def test_a_dataset_that_spawn_cannot_pickle(watch: Watch) -> None:
     assert not workers_alive()
 
 
-def test_a_script_without_a_main_guard_is_not_run_again(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_script_without_a_main_guard_is_not_run_again(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('trains')\n")
-    monkeypatch.setattr("sys.modules", {**__import__("sys").modules, "__main__": type("Main", (), {"__file__": str(script)})})
+    monkeypatch.setattr(
+        "sys.modules",
+        {**__import__("sys").modules, "__main__": type("Main", (), {"__file__": str(script)})},
+    )
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "forkserver")
     from gpuconsole.agent.hooks.changes import loader as changes
 
@@ -346,13 +404,19 @@ def test_workers_of_the_program_stay(watch: Watch) -> None:
     del loader
 
 
-def test_page_locked_memory_without_workers_needs_neither_workers_nor_the_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_locked_memory_without_workers_needs_neither_workers_nor_the_permission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with hooked(allowed=False) as watch:
         iterator = iter(loader := DataLoader(Faultless(400), 4))
         next(iterator)
         PinMemory().set(watch, True)
-        monkeypatch.setattr(dataloader._utils.pin_memory, "pin_memory", lambda batch, device=None: [*batch, "pinned"])
+        monkeypatch.setattr(
+            dataloader._utils.pin_memory,
+            "pin_memory",
+            lambda batch, device=None: [*batch, "pinned"],
+        )
         while PinMemory().pending(watch):
             next(iterator)
         assert next(iterator)[-1] == "pinned" and PinMemory().read(watch) is True
@@ -379,10 +443,12 @@ def test_missing_private_names_refuse(watch: Watch, monkeypatch: pytest.MonkeyPa
         WORKERS.set(watch, 2)
 
 
-# --- loaders and epochs ------------------------------------------------------------------------------------------
+# --- loaders and epochs ---------------------------------------------------------------------------
 
 
-def test_the_next_loader_of_the_program_has_its_own_settings_and_a_note_says_so(watch: Watch) -> None:
+def test_the_next_loader_of_the_program_has_its_own_settings_and_a_note_says_so(
+    watch: Watch,
+) -> None:
     iterator = iter(loader := DataLoader(Faultless(400), 4))
     next(iterator)
     change_to(watch, iterator, 2)
@@ -397,7 +463,10 @@ def test_the_next_loader_of_the_program_has_its_own_settings_and_a_note_says_so(
 
 
 def test_two_loaders_in_turn_are_refused(watch: Watch) -> None:
-    one, other = iter(first := DataLoader(Faultless(400), 4)), iter(second := DataLoader(Faultless(400), 4))
+    one, other = (
+        iter(first := DataLoader(Faultless(400), 4)),
+        iter(second := DataLoader(Faultless(400), 4)),
+    )
     next(one), next(other)
     watch.loader = weakref.ref(first)
     change_to(watch, one, 2)
@@ -470,7 +539,8 @@ def test_the_line_of_a_loader_that_the_program_has_dropped_stays_known(watch: Wa
 
 
 class ManyEpochs(DataLoader[Any]):
-    """Keeps one iterator, as timm's MultiEpochsDataLoader and other loaders do. `ended`: how often an instance has ended."""
+    """Keeps one iterator, as timm's MultiEpochsDataLoader and other loaders do. `ended`: how often
+    an instance has ended."""
 
     ended = 0
 
@@ -487,7 +557,9 @@ class ManyEpochs(DataLoader[Any]):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loader_that_keeps_its_iterator_ends_its_workers_with_its_last_reference(watch: Watch, persistent: bool) -> None:
+def test_a_loader_that_keeps_its_iterator_ends_its_workers_with_its_last_reference(
+    watch: Watch, persistent: bool
+) -> None:
     ended = ManyEpochs.ended
     gc.disable()
     try:
@@ -523,9 +595,14 @@ USES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "values", "use"), matrix(USES, in_ci=[USES[0], USES[5], USES[10], USES[15]]))
-def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, program: int, values: list[int], use: str) -> None:
-    """As `next(iter(loader))` for a picture, or a whole pass for an evaluation, in the middle of an epoch: the change ends."""
+@pytest.mark.parametrize(
+    ("program", "values", "use"), matrix(USES, in_ci=[USES[0], USES[5], USES[10], USES[15]])
+)
+def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(
+    watch: Watch, program: int, values: list[int], use: str
+) -> None:
+    """As `next(iter(loader))` for a picture, or a whole pass for an evaluation, in the middle of an
+    epoch: the change ends."""
     everything = list(range(2000))
     loader = DataLoader(Faultless(2000), 4, num_workers=program)
     iterator = iter(loader)
@@ -537,7 +614,11 @@ def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, 
         beside = next(other)[1].tolist()
         for batch in iterator:
             seen += batch[1].tolist()
-            beside += [index for _, indices in [next(other)] for index in indices.tolist()] if len(beside) < 200 else []
+            beside += (
+                [index for _, indices in [next(other)] for index in indices.tolist()]
+                if len(beside) < 200
+                else []
+            )
         beside += [index for _, indices in other for index in indices.tolist()]
         assert seen == beside == everything
     else:
@@ -555,13 +636,17 @@ def test_another_iterator_of_the_loader_leaves_the_epoch_as_it_is(watch: Watch, 
                 time.sleep(0.005)
         assert WORKERS.read(watch) == program, "the program's own settings are back"
         assert seen + [index for _, indices in iterator for index in indices.tolist()] == everything
-    assert [index for _, indices in loader for index in indices.tolist()] == everything, "the next epoch"
+    assert [index for _, indices in loader for index in indices.tolist()] == everything, (
+        "the next epoch"
+    )
     del iterator, loader
     wait_until(lambda: not workers_alive(), PATIENCE_S)
 
 
 @pytest.mark.parametrize("next_epoch", [False, True])
-def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: pytest.MonkeyPatch, next_epoch: bool) -> None:
+def test_workers_of_a_change_that_was_taken_back_end(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, next_epoch: bool
+) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.loader_switch.IDLE_S", 0.2)
     loader = DataLoader(Faultless(4000), 4)
     iterator = iter(loader)
@@ -580,7 +665,9 @@ def test_workers_of_a_change_that_was_taken_back_end(watch: Watch, monkeypatch: 
     wait_until(over, 10)
 
 
-def test_a_program_that_asks_for_no_batch_refuses_the_change(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_asks_for_no_batch_refuses_the_change(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpuconsole.agent.hooks.changes.loader_switch.UNUSED_S", 0.1)
     iterator = iter(loader := DataLoader(Faultless(400), 4))
     next(iterator)
@@ -591,8 +678,11 @@ def test_a_program_that_asks_for_no_batch_refuses_the_change(watch: Watch, monke
     del loader
 
 
-def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch(watch: Watch) -> None:
-    """The steps after the failure had the program's own settings: a trial that went on would compare these with themselves."""
+def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch(
+    watch: Watch,
+) -> None:
+    """The steps after the failure had the program's own settings: a trial that went on would
+    compare these with themselves."""
     iterator = iter(loader := DataLoader(Faulty("dies", first=200), 4))
     seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
     while WORKERS.read(watch) == 2:
@@ -602,13 +692,18 @@ def test_settings_whose_workers_failed_in_a_block_are_refused_at_the_next_switch
     with pytest.raises(ChangeRefused, match=r"the last change to these settings ended: .*died"):
         WORKERS.set(watch, 2)
     assert WORKERS.read(watch) == 0
-    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(
+        range(400)
+    )
     assert not workers_alive()
     del loader
 
 
-def test_a_trial_of_a_setting_that_the_program_does_not_have(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without workers there is no prefetch_factor before the trial. The change was begun, and then answered by an error: it stayed in force."""
+def test_a_trial_of_a_setting_that_the_program_does_not_have(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without workers there is no prefetch_factor before the trial. The change was begun, and then
+    answered by an error: it stayed in force."""
     monkeypatch.setattr("gpuconsole.agent.hooks.watch.watch", watch)
     monkeypatch.setattr(hooks_of_job, "watch", watch)
     iterator = iter(loader := DataLoader(Faultless(4000), 4))
@@ -649,7 +744,8 @@ class Leveled(Faultless):
 
 
 def test_workers_begin_anew_with_each_epoch_and_are_gone_between_two(watch: Watch) -> None:
-    """As torch's own: they see what the program has changed, and a program may wait for all its children."""
+    """As torch's own: they see what the program has changed, and a program may wait for all its
+    children."""
     loader = DataLoader(data := Leveled(400), 4)
     watch.loader = weakref.ref(loader)
     levels: list[set[float]] = []
@@ -665,7 +761,7 @@ def test_workers_begin_anew_with_each_epoch_and_are_gone_between_two(watch: Watc
     assert levels == [{0.0}, {1.0}, {2.0}, {3.0}] and WORKERS.read(watch) == 2
 
 
-# --- what loading reads and writes ---------------------------------------------------------------------------------
+# --- what loading reads and writes ----------------------------------------------------------------
 
 
 class Telling(Faultless):
@@ -698,7 +794,9 @@ def test_a_dataset_that_writes_gets_no_other_workers(watch: Watch, tmp_path: Pat
     del loader
 
 
-def test_a_dataset_that_prints_gets_no_workers(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_dataset_that_prints_gets_no_workers(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with open(tmp_path / "output", "w", encoding="ascii") as output:
         monkeypatch.setattr(sys, "stdout", output)
         monkeypatch.setattr(sys, "__stdout__", output)
@@ -711,12 +809,16 @@ def test_a_dataset_that_prints_gets_no_workers(watch: Watch, monkeypatch: pytest
             pass
         monkeypatch.undo()
     assert answer == loader_switch.WRITES
-    assert (tmp_path / "output").read_text().split("\n") == [f"loads {index}" for index in range(400)] + [""]
+    assert (tmp_path / "output").read_text().split("\n") == [
+        f"loads {index}" for index in range(400)
+    ] + [""]
     del loader
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_the_first_batches_do_not_print_is_printed_by_the_programs_own_loader(watch: Watch, num_workers: int, capfd: Any) -> None:
+def test_what_the_first_batches_do_not_print_is_printed_by_the_programs_own_loader(
+    watch: Watch, num_workers: int, capfd: Any
+) -> None:
     class Late(Faultless):
         def __getitem__(self, index: int) -> tuple[Any, int]:
             if index >= 200:
@@ -726,7 +828,11 @@ def test_what_the_first_batches_do_not_print_is_printed_by_the_programs_own_load
     iterator = iter(loader := DataLoader(Late(400), 4, num_workers=num_workers))
     seen = next(iterator)[1].tolist() + change_to(watch, iterator, 2)
     seen += [index for _, indices in iterator for index in indices.tolist()]
-    assert seen == list(range(400)) and WORKERS.read(watch) == num_workers and lost == [f"{loader_switch.FALLEN}: {loader_switch.WRITES}"]
+    assert (
+        seen == list(range(400))
+        and WORKERS.read(watch) == num_workers
+        and lost == [f"{loader_switch.FALLEN}: {loader_switch.WRITES}"]
+    )
     assert capfd.readouterr().out.split() == [str(index) for index in range(200, 400)]
     del loader
 
@@ -749,7 +855,8 @@ def test_a_program_that_is_told_of_its_children_gets_no_workers(watch: Watch, be
 
 
 class Records(Faultless):
-    """Keeps a file open: as an attribute, in an archive, or as a global variable, which only its position shows."""
+    """Keeps a file open: as an attribute, in an archive, or as a global variable, which only its
+    position shows."""
 
     files: dict[str, Any] = {}
 
@@ -774,8 +881,13 @@ class Records(Faultless):
         return torch.zeros(1), index
 
 
-@pytest.mark.parametrize(("kind", "name"), [("attribute", "records.bin"), ("archive", "records.zip"), ("global", "records.bin")])
-def test_a_dataset_that_keeps_a_file_open_has_no_new_workers(watch: Watch, tmp_path: Any, kind: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("attribute", "records.bin"), ("archive", "records.zip"), ("global", "records.bin")],
+)
+def test_a_dataset_that_keeps_a_file_open_has_no_new_workers(
+    watch: Watch, tmp_path: Any, kind: str, name: str
+) -> None:
     """Forked processes share the position in the file."""
     data = Records(kind, tmp_path)
     iterator = iter(loader := DataLoader(data, 4))
@@ -789,8 +901,13 @@ def test_a_dataset_that_keeps_a_file_open_has_no_new_workers(watch: Watch, tmp_p
                 WORKERS.pending(watch)
     except ChangeRefused as refused:
         answer = str(refused)
-    assert answer == f"the dataset holds the open file {name}, which processes cannot share: open it in each worker"
-    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(range(400))
+    assert answer == (
+        f"the dataset holds the open file {name}, which processes cannot share: open it in each"
+        " worker"
+    )
+    assert seen + [index for _, indices in iterator for index in indices.tolist()] == list(
+        range(400)
+    )
     Records.files.pop("file", None)
     del loader
 
@@ -818,7 +935,7 @@ def test_a_dataset_that_asks_by_an_open_connection_has_no_new_workers(watch: Wat
         end.close()
 
 
-# --- exceptions from outside -----------------------------------------------------------------------------------
+# --- exceptions from outside ----------------------------------------------------------------------
 
 
 class Preempted(BaseException):
@@ -826,13 +943,18 @@ class Preempted(BaseException):
 
 
 class Interrupting:
-    """Raises an exception at a line of the changes, counted from the moment at which `waits` is set."""
+    """Raises an exception at a line of the changes, counted from the moment at which `waits` is
+    set."""
 
     def __init__(self) -> None:
         self.waits = self.raised = 0
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
-        return self._line if os.path.dirname(frame.f_code.co_filename) == os.path.dirname(loader_switch.__file__) else None
+        return (
+            self._line
+            if os.path.dirname(frame.f_code.co_filename) == os.path.dirname(loader_switch.__file__)
+            else None
+        )
 
     def _line(self, frame: Any, event: str, _: Any) -> Any:
         if self.waits and event == "line":
@@ -843,17 +965,30 @@ class Interrupting:
         return self._line
 
 
-# CI has every third line with one way of loading and every fifth with the other: together the begin, the time in force and the end
+# CI has every third line with one way of loading and every fifth with the other: together the
+# begin, the time in force and the end
 LINES = range(1, 200, 9)
 
 
 @pytest.mark.parametrize(
-    ("program", "at"), matrix(itertools.product((0, 1), LINES), [(0, at) for at in LINES[::3]] + [(1, at) for at in LINES[1::5]])
+    ("program", "at"),
+    matrix(
+        itertools.product((0, 1), LINES),
+        [(0, at) for at in LINES[::3]] + [(1, at) for at in LINES[1::5]],
+    ),
 )
-def test_an_exception_from_outside_ends_the_wait_for_a_batch_and_loses_at_most_this_batch(watch: Watch, program: int, at: int) -> None:
+def test_an_exception_from_outside_ends_the_wait_for_a_batch_and_loses_at_most_this_batch(
+    watch: Watch, program: int, at: int
+) -> None:
     """While a change begins, is in force, and goes; wherever it comes."""
     loader = DataLoader(Faultless(400), 4, num_workers=program)
-    iterator, interrupting, seen, asked, values = iter(loader), Interrupting(), list[int](), False, [2, program, 3]
+    iterator, interrupting, seen, asked, values = (
+        iter(loader),
+        Interrupting(),
+        list[int](),
+        False,
+        [2, program, 3],
+    )
     before = sys.gettrace()
     sys.settrace(interrupting)
     try:
@@ -887,10 +1022,13 @@ class Ended(Exception):
 
 
 @pytest.mark.parametrize("how", ["signal", "thread"])
-def test_each_exception_of_a_signal_handler_or_another_thread_arrives(watch: Watch, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_exception_of_a_signal_handler_or_another_thread_arrives(
+    watch: Watch, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raised, caught, seen, delays = 0, 0, list[int](), random.Random(0)
     dropped: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda report: dropped.append(report.object))  # a `__del__` of torch's, as without us
+    # a `__del__` of torch's, as without us
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: dropped.append(report.object))
     loader, main = DataLoader(Faultless(4000), 4), threading.get_ident()
     iterator = iter(loader)
 
@@ -909,7 +1047,8 @@ def test_each_exception_of_a_signal_handler_or_another_thread_arrives(watch: Wat
         while raised < 20:
             expected = raised + 1
             seen += next(iterator)[1].tolist()
-            with suppress(ChangeRefused):  # once, where an exception has ended the wait for a batch of the workers
+            # once, where an exception has ended the wait for a batch of the workers
+            with suppress(ChangeRefused):
                 WORKERS.set(watch, 2)
             seen += change_to(watch, iterator, 2)
             timer = threading.Timer(seconds := delays.uniform(0.002, 0.03), end_main)
@@ -927,11 +1066,15 @@ def test_each_exception_of_a_signal_handler_or_another_thread_arrives(watch: Wat
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     assert caught + len(dropped) == raised
-    assert not [function for function in dropped if str(getattr(function, "__module__", "")).startswith("gpuconsole")]
+    assert not [
+        function
+        for function in dropped
+        if str(getattr(function, "__module__", "")).startswith("gpuconsole")
+    ]
     del iterator, loader
 
 
-# --- the children of the program -------------------------------------------------------------------------------
+# --- the children of the program ------------------------------------------------------------------
 
 
 def test_the_program_cannot_join_the_workers(watch: Watch) -> None:
@@ -954,7 +1097,9 @@ def test_a_forked_child_loads_by_itself(watch: Watch, program: int) -> None:
         failed = 1
         try:
             whole = [index for _, indices in loader for index in indices.tolist()]
-            rest = [] if program else [index for _, indices in iterator for index in indices.tolist()]
+            rest = (
+                [] if program else [index for _, indices in iterator for index in indices.tolist()]
+            )
             del iterator
             gc.collect()
             failed = whole != list(range(400)) or (not program and seen + rest != list(range(400)))

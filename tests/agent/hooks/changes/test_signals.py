@@ -1,4 +1,5 @@
-"""Signals that arrive while workers start: the program's handlers run after it, and what the system does with the signal stays."""
+"""Signals that arrive while workers start: the program's handlers run after it, and what the system
+does with the signal stays."""
 
 from __future__ import annotations
 
@@ -75,7 +76,12 @@ def test_siginterrupt_stays(interrupts: bool) -> None:
 class Action(ctypes.Structure):
     """As in the C library of Linux."""
 
-    _fields_ = (("handler", ctypes.c_void_p), ("mask", ctypes.c_uint64), ("more", ctypes.c_uint64 * 15), ("flags", ctypes.c_int))
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_uint64),
+        ("more", ctypes.c_uint64 * 15),
+        ("flags", ctypes.c_int),
+    )
 
 
 def action_of(number: int) -> tuple[int, int, int]:

@@ -1,4 +1,5 @@
-"""Attention that keeps its scores in memory is seen in one counted step, with its bytes and its place. Without a GPU: on shapes only."""
+"""Attention that keeps its scores in memory is seen in one counted step, with its bytes and its
+place. Without a GPU: on shapes only."""
 
 from __future__ import annotations
 
@@ -27,9 +28,16 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "has_compiled", lambda: False)
 
 
-def seen(forward: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int = TOKENS, batch: int = BATCH) -> Signal:
+def seen(
+    forward: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int = TOKENS, batch: int = BATCH
+) -> Signal:
     """What a forward and a backward pass of an attention in bf16 show."""
-    q, k, v = (torch.empty(batch, HEADS, tokens, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.empty(
+            batch, HEADS, tokens, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True
+        )
+        for _ in range(3)
+    )
     count = StepCount()
     count.enter()
     loss = forward(q, k, v).sum()
@@ -43,16 +51,18 @@ def seen(forward: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int = TOKE
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = (q @ k.transpose(-2, -1)) * 0.125
-    scores = scores.masked_fill(torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
+    later = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(later, float("-inf"))
     return F.softmax(scores, dim=-1) @ v
 
 
-LINE = by_hand.__code__.co_firstlineno + 3
+LINE = by_hand.__code__.co_firstlineno + 4
 
 
 def test_attention_by_hand_shows_the_bytes_of_its_scores_and_its_line() -> None:
-    """Scaling, mask and softmax read and write the scores; so do their gradients, and that of softmax reads two matrices. The products
-    write the scores and read their softmax, and do four such things in the backward pass."""
+    """Scaling, mask and softmax read and write the scores; so do their gradients, and that of
+    softmax reads two matrices. The products write the scores and read their softmax, and do four
+    such things in the backward pass."""
     signal = seen(by_hand)
     assert signal.value == (6 + 7 + 6) * 2 * SCORES
     assert signal.source.endswith(f": written out at {HERE}:{LINE}")
@@ -64,7 +74,9 @@ def test_einsum_and_the_weights_of_multi_head_attention() -> None:
         return torch.einsum("bhqk,bhkd->bhqd", weights, v)
 
     assert seen(written).value >= 11 * 2 * SCORES
-    module = nn.MultiheadAttention(HEADS * WIDTH, HEADS, batch_first=True, device="meta", dtype=torch.bfloat16)
+    module = nn.MultiheadAttention(
+        HEADS * WIDTH, HEADS, batch_first=True, device="meta", dtype=torch.bfloat16
+    )
 
     def with_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         x = q.transpose(1, 2).flatten(2)
@@ -73,11 +85,20 @@ def test_einsum_and_the_weights_of_multi_head_attention() -> None:
 
     signal = seen(with_weights)
     assert signal.value >= 11 * 2 * SCORES
-    assert f"written out at {HERE}:" in signal.source, "the line of the program that calls the module"
+    assert f"written out at {HERE}:" in signal.source, (
+        "the line of the program that calls the module"
+    )
 
 
 def test_a_fused_kernel_shows_no_scores() -> None:
-    assert seen(lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]).value == 0
+    assert (
+        seen(
+            lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[
+                0
+            ]
+        ).value
+        == 0
+    )
 
 
 def test_torchs_attention_without_a_fused_kernel_is_no_code_of_the_program() -> None:
@@ -100,14 +121,23 @@ def test_other_softmaxes_and_small_scores_are_no_attention() -> None:
         return F.softmax(q, dim=-1) @ (F.softmax(k, dim=-2).transpose(-2, -1) @ v)
 
     assert seen(router).value == seen(linear).value == 0
-    assert seen(lambda q, k, v: F.softmax(q @ k.transpose(-2, -1), dim=-1) @ v, tokens=256).value == 0
-    assert seen(lambda q, k, v: F.softmax(q @ k.transpose(-2, -1), dim=-1) @ v, tokens=100, batch=300).value == 0, "windows of an image"
+    assert (
+        seen(lambda q, k, v: F.softmax(q @ k.transpose(-2, -1), dim=-1) @ v, tokens=256).value == 0
+    )
+    assert (
+        seen(
+            lambda q, k, v: F.softmax(q @ k.transpose(-2, -1), dim=-1) @ v, tokens=100, batch=300
+        ).value
+        == 0
+    ), "windows of an image"
 
 
 def test_nested_tensors_have_no_shape_and_no_scores() -> None:
     count = StepCount()
     count.enter()
-    torch.nested.nested_tensor([torch.zeros(2**12, 2**12, dtype=torch.bfloat16)], layout=torch.strided) * 2
+    torch.nested.nested_tensor(
+        [torch.zeros(2**12, 2**12, dtype=torch.bfloat16)], layout=torch.strided
+    ) * 2
     count.leave()
     assert count.scores.signals()["attention.scores_bytes"].value == 0
 

@@ -11,17 +11,26 @@ import pytest
 
 from gpuconsole.agent.hooks import described
 from gpuconsole.agent.hooks.evidence import collectives
-from gpuconsole.agent.hooks.evidence.collectives import EVENTS_CACHED, FlightRecorder, bus_factor, entries_of, kind_of
+from gpuconsole.agent.hooks.evidence.collectives import (
+    EVENTS_CACHED,
+    FlightRecorder,
+    bus_factor,
+    entries_of,
+    kind_of,
+)
 from gpuconsole.agent.hooks.watch import recorder
 
 S = 1_000_000_000
 
 
-def entry(number: int, name: str = "nccl:_all_gather_base", at_s: float = 0.0, **fields: Any) -> dict[str, Any]:
+def entry(
+    number: int, name: str = "nccl:_all_gather_base", at_s: float = 0.0, **fields: Any
+) -> dict[str, Any]:
     """An entry as torch 2.13 pickles it."""
     return {
-        "record_id": number, "process_group": ("0", "default_pg"), "collective_seq_id": number + 1, "p2p_seq_id": 0, "profiling_name": name,
-        "time_created_ns": int(at_s * S), "input_sizes": [[1000]], "input_dtypes": ["BFloat16"], "output_sizes": [[4, 1000]],
+        "record_id": number, "process_group": ("0", "default_pg"), "collective_seq_id": number + 1,
+        "p2p_seq_id": 0, "profiling_name": name, "time_created_ns": int(at_s * S),
+        "input_sizes": [[1000]], "input_dtypes": ["BFloat16"], "output_sizes": [[4, 1000]],
         "output_dtypes": ["BFloat16"], "is_p2p": False, "retired": True,
     } | fields  # fmt: skip
 
@@ -33,11 +42,18 @@ def dump(*entries: dict[str, Any], config: dict[str, Any] | None = None) -> dict
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("gloo:all_reduce", "all_reduce"), ("nccl:_all_gather_base", "all_gather"), ("nccl:_reduce_scatter_base", "reduce_scatter"),
-        ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter"), ("nccl:ALLTOALL_BASE", "all_to_all"), ("nccl:broadcast", "broadcast"),
-        ("nccl:send 0->1", "send_recv"), ("nccl:recv 0<-1", "send_recv"), ("nccl:all_reduce_barrier", "other"), ("nccl:coalesced", "other"),
+        ("gloo:all_reduce", "all_reduce"),
+        ("nccl:_all_gather_base", "all_gather"),
+        ("nccl:_reduce_scatter_base", "reduce_scatter"),
+        ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter"),
+        ("nccl:ALLTOALL_BASE", "all_to_all"),
+        ("nccl:broadcast", "broadcast"),
+        ("nccl:send 0->1", "send_recv"),
+        ("nccl:recv 0<-1", "send_recv"),
+        ("nccl:all_reduce_barrier", "other"),
+        ("nccl:coalesced", "other"),
     ],
-)  # fmt: skip
+)
 def test_kinds(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
@@ -50,7 +66,14 @@ def test_bytes_and_duration_of_an_entry() -> None:
 
 def test_the_size_of_a_group_is_that_of_its_configuration_and_else_not_known() -> None:
     config = {"7": {"name": "7", "desc": "mesh_tp", "ranks": "[0, 2, 4]"}}
-    known, unknown = entries_of(dump(entry(0, process_group=("7", "mesh_tp")), entry(1, process_group=("9", "x")), config=config), 8)
+    known, unknown = entries_of(
+        dump(
+            entry(0, process_group=("7", "mesh_tp")),
+            entry(1, process_group=("9", "x")),
+            config=config,
+        ),
+        8,
+    )
     assert (known.size, unknown.size, unknown.bus_bytes) == (3, 0, 0.0)
     assert bus_factor("broadcast", 8) == 1.0 and bus_factor("all_gather", 1) == 0.0
 
@@ -58,14 +81,26 @@ def test_the_size_of_a_group_is_that_of_its_configuration_and_else_not_known() -
 class Torch:
     """A torch whose record holds `entries`; the clocks are by hand."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, device: str = "cpu", version: str = "2.13.0") -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, device: str = "cpu", version: str = "2.13.0"
+    ) -> None:
         self.entries: list[dict[str, Any]] = []
         self.reads, self.t, self.cpu_s, self.read_takes_s = 0, 1_000_000.0, 0.0, 0.0
-        library = SimpleNamespace(**{"_dump_nccl_trace" if device.startswith("cuda") else "_dump_fr_trace": self.dump})
-        patch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version, _C=SimpleNamespace(_distributed_c10d=library)))
+        library = SimpleNamespace(
+            **{"_dump_nccl_trace" if device.startswith("cuda") else "_dump_fr_trace": self.dump}
+        )
+        patch.setitem(
+            sys.modules,
+            "torch",
+            SimpleNamespace(__version__=version, _C=SimpleNamespace(_distributed_c10d=library)),
+        )
         patch.setattr(described, "device", lambda: device)
         patch.setattr(
-            collectives, "time", SimpleNamespace(time=lambda: self.t, time_ns=lambda: int(self.t * S), thread_time=lambda: self.cpu_s)
+            collectives,
+            "time",
+            SimpleNamespace(
+                time=lambda: self.t, time_ns=lambda: int(self.t * S), thread_time=lambda: self.cpu_s
+            ),
         )
         patch.setattr(recorder, "index", 0)
         self.patch, self.recorder = patch, FlightRecorder()
@@ -93,8 +128,12 @@ class Torch:
 def test_calls_of_whole_steps_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(monkeypatch)
     reads = torch.steps(130)
-    assert [read.kinds[0].calls / read.steps for read in reads] == [3.0] * len(reads) and len(reads) >= 3
-    assert sum(read.steps for read in reads[1:]) == pytest.approx(40 * (len(reads) - 1), abs=2), "no step counts twice"
+    assert [read.kinds[0].calls / read.steps for read in reads] == [3.0] * len(reads) and len(
+        reads
+    ) >= 3
+    assert sum(read.steps for read in reads[1:]) == pytest.approx(40 * (len(reads) - 1), abs=2), (
+        "no step counts twice"
+    )
 
 
 def test_a_full_record_gives_the_steps_that_it_holds_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +145,9 @@ def test_a_full_record_gives_the_steps_that_it_holds_whole(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("takes_s", "apart_s"), [(0.001, 4.0), (0.018, 32.0), (0.09, 128.0)])
-def test_reads_take_a_thousandth_of_the_time(takes_s: float, apart_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_take_a_thousandth_of_the_time(
+    takes_s: float, apart_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = Torch(monkeypatch)
     torch.read_takes_s = takes_s
     torch.steps(600, step_s=1.0)
@@ -138,7 +179,11 @@ def test_one_process_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_where_nothing_may_be_read_the_reason_is_given(
-    device: str, version: str, environment: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    version: str,
+    environment: dict[str, str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,5 @@
-"""What one counted step says beside its FLOPs: the share of convolutions, and what a causal mask leaves out. Without a GPU: on shapes only."""
+"""What one counted step says beside its FLOPs: the share of convolutions, and what a causal mask
+leaves out. Without a GPU: on shapes only."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def attention(causal: bool | None) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(("causal", "seen"), [(True, True), (False, False), (None, False)])
-def test_causal_attention_leaves_out_half_and_counts_all_scores(causal: bool | None, seen: bool) -> None:
+def test_causal_attention_leaves_out_half_and_counts_all_scores(
+    causal: bool | None, seen: bool
+) -> None:
     count = counted(attention(causal))
     assert count.flops == 2 * 4 * 2 * 16 * 16 * 64 * 2
     assert count.masked == count.flops / 2 * seen
@@ -45,7 +48,10 @@ def test_causal_attention_leaves_out_half_and_counts_all_scores(causal: bool | N
 
 def test_the_share_of_convolutions() -> None:
     x = torch.empty(2, 3, 8, 8, device="meta", requires_grad=True)
-    convolution, linear = torch.nn.Conv2d(3, 4, 3, device="meta"), torch.nn.Linear(4 * 36, 10, device="meta")
+    convolution, linear = (
+        torch.nn.Conv2d(3, 4, 3, device="meta"),
+        torch.nn.Linear(4 * 36, 10, device="meta"),
+    )
     count = counted(lambda: linear(convolution(x).flatten(1)).sum().backward())
     products = 3 * 2 * 2 * 144 * 10
     assert count.masked == 0 and count.flops is not None
@@ -54,7 +60,8 @@ def test_the_share_of_convolutions() -> None:
 
 
 def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "is_compiled", lambda: False)  # another test of this process may have compiled a model
+    # another test of this process may have compiled a model
+    monkeypatch.setattr(module, "is_compiled", lambda: False)
     arithmetic = Arithmetic()
     assert arithmetic.step_ended(2) and arithmetic.facts == {}
     assert state.counting is not None
@@ -72,8 +79,11 @@ def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def gradients(work: Callable[[], torch.Tensor], weights: torch.Tensor, count: StepCount | None) -> torch.Tensor:
-    """Of a forward pass and a backward pass, each of which `count` counts, and of a loss that is made between the passes."""
+def gradients(
+    work: Callable[[], torch.Tensor], weights: torch.Tensor, count: StepCount | None
+) -> torch.Tensor:
+    """Of a forward pass and a backward pass, each of which `count` counts, and of a loss that is
+    made between the passes."""
     weights.grad = None
     if count is not None:
         count.enter()
@@ -92,7 +102,8 @@ def gradients(work: Callable[[], torch.Tensor], weights: torch.Tensor, count: St
 
 @pytest.mark.parametrize("place", ["in the pass", "in the loss", "in a checkpoint"])
 def test_gradients_of_products_are_the_same_bits_in_the_step_that_is_counted(place: str) -> None:
-    """torch takes another way through the backward pass of torch.prod where any dispatch mode is on."""
+    """torch takes another way through the backward pass of torch.prod where any dispatch mode is
+    on."""
     torch.manual_seed(0)
     weights, x = torch.randn(64, 32, requires_grad=True), torch.randn(16, 64)
 
@@ -110,7 +121,9 @@ def test_gradients_of_products_are_the_same_bits_in_the_step_that_is_counted(pla
 
 
 @pytest.mark.parametrize("place", ["in the pass", "in a checkpoint"])
-def test_gradients_of_a_learned_fill_are_the_same_bits_in_the_step_that_is_counted(place: str) -> None:
+def test_gradients_of_a_learned_fill_are_the_same_bits_in_the_step_that_is_counted(
+    place: str,
+) -> None:
     torch.manual_seed(0)
     fill, x = torch.tensor(0.3, requires_grad=True), torch.randn(64, 512)
 
@@ -141,11 +154,12 @@ def test_a_higher_order_operator_runs_and_its_step_has_no_figure() -> None:
     assert count.flops is None
 
 
-# --- number types --------------------------------------------------------------------------------------------
+# --- number types ---------------------------------------------------------------------------------
 
 
 def test_flops_are_counted_by_the_number_type_of_the_operands() -> None:
-    """Autocast inside of the model, as accelerate puts it around `forward`: the weights say fp32, the products are in bf16."""
+    """Autocast inside of the model, as accelerate puts it around `forward`: the weights say fp32,
+    the products are in bf16."""
     x, weights = torch.randn(8, 16), torch.randn(16, 32, requires_grad=True)
 
     def work() -> None:
@@ -171,7 +185,7 @@ def test_the_names_of_number_types(dtype: torch.dtype, name: str) -> None:
     assert number_type((torch.empty(2, device="meta", dtype=dtype), 1.0)) == name
 
 
-# --- work done twice -----------------------------------------------------------------------------------------
+# --- work done twice ------------------------------------------------------------------------------
 
 LINEAR_FLOPS = 2 * 8 * 16 * 16
 
@@ -181,7 +195,9 @@ def test_what_a_checkpoint_repeats_is_no_work_of_the_model(reentrant: bool) -> N
     linear, x = torch.nn.Linear(16, 16), torch.randn(8, 16, requires_grad=True)
     count = StepCount()
     count.enter()
-    loss = checkpoint(torch.nn.Sequential(linear, torch.nn.ReLU()), x, use_reentrant=reentrant).sum()
+    loss = checkpoint(
+        torch.nn.Sequential(linear, torch.nn.ReLU()), x, use_reentrant=reentrant
+    ).sum()
     count.leave()
     count.enter(loss)
     loss.backward()
@@ -211,14 +227,18 @@ def test_fused_attention_makes_its_scores_again() -> None:
     loss.backward()
     count.leave()
     product = 2 * 2 * 16 * 16 * 8
-    assert count.flops == pytest.approx((2 + 5) * product) and count.recomputed == pytest.approx(product)
+    assert count.flops == pytest.approx((2 + 5) * product) and count.recomputed == pytest.approx(
+        product
+    )
     assert count.masked == pytest.approx((2 + 4) * product / 2)
 
 
-# --- operators without a formula of torch's ------------------------------------------------------------------
+# --- operators without a formula of torch's -------------------------------------------------------
 
 
-def test_an_operator_of_another_library_makes_the_count_a_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_of_another_library_makes_the_count_a_lower_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     library = torch.library.Library("gpuconsole_test", "FRAGMENT")
     library.define("product(Tensor a, Tensor b) -> Tensor")
     library.impl("product", torch.mm, "CPU")
@@ -238,17 +258,21 @@ def test_an_operator_of_another_library_makes_the_count_a_lower_bound(monkeypatc
 
 
 def test_products_of_experts_have_no_formula() -> None:
-    tokens, experts = torch.empty(64, 32, device="meta", dtype=torch.bfloat16), torch.empty(4, 32, 48, device="meta", dtype=torch.bfloat16)
+    tokens, experts = (
+        torch.empty(64, 32, device="meta", dtype=torch.bfloat16),
+        torch.empty(4, 32, 48, device="meta", dtype=torch.bfloat16),
+    )
     ends = torch.empty(4, device="meta", dtype=torch.int32)
     count = counted(lambda: torch._grouped_mm(tokens, experts, offs=ends))
     assert not count.flops and count.unknown == {"aten::_grouped_mm"}
 
 
-# --- classes of tensors --------------------------------------------------------------------------------------
+# --- classes of tensors ---------------------------------------------------------------------------
 
 
 def test_a_class_of_tensors_runs_as_ever_and_its_inner_products_count() -> None:
-    """DTensor is such a class: its shapes are those of all ranks, and the operators within it are those of this rank."""
+    """DTensor is such a class: its shapes are those of all ranks, and the operators within it are
+    those of this rank."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     def work() -> torch.Tensor:

@@ -35,7 +35,11 @@ class Caching(nn.Module):
             self.table = self.table.to(out.dtype)
         self.masks.setdefault(len(x), torch.ones(len(x)))
         self.last = out.detach()
-        noise = torch.rand((), generator=self.generator).item() + random.random() + float(np.random.rand())
+        noise = (
+            torch.rand((), generator=self.generator).item()
+            + random.random()
+            + float(np.random.rand())
+        )
         return out * self.table + noise
 
 
@@ -43,19 +47,33 @@ def test_what_a_model_refers_to_and_all_random_states_are_as_before() -> None:
     model = Caching()
     model(torch.ones(2, 4))
     model.linear.weight.grad = torch.ones(4, 4)
-    subject = LastPass(model, ((torch.ones(2, 4),), {}), SegmentBreakdown.__new__(SegmentBreakdown), {})
+    subject = LastPass(
+        model, ((torch.ones(2, 4),), {}), SegmentBreakdown.__new__(SegmentBreakdown), {}
+    )
     before = dict(model.__dict__), dict(model._buffers), dict(model.masks)
-    states = random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(), torch.get_rng_state().tolist()
+    states = (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        model.generator.get_state().tolist(),
+        torch.get_rng_state().tolist(),
+    )
     with untouched(subject):
         subject.run_pass(subject.repeated(subject.batch, 2))
         assert 4 in model.masks
-    assert {name: id(value) for name, value in model.__dict__.items()} == {name: id(value) for name, value in before[0].items()}
-    assert [id(buffer) for buffer in model._buffers.values()] == [id(buffer) for buffer in before[1].values()]
+    assert {name: id(value) for name, value in model.__dict__.items()} == {
+        name: id(value) for name, value in before[0].items()
+    }
+    assert [id(buffer) for buffer in model._buffers.values()] == [
+        id(buffer) for buffer in before[1].values()
+    ]
     assert model.masks.keys() == before[2].keys() == {2}
     assert states == (
-        random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(), torch.get_rng_state().tolist(),
+        random.getstate(), np.random.get_state()[1].tolist(), model.generator.get_state().tolist(),
+        torch.get_rng_state().tolist(),
     )  # fmt: skip
-    assert torch.equal(model.linear.weight.grad, torch.ones(4, 4)) and model.linear.bias.grad is None
+    assert (
+        torch.equal(model.linear.weight.grad, torch.ones(4, 4)) and model.linear.bias.grad is None
+    )
 
 
 DRAWN = random.Random(0)
@@ -87,23 +105,39 @@ class Drawing(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("none", []), ("python", ["rng"]), ("numpy", ["rng"]), ("state", ["held"]), ("method", ["draw"]), ("global", ["DRAWN"])],
+    [
+        ("none", []),
+        ("python", ["rng"]),
+        ("numpy", ["rng"]),
+        ("state", ["held"]),
+        ("method", ["draw"]),
+        ("global", ["DRAWN"]),
+    ],
 )
-def test_random_generators_of_the_model_are_state_that_a_pass_changes(kind: str, changes: list[str]) -> None:
+def test_random_generators_of_the_model_are_state_that_a_pass_changes(
+    kind: str, changes: list[str]
+) -> None:
     model = Drawing(kind)
     before = probes.python_state(model)
     model(torch.ones(1))
     after = probes.python_state(model)
     assert [name for name in after if before.get(name) != after[name]] == changes
-    assert not probes.unknown_state(model), "forward names all but the iterator that it does not use"
+    assert not probes.unknown_state(model), (
+        "forward names all but the iterator that it does not use"
+    )
 
 
 class Recurrent(nn.Module):
-    """A recurrent network, and attributes that each pass makes anew with the same content, or with another one."""
+    """A recurrent network, and attributes that each pass makes anew with the same content, or with
+    another one."""
 
     def __init__(self, cell: type[nn.Module], changes: str = "") -> None:
         super().__init__()
-        self.cell, self.conv, self.head = cell(4, 8, batch_first=True), nn.Conv2d(1, 1, 1), nn.Linear(8, 2)
+        self.cell, self.conv, self.head = (
+            cell(4, 8, batch_first=True),
+            nn.Conv2d(1, 1, 1),
+            nn.Linear(8, 2),
+        )
         self.changes = changes
         self.weights: list[Any] = []
         self.named: dict[str, Any] = {}
@@ -112,7 +146,9 @@ class Recurrent(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.weights = [self.head.weight, self.head.bias]
         self.named = {"other" if self.changes == "a key" and self.named else "mask": self.mask}
-        self.mask = torch.ones(3) * (len(self.weights) + (self.mask.sum() if self.changes == "values" else 0))
+        self.mask = torch.ones(3) * (
+            len(self.weights) + (self.mask.sum() if self.changes == "values" else 0)
+        )
         if self.changes == "in place":
             self.kept.zero_()
         out, _ = self.cell(self.conv(x[:, None])[:, 0])
@@ -129,7 +165,9 @@ def trained(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
-def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come_back(cell: type[nn.Module]) -> None:
+def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come_back(
+    cell: type[nn.Module],
+) -> None:
     model = Recurrent(cell)
     trained(model)
     before = probes.python_state(model)
@@ -139,7 +177,9 @@ def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come
     assert not probes.unknown_state(model)
     flat, weights = model.cell._flat_weights, model.weights
     held = [*flat, *model.cell._flat_weight_refs, *weights, model.mask, *model.named.values()]
-    subject = LastPass(model, ((torch.ones(2, 3, 4),), {}), SegmentBreakdown.__new__(SegmentBreakdown), {})
+    subject = LastPass(
+        model, ((torch.ones(2, 3, 4),), {}), SegmentBreakdown.__new__(SegmentBreakdown), {}
+    )
     with untouched(subject):
         subject.run_pass(subject.repeated(subject.batch, 2))
         assert model.weights is not weights
@@ -148,7 +188,9 @@ def test_references_that_a_pass_makes_anew_are_no_state_and_the_former_ones_come
     assert list(map(id, present)) == list(map(id, held))
 
 
-@pytest.mark.parametrize(("changes", "name"), [("values", "mask"), ("a key", "named"), ("in place", "kept")])
+@pytest.mark.parametrize(
+    ("changes", "name"), [("values", "mask"), ("a key", "named"), ("in place", "kept")]
+)
 def test_what_a_pass_makes_anew_with_another_content_is_state(changes: str, name: str) -> None:
     model = Recurrent(nn.GRU, changes)
     model(torch.ones(2, 3, 4))

@@ -1,4 +1,5 @@
-"""What is kept of loading belongs to the place in the program that makes DataLoaders, not to one of them."""
+"""What is kept of loading belongs to the place in the program that makes DataLoaders, not to one of
+them."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ def test_a_helper_makes_the_loaders_of_training_and_evaluation(loading: Loading)
     assert loading.place_of(training) is not loading.place_of(evaluation), "two calls of the helper"
     of_both = [make(loading, shuffle) for shuffle in (True, False)]
     assert [type(loader.sampler) for loader in of_both] == [RandomSampler, SequentialSampler]
-    assert loading.place_of(of_both[0]) is not loading.place_of(of_both[1]), "one call, and another order"
+    assert loading.place_of(of_both[0]) is not loading.place_of(of_both[1]), (
+        "one call, and another order"
+    )
 
 
 def test_an_evaluation_with_fewer_batches_adds_nothing(loading: Loading) -> None:
@@ -125,7 +128,8 @@ def test_a_loader_that_cannot_be_a_key(loading: Loading) -> None:
 
 
 def test_workers_of_each_epoch_count(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes of an epoch are read at its start and with its batches, so that a short epoch counts too."""
+    """The processes of an epoch are read at its start and with its batches, so that a short epoch
+    counts too."""
     clock, cpu = iter(range(1000)), iter(range(1000))
     pids: Iterator[int] = iter(range(1, 100))
     present = [0]
@@ -160,12 +164,15 @@ def test_the_tensors_of_a_batch_are_counted_without_running_code_of_the_program(
         label: int
 
     assert module.size_of(torch.zeros(10)) == (1, 40)
-    assert module.size_of([torch.zeros(2), {"y": torch.zeros(2, dtype=torch.uint8)}, "name", None, 3]) == (2, 10)
+    assert module.size_of(
+        [torch.zeros(2), {"y": torch.zeros(2, dtype=torch.uint8)}, "name", None, 3]
+    ) == (2, 10)
     assert module.size_of(Graphs()) == (2, 128 + 48)
     assert module.size_of(Pair(torch.zeros(2), 1)) == (1, 8)
     assert module.size_of("text") == (0, 0)
     assert module.size_of([torch.zeros(2)] * 256) == (256, 2048)
-    assert module.size_of([[[0] * 64] * 64] * 64 + [torch.zeros(2)]) == (0, 0)  # too many parts to look at in the training thread
+    # too many parts to look at in the training thread
+    assert module.size_of([[[0] * 64] * 64] * 64 + [torch.zeros(2)]) == (0, 0)
 
 
 def test_one_batch_of_the_trainings_loader_is_looked_at(loading: Loading) -> None:

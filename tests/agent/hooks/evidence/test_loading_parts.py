@@ -106,9 +106,21 @@ def named(part: LoadingPart) -> tuple[str, str]:
         (Shift(), ("Shift" if sys.version_info >= (3, 11) else "__call__", HERE)),
         (lambda _: library["Image"]().filter(), ("<lambda>", HERE)),
     ],
-    ids=["of a library", "of the program", "nested", "function", "partial", "modules", "called function", "called object", "lambda"],
+    ids=[
+        "of a library",
+        "of the program",
+        "nested",
+        "function",
+        "partial",
+        "modules",
+        "called function",
+        "called object",
+        "lambda",
+    ],
 )
-def test_the_part_is_the_transform_or_the_function_under_way(work: Callable[[Any], Any], expected: tuple[str, str] | None) -> None:
+def test_the_part_is_the_transform_or_the_function_under_way(
+    work: Callable[[Any], Any], expected: tuple[str, str] | None
+) -> None:
     if expected is None:
         work[1].forward = look  # type: ignore[index]
         part = sampled(Items(lambda _: work(torch.zeros(1))))
@@ -125,7 +137,10 @@ def test_what_a_line_of_the_dataset_calls_is_named_with_the_line() -> None:
 
     part = sampled(Photos(decoded))
     assert part.name == ("Image.filter" if sys.version_info >= (3, 11) else "filter")
-    assert (os.path.basename(part.file), part.line) == (HERE, Photos.__getitem__.__code__.co_firstlineno + 1)
+    assert (os.path.basename(part.file), part.line) == (
+        HERE,
+        Photos.__getitem__.__code__.co_firstlineno + 1,
+    )
 
 
 def in_a_thread(held: Any, work: Callable[[], Any]) -> LoadingPart | None:
@@ -168,15 +183,22 @@ def test_a_lock_that_the_workers_share_is_a_part_with_the_line_that_waits_for_it
 
     part = in_a_thread(lock, reads)
     assert part is not None
-    assert part.locked and str(part) == f"waiting for a lock at {HERE}:{reads.__code__.co_firstlineno + 1}"
+    assert (
+        part.locked
+        and str(part) == f"waiting for a lock at {HERE}:{reads.__code__.co_firstlineno + 1}"
+    )
     part = in_a_thread(inner, reads_alone)
     assert part is not None and not part.locked, "each worker has a lock of threading for itself"
 
 
 def test_a_line_that_takes_a_lock_without_a_frame_is_a_part_of_its_own(tmp_path: Path) -> None:
     program = tmp_path / "read.py"
-    program.write_text("def read(path):\n    fcntl.flock(file, fcntl.LOCK_EX)\n    return file.read()\n")
-    parts = Counter({LoadingPart("read", str(program), 2): 60, LoadingPart("read", str(program), 3): 40})
+    program.write_text(
+        "def read(path):\n    fcntl.flock(file, fcntl.LOCK_EX)\n    return file.read()\n"
+    )
+    parts = Counter(
+        {LoadingPart("read", str(program), 2): 60, LoadingPart("read", str(program), 3): 40}
+    )
     signals = signals_of(parts, 100, "of the loading processes")
     assert signals[module.LOCKED].value == 0.6
     assert signals[module.LOCKED].source.endswith(": waiting for a lock at read.py:2")
@@ -216,7 +238,7 @@ def test_a_sample_runs_no_code_of_the_program() -> None:
     assert named(sampled(Items(Hidden())))[1] == HERE
 
 
-# --- many samples -------------------------------------------------------------------------------------------
+# --- many samples ---------------------------------------------------------------------------------
 
 
 def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
@@ -237,28 +259,45 @@ def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
     assert signals[module.LOCKED].value == 0
     assert [signal.source for signal in shown] == [
         f"100 stack samples of the loading processes: {part}"
-        for part in ("blur at train.py:11", "Image.open at train.py:50", "Image.open at train.py:51")
+        for part in (
+            "blur at train.py:11",
+            "Image.open at train.py:50",
+            "Image.open at train.py:51",
+        )
     ]
 
 
 def test_too_few_samples_are_a_refusal() -> None:
-    with pytest.raises(ProbeError, match="only 3 stack samples of the loading processes were possible"):
+    with pytest.raises(
+        ProbeError, match="only 3 stack samples of the loading processes were possible"
+    ):
         signals_of(Counter({LoadingPart("blur", "", 0): 3}), 3, "of the loading processes")
 
 
-def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = tmp_path / "augment.py"
     program.write_text("import v2\n\nflip = v2.Flip()\nchain = [v2.Blur(3), v2.Flip()]\n")
     monkeypatch.setattr(module, "_program_files", lambda: [str(program)])
-    signals = signals_of(Counter({LoadingPart("Blur", "", 0): 80, LoadingPart("Flip", "", 0): 20}), 100, "of the loading processes")
-    assert [signal.source.partition(": ")[2] for signal in signals.values()] == ["Blur at augment.py:4", "Flip", ""]
+    signals = signals_of(
+        Counter({LoadingPart("Blur", "", 0): 80, LoadingPart("Flip", "", 0): 20}),
+        100,
+        "of the loading processes",
+    )
+    assert [signal.source.partition(": ")[2] for signal in signals.values()] == [
+        "Blur at augment.py:4",
+        "Flip",
+        "",
+    ]
 
 
-# --- samples of a thread, and of workers ---------------------------------------------------------------------
+# --- samples of a thread, and of workers ----------------------------------------------------------
 
 
 class Busy(Dataset):
-    """Most of the time is in `slow`. `stamps`: the seconds there, and all seconds, over all processes."""
+    """Most of the time is in `slow`. `stamps`: the seconds there, and all seconds, over all
+    processes."""
 
     def __init__(self) -> None:
         self.stamps = torch.zeros(2, dtype=torch.float64).share_memory_()
@@ -279,7 +318,9 @@ class Busy(Dataset):
 
 
 @pytest.mark.parametrize("context", [None, "fork"])
-def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_names_the_slow_part_and_leaves_nothing(
+    context: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LENGTH_S", 1.5)
     monkeypatch.setattr(module, "_folder", [str(tmp_path)])
     plain = worker_module._worker_loop
@@ -309,7 +350,9 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(context: str | None, tm
         sampler.stop()
         sampler._forget()
         recorder.reset()
-    assert signal.source.rpartition(": ")[2].startswith("Busy.slow at " if sys.version_info >= (3, 11) else "slow at ")
+    assert signal.source.rpartition(": ")[2].startswith(
+        "Busy.slow at " if sys.version_info >= (3, 11) else "slow at "
+    )
     assert signal.value == pytest.approx(float(data.stamps[0] / data.stamps[1]), abs=0.12)
     assert sys.getswitchinterval() == switch_s
     wait_until(lambda: not list(tmp_path.iterdir()), 10, "the workers leave no file")

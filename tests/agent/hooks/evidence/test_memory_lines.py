@@ -1,4 +1,5 @@
-"""The lines that hold GPU memory, from snapshots made by hand in the format that `torch.cuda.memory._snapshot` documents (torch 2.13)."""
+"""The lines that hold GPU memory, from snapshots made by hand in the format that
+`torch.cuda.memory._snapshot` documents (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpuconsole.agent.hooks.evidence.memory_lines import BEFORE, NO_LINE, AllocationHistory, owners_by_line
+from gpuconsole.agent.hooks.evidence.memory_lines import (
+    BEFORE,
+    NO_LINE,
+    AllocationHistory,
+    owners_by_line,
+)
 
 MIB = 2**20
 
@@ -19,7 +25,11 @@ def is_program(file: str) -> bool:
 def frames(line: int, name: str = "step") -> list[dict[str, Any]]:
     """The innermost frame first: a function of torch, called by a line of the program."""
     return [
-        {"filename": "/usr/lib/python3/site-packages/torch/nn/functional.py", "line": 2000, "name": "linear"},
+        {
+            "filename": "/usr/lib/python3/site-packages/torch/nn/functional.py",
+            "line": 2000,
+            "name": "linear",
+        },
         {"filename": "/home/me/train.py", "line": line, "name": name},
         {"filename": "/home/me/train.py", "line": 90, "name": "main"},
     ]
@@ -38,13 +48,30 @@ def free(address: int, mib: int) -> list[dict[str, Any]]:
     return [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]
 
 
-def snapshot(blocks: list[tuple[int, int, list[dict[str, Any]]]], trace: list[dict[str, Any]]) -> dict[str, Any]:
+def snapshot(
+    blocks: list[tuple[int, int, list[dict[str, Any]]]], trace: list[dict[str, Any]]
+) -> dict[str, Any]:
     listed = [
-        {"address": address, "size": mib * MIB, "requested_size": mib * MIB, "state": "active_allocated", "frames": stack}
+        {
+            "address": address,
+            "size": mib * MIB,
+            "requested_size": mib * MIB,
+            "state": "active_allocated",
+            "frames": stack,
+        }
         for address, mib, stack in blocks
     ]
-    idle = {"address": 900, "size": 64 * MIB, "requested_size": 0, "state": "inactive", "frames": []}
-    return {"segments": [{"device": 0, "address": 1, "blocks": [*listed, idle]}], "device_traces": [trace]}
+    idle = {
+        "address": 900,
+        "size": 64 * MIB,
+        "requested_size": 0,
+        "state": "inactive",
+        "frames": [],
+    }
+    return {
+        "segments": [{"device": 0, "address": 1, "blocks": [*listed, idle]}],
+        "device_traces": [trace],
+    }
 
 
 PARAMETERS = (1, 100, frames(10, "main"))
@@ -56,11 +83,14 @@ STEP = [
     *free(3, 40),
     *free(2, 30),
 ]
-"""After the step the parameters and the gradient are left; the largest allocation is that after the first entry of the backward pass."""
+"""After the step the parameters and the gradient are left; the largest allocation is that after the
+first entry of the backward pass."""
 
 
 def test_the_owners_at_the_largest_allocation_are_found_after_it_has_been_freed() -> None:
-    lines, total = owners_by_line(snapshot([PARAMETERS, (4, 20, GRADIENT)], STEP), 0, False, is_program)
+    lines, total = owners_by_line(
+        snapshot([PARAMETERS, (4, 20, GRADIENT)], STEP), 0, False, is_program
+    )
     assert total == 190 * MIB
     assert [(line.line, line.function, line.bytes / MIB, line.blocks) for line in lines] == [
         (10, "main", 100, 1),
@@ -71,13 +101,23 @@ def test_the_owners_at_the_largest_allocation_are_found_after_it_has_been_freed(
 
 
 def test_the_owners_at_a_failed_allocation_are_those_before_the_traceback_freed_tensors() -> None:
-    trace = [alloc(2, 30, ACTIVATION), {"action": "oom", "size": 500 * MIB, "device_free": 0, "frames": ACTIVATION}, *free(2, 30)]
+    trace = [
+        alloc(2, 30, ACTIVATION),
+        {"action": "oom", "size": 500 * MIB, "device_free": 0, "frames": ACTIVATION},
+        *free(2, 30),
+    ]
     lines, total = owners_by_line(snapshot([PARAMETERS], trace), 0, True, is_program)
     assert total == 130 * MIB and [line.line for line in lines] == [10, 42]
 
 
 def test_an_address_that_is_used_again_gets_the_stack_of_its_time() -> None:
-    trace = [alloc(2, 30, frames(50)), *free(2, 30), alloc(2, 35, frames(51)), *free(2, 35), alloc(2, 5, frames(52))]
+    trace = [
+        alloc(2, 30, frames(50)),
+        *free(2, 30),
+        alloc(2, 35, frames(51)),
+        *free(2, 35),
+        alloc(2, 5, frames(52)),
+    ]
     lines, total = owners_by_line(snapshot([(2, 5, frames(52))], trace), 0, False, is_program)
     assert total == 35 * MIB and [line.line for line in lines] == [51]
 
@@ -96,7 +136,9 @@ def test_ten_lines_are_listed_and_all_are_counted() -> None:
 
 def test_an_agent_that_is_off_leaves_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = list[object]()
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: recorded.append(enabled))
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda enabled, **_: recorded.append(enabled)
+    )
     history, waiting = AllocationHistory(), list(torch.cuda._queued_calls)
     history.wanted = True
     history.begin_with_cuda(torch.cuda)

@@ -1,4 +1,5 @@
-"""Probes in a user's job: what they measure, what they refuse, and that the losses after them are the same bits."""
+"""Probes in a user's job: what they measure, what they refuse, and that the losses after them are
+the same bits."""
 
 from __future__ import annotations
 
@@ -17,11 +18,19 @@ from gpuconsole.workloads.profiling.summary import summarize
 from gpuconsole.workloads.profiling.trace import read_trace
 from tests.agent.listener import Listener
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a probed job")]  # one process makes the outputs
+# one process makes the outputs
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a probed job")]
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
 FIRST, SECOND = 500, 400
-PROBES = ("cached_batch", "batch_elasticity", "side_work_off", "script_lines", "swap_precision", "launch")
+PROBES = (
+    "cached_batch",
+    "batch_elasticity",
+    "side_work_off",
+    "script_lines",
+    "swap_precision",
+    "launch",
+)
 COUNTS = 7
 PROFILED, OP_MIX, SYNC_GAPS = 8, 9, 10
 Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled], list[StackSample], float]
@@ -29,11 +38,12 @@ Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled], list[StackS
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
-    """The output of the program alone and with probes and the profiler, the answers by request, that about the profile, and the stack samples."""
+    """The output of the program alone and with probes and the profiler, the answers by request,
+    that about the profile, and the stack samples."""
     command = (sys.executable, str(PROGRAM), str(FIRST), str(SECOND))
-    asks: list[tuple[int, Command]] = [(10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)] + [
-        (FIRST + 5, RunProbe(COUNTS, "cached_batch"))
-    ]
+    asks: list[tuple[int, Command]] = [
+        (10, RunProbe(number, name)) for number, name in enumerate(PROBES, 1)
+    ] + [(FIRST + 5, RunProbe(COUNTS, "cached_batch"))]
     asks += [
         (FIRST + 100, Profile(PROFILED, 2, "kept")),
         (FIRST + 110, RunProbe(OP_MIX, "op_mix")),
@@ -48,7 +58,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     alone = subprocess.run(command, capture_output=True, text=True, check=True)
     assert probed.stderr == alone.stderr
     profiled = {event.request: event for event in one.events if isinstance(event, Profiled)}
-    answers = {event.request: event for event in one.events if isinstance(event, ProbeDone) and event.request}
+    answers = {
+        event.request: event
+        for event in one.events
+        if isinstance(event, ProbeDone) and event.request
+    }
     return alone.stdout, probed.stdout, answers, profiled, one.samples, one.last.overhead_s
 
 
@@ -67,8 +81,12 @@ def test_passes_on_the_last_batch_are_timed(outputs: Outputs) -> None:
     assert 0.2 < found["probe.batch_cost_ratio"].value < 1.5
 
 
-@pytest.mark.parametrize(("pass_s", "factors"), [(0.01, (1, 2, 4)), (0.08, (1, 2, 4)), (0.3, (1, 2))])
-def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_batch(pass_s: float, factors: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("pass_s", "factors"), [(0.01, (1, 2, 4)), (0.08, (1, 2, 4)), (0.3, (1, 2))]
+)
+def test_a_program_with_long_passes_is_not_held_up_for_passes_at_four_times_its_batch(
+    pass_s: float, factors: tuple[int, ...]
+) -> None:
     assert factors_in_time(pass_s, MAX_HOLD_S) == factors
 
 
@@ -80,7 +98,11 @@ def test_the_agents_own_work_is_told_without_that_of_probes(outputs: Outputs) ->
 @pytest.mark.rates
 def test_stack_samples_name_the_line(outputs: Outputs) -> None:
     signals = signals_of(outputs[4])
-    line = next(number for number, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "time.sleep" in text)
+    line = next(
+        number
+        for number, text in enumerate(PROGRAM.read_text().splitlines(), 1)
+        if "time.sleep" in text
+    )
     assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train, between two steps")
     assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2
     assert signals["stack.line_cpu_ratio"].value < 0.4, "the line sleeps"
@@ -91,7 +113,9 @@ def test_side_work_is_never_left_out(outputs: Outputs) -> None:
 
 
 def test_a_pass_in_another_way_is_refused_and_launches_on_a_cpu_too(outputs: Outputs) -> None:
-    precision, launch = (outputs[2][1 + PROBES.index(name)] for name in ("swap_precision", "launch"))
+    precision, launch = (
+        outputs[2][1 + PROBES.index(name)] for name in ("swap_precision", "launch")
+    )
     assert precision.error == why_refused("swap_precision") and not precision.signals
     assert launch.error == "no GPU: nothing is launched or copied to one"
 
@@ -101,11 +125,18 @@ def test_a_model_that_keeps_python_state_is_refused_with_the_attribute(outputs: 
 
 
 @pytest.mark.rates
-def test_the_profiler_writes_the_trace_of_some_steps_for_the_user_and_for_a_probe(outputs: Outputs) -> None:
+def test_the_profiler_writes_the_trace_of_some_steps_for_the_user_and_for_a_probe(
+    outputs: Outputs,
+) -> None:
     windows = outputs[3]
     of_user, of_probe = windows[PROFILED], windows[OP_MIX]
     assert (of_user.error, of_user.gpu, of_user.keep, of_user.probe) == (None, False, "kept", "")
-    assert (of_probe.error, of_probe.gpu, of_probe.keep, of_probe.probe) == (None, False, "", "op_mix")
+    assert (of_probe.error, of_probe.gpu, of_probe.keep, of_probe.probe) == (
+        None,
+        False,
+        "",
+        "op_mix",
+    )
     report = summarize(read_trace(Path(of_probe.trace)))
     assert report.steps == WINDOW_STEPS[1], "a step takes some 5 ms"
     assert summarize(read_trace(Path(of_user.trace))).steps == 2

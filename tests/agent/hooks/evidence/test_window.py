@@ -18,7 +18,9 @@ class Graph:
     """Stands for torch.cuda.CUDAGraph, which needs a GPU."""
 
 
-def test_no_profiler_starts_beside_a_captured_graph_and_one_starts_once_it_is_gone(tmp_path: Path) -> None:
+def test_no_profiler_starts_beside_a_captured_graph_and_one_starts_once_it_is_gone(
+    tmp_path: Path,
+) -> None:
     graph = Graph()
     graphs._present.graph = weakref.ref(graph)
     graphs.capture_ended(False)

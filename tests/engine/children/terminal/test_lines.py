@@ -47,7 +47,9 @@ def on_a_terminal(data: bytes) -> list[str]:
 )
 def test_shows_what_a_terminal_shows(data: bytes) -> None:
     assert lines_of(data) == on_a_terminal(data)
-    assert lines_of(*(bytes([byte]) for byte in data)) == on_a_terminal(data), "each byte in a piece of its own"
+    assert lines_of(*(bytes([byte]) for byte in data)) == on_a_terminal(data), (
+        "each byte in a piece of its own"
+    )
 
 
 def test_keeps_the_last_lines_and_counts_the_others() -> None:
@@ -68,7 +70,15 @@ def test_a_line_without_an_end_stays_bounded() -> None:
 
 def test_any_bytes_are_taken_in_any_pieces() -> None:
     draw = random.Random(1)
-    alphabet = [*(bytes([n]) for n in range(256)), b"\x1b[", b"\x1b]", b"\x1b[3A", b"\x1b[2K", b"text", b"\n"]
+    alphabet = [
+        *(bytes([n]) for n in range(256)),
+        b"\x1b[",
+        b"\x1b]",
+        b"\x1b[3A",
+        b"\x1b[2K",
+        b"text",
+        b"\n",
+    ]
     for _ in range(300):
         data = b"".join(draw.choices(alphabet, k=60))
         cut = draw.randrange(len(data))

@@ -1,4 +1,5 @@
-"""The terminal of a job, with real processes: the job keeps its terminal whatever happens to the console."""
+"""The terminal of a job, with real processes: the job keeps its terminal whatever happens to the
+console."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from gpuconsole.engine.children.terminal.pty import JobTerminal
 async def main():
     terminal = JobTerminal(80, 24, None, Path("job.log"))
     await terminal.hold()
-    subprocess.Popen([*terminal.leader, *sys.argv[1:]], stdin=terminal.slave, stdout=terminal.slave, stderr=terminal.slave, start_new_session=True)
+    subprocess.Popen([*terminal.leader, *sys.argv[1:]], stdin=terminal.slave, stdout=terminal.slave,
+        stderr=terminal.slave, start_new_session=True)
     terminal.job_started()
     while terminal.lines.last != "ready":
         await asyncio.sleep(0.01)
@@ -44,12 +46,21 @@ asyncio.run(main())
 
 
 @asynccontextmanager
-async def job(folder: Path, *words: str, output: Path | None = None) -> AsyncIterator[tuple[JobTerminal, subprocess.Popen[bytes]]]:
+async def job(
+    folder: Path, *words: str, output: Path | None = None
+) -> AsyncIterator[tuple[JobTerminal, subprocess.Popen[bytes]]]:
     """A job on a terminal of 90 x 20."""
     terminal = JobTerminal(90, 20, output, folder / "job.log")
     await terminal.hold()
     slave = terminal.slave
-    process = subprocess.Popen([*terminal.leader, *words], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=folder)
+    process = subprocess.Popen(
+        [*terminal.leader, *words],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        cwd=folder,
+    )
     terminal.job_started()
     try:
         yield terminal, process
@@ -65,11 +76,18 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_job_has_a_terminal_of_the_given_size_as_its_own(tmp_path: Path) -> None:
     async def work() -> None:
-        async with job(tmp_path, "sh", "-c", "tty -s && stty size; echo own > /dev/tty; read word; echo got $word; stty size") as (
+        async with job(
+            tmp_path,
+            "sh",
+            "-c",
+            "tty -s && stty size; echo own > /dev/tty; read word; echo got $word; stty size",
+        ) as (
             terminal,
             _,
         ):
-            await until(lambda: terminal.lines.last == "own", 10, "the terminal is the controlling terminal")
+            await until(
+                lambda: terminal.lines.last == "own", 10, "the terminal is the controlling terminal"
+            )
             assert terminal.lines.text() == ["20 90", "own"]
             terminal.resize(70, 30)
             terminal.type("hello\n")
@@ -82,7 +100,10 @@ def test_a_job_has_a_terminal_of_the_given_size_as_its_own(tmp_path: Path) -> No
 def test_output_is_the_bytes_of_the_job_and_goes_to_a_file_too(tmp_path: Path) -> None:
     async def work() -> None:
         words = ["seq 1 20000; printf '50%%\\r100%%\\nend'"]
-        async with job(tmp_path, "sh", "-c", *words, output=tmp_path / "all.txt") as (terminal, process):
+        async with job(tmp_path, "sh", "-c", *words, output=tmp_path / "all.txt") as (
+            terminal,
+            process,
+        ):
             await until(lambda: process.poll() == 0, 10, "the job ends")
             await until(lambda: terminal.lines.last == "end", 10, "the last output")
         assert terminal.lines.text()[-3:] == ["20000", "100%", "end"]
@@ -96,10 +117,14 @@ def test_output_is_the_bytes_of_the_job_and_goes_to_a_file_too(tmp_path: Path) -
     assert (tmp_path / "all.txt").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_job_that_prints_without_end_is_not_slowed_and_its_newest_lines_are_shown(tmp_path: Path) -> None:
+def test_a_job_that_prints_without_end_is_not_slowed_and_its_newest_lines_are_shown(
+    tmp_path: Path,
+) -> None:
     async def work() -> None:
         async with job(tmp_path, "sh", "-c", "seq 1 3000000; echo end") as (terminal, process):
-            await until(lambda: process.poll() == 0, 10, "the job ends although the console reads slowly")
+            await until(
+                lambda: process.poll() == 0, 10, "the job ends although the console reads slowly"
+            )
             await until(lambda: terminal.lines.last == "end", 10, "the last output")
         assert terminal.lines.text()[-2] == "3000000"
 
@@ -107,16 +132,26 @@ def test_a_job_that_prints_without_end_is_not_slowed_and_its_newest_lines_are_sh
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
-def test_a_job_survives_the_end_of_the_console_and_its_output_goes_to_a_file(tmp_path: Path, hangs_up: bool) -> None:
+def test_a_job_survives_the_end_of_the_console_and_its_output_goes_to_a_file(
+    tmp_path: Path, hangs_up: bool
+) -> None:
     """`hangs_up`: the job is detached by the console; otherwise the console is killed."""
-    script = "echo ready; for n in $(seq 1000); do [ -e go ] && break; sleep 0.02; done; echo still here; tty -s && echo done > finished"
+    script = (
+        "echo ready; for n in $(seq 1000); do [ -e go ] && break; sleep 0.02; done; echo still"
+        " here; tty -s && echo done > finished"
+    )
 
     async def detach() -> None:
         terminal = JobTerminal(80, 24, None, tmp_path / "job.log")
         await terminal.hold()
         slave = terminal.slave
         subprocess.Popen(
-            [*terminal.leader, "sh", "-c", script], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=tmp_path
+            [*terminal.leader, "sh", "-c", script],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            cwd=tmp_path,
         )
         terminal.job_started()
         await until(lambda: terminal.lines.last == "ready", 10, "the job runs")
@@ -126,15 +161,28 @@ def test_a_job_survives_the_end_of_the_console_and_its_output_goes_to_a_file(tmp
         run(detach)
     else:
         command = [sys.executable, "-c", CONSOLE, "sh", "-c", script]
-        console = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        console = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         assert console.stdout is not None and console.stdout.readline() == b"started\n"
-        holder = next(child for child in psutil.Process(console.pid).children() if "holder.py" in " ".join(child.cmdline()))
+        holder = next(
+            child
+            for child in psutil.Process(console.pid).children()
+            if "holder.py" in " ".join(child.cmdline())
+        )
         console.send_signal(signal.SIGKILL)
         console.wait()
         console.stdout.close()
     (tmp_path / "go").touch()
     wait_until(lambda: (tmp_path / "finished").exists(), 10, "the job goes on to its end")
-    wait_until(lambda: (tmp_path / "job.log").read_text() == "ready\nstill here\n", 10, "its output, with what came before")
+    wait_until(
+        lambda: (tmp_path / "job.log").read_text() == "ready\nstill here\n",
+        10,
+        "its output, with what came before",
+    )
     if not hangs_up:
         wait_until(lambda: gone(holder.pid), 10, "the holder ends with the job")
 
@@ -152,17 +200,22 @@ def test_a_command_that_cannot_be_run_has_the_exit_code_of_a_shell(tmp_path: Pat
         ):
             async with job(tmp_path, word) as (terminal, process):
                 await until(lambda process=process: process.poll() is not None, 10, "the end")
-                await until(lambda terminal=terminal, says=says: says in terminal.lines.last, 10, says)
+                await until(
+                    lambda terminal=terminal, says=says: says in terminal.lines.last, 10, says
+                )
                 assert process.returncode == code
 
     run(work)
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["after typing", "nothing typed"])
-def test_a_terminal_with_nothing_to_read_after_all_is_not_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool) -> None:
-    """The last process of the job that has the terminal open closes it, and another one opens it again between the holder's look and its read.
-    The holder goes on: its end would end the job by SIGHUP. What it has read already goes to the console without waiting for more.
-    `typed`: the console has typed a line before, which makes reads of the terminal return at once."""
+def test_a_terminal_with_nothing_to_read_after_all_is_not_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool
+) -> None:
+    """The last process of the job that has the terminal open closes it, and another one opens it
+    again between the holder's look and its read. The holder goes on: its end would end the job by
+    SIGHUP. What it has read already goes to the console without waiting for more. `typed`: the
+    console has typed a line before, which makes reads of the terminal return at once."""
     master, slave = os.openpty()
     name, slaves = os.ttyname(slave), [slave]
     ours, theirs = socket.socketpair()

@@ -1,4 +1,5 @@
-"""Installs the simulated CUDA device in each Python process that imports torch. Python imports this file by itself: its folder is on PYTHONPATH."""
+"""Installs the simulated CUDA device in each Python process that imports torch. Python imports this
+file by itself: its folder is on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ RUNTIME = Path(__file__).parent.parent / "runtime.py"
 
 
 class AroundTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch once; loads the device's library before torch's module runs, and replaces parts of torch.cuda after that."""
+    """Finds torch once; loads the device's library before torch's module runs, and replaces parts
+    of torch.cuda after that."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
