@@ -1,10 +1,12 @@
 """Does a probe change the speed of a job?
 
-    python -m benchmarks.aftermath [--probes NAME ...] [--device cpu] [--rounds 10] [--pairs 14] [--keep]
+    python -m benchmarks.aftermath [--probes NAME ...] [--device cpu] [--rounds 10] [--pairs 14]
+        [--keep]
 
-A round has two workers of the same workload. They alternate in blocks, like the two sides of a trial. After half of the pairs, one worker runs
-the probes, three times each; then the other half of the pairs follows. The result is the change of the ratio of the step times. Two processes
-differ by a percent or two from their start, and they drift. Therefore there are many rounds with few blocks.
+A round has two workers of the same workload. They alternate in blocks, like the two sides of a
+trial. After half of the pairs, one worker runs the probes, three times each; then the other half of
+the pairs follows. The result is the change of the ratio of the step times. Two processes differ by
+a percent or two from their start, and they drift. Therefore there are many rounds with few blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ async def started(knobs: Knobs, device: str) -> WorkerHandle:
 
 
 async def block(worker: WorkerHandle, plan: BlockPlan, contention_free: bool) -> float:
-    """Work per second. If `contention_free`, the time for which the training thread waited for a core is left out."""
+    """Work per second. If `contention_free`, the time for which the training thread waited for a
+    core is left out."""
     worker.trial_steps.clear()
     worker.resume(ARM)
     arriving = NextBlock(plan, Lengths(), ARM, 1.0)
@@ -53,11 +56,17 @@ async def block(worker: WorkerHandle, plan: BlockPlan, contention_free: bool) ->
     return rate(steps, contention_free)
 
 
-async def difference(probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan, pairs: int, contention_free: bool) -> float:
-    """Log of the probed worker's step time over the other worker's: the mean of the pairs without the lowest and the highest fifth."""
+async def difference(
+    probed: WorkerHandle, other: WorkerHandle, plan: BlockPlan, pairs: int, contention_free: bool
+) -> float:
+    """Log of the probed worker's step time over the other worker's: the mean of the pairs without
+    the lowest and the highest fifth."""
     found = []
     for n in range(pairs):
-        rates = {worker: await block(worker, plan, contention_free) for worker in ((probed, other) if n % 2 == 0 else (other, probed))}
+        rates = {
+            worker: await block(worker, plan, contention_free)
+            for worker in ((probed, other) if n % 2 == 0 else (other, probed))
+        }
         found.append(math.log(rates[other] / rates[probed]))
     left_out = pairs // 5
     return statistics.fmean(sorted(found)[left_out : pairs - left_out])
@@ -84,17 +93,29 @@ def interval(values: list[float]) -> tuple[float, float] | None:
     """Student's 95 % interval of the mean; None for fewer than two values."""
     if len(values) < 2:
         return None
-    mean, half = statistics.fmean(values), student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    mean, half = (
+        statistics.fmean(values),
+        student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)),
+    )
     return mean - half, mean + half
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--probes", nargs="*", default=list(PROBES), help="none: what two workers drift apart by themselves")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--probes",
+        nargs="*",
+        default=list(PROBES),
+        help="none: what two workers drift apart by themselves",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=14, help="of blocks, before and after")
-    parser.add_argument("--keep", action="store_true", help="write the result under benchmarks/results")
+    parser.add_argument(
+        "--keep", action="store_true", help="write the result under benchmarks/results"
+    )
     args = parser.parse_args()
     changes = []
     for _ in range(args.rounds):
@@ -102,7 +123,10 @@ def main() -> int:
         print(f"{math.expm1(changes[-1]):+.1%}", end=" ", flush=True)
     mean, bounds = statistics.fmean(changes), interval(changes)
     within = f" [{bounds[0]:+.1%}, {bounds[1]:+.1%}]" if bounds else ""
-    print(f"\nafter {', '.join(args.probes) or 'nothing'} steps take {mean:+.1%}{within}, {args.rounds} rounds")
+    print(
+        f"\nafter {', '.join(args.probes) or 'nothing'} steps take {mean:+.1%}{within},"
+        f" {args.rounds} rounds"
+    )
     if args.keep:
         result = {
             "scenario": SCENARIO,

@@ -1,4 +1,5 @@
-"""Measured tables inside pages that people write: each table stands between two comments with its name."""
+"""Measured tables inside pages that people write: each table stands between two comments with its
+name."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def put(page: str, name: str, text: str) -> None:
-    """Put `text` in place of what stands between `<!-- NAME -->` and `<!-- end of NAME -->` in docs/PAGE."""
+    """Put `text` in place of what stands between `<!-- NAME -->` and `<!-- end of NAME -->` in
+    docs/PAGE."""
     path = DOCS / page
     before, _, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition(f"<!-- end of {name} -->")
@@ -21,4 +23,6 @@ def put(page: str, name: str, text: str) -> None:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Markdown."""
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n" for cells in lines)
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n" for cells in lines
+    )

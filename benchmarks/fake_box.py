@@ -11,7 +11,9 @@ from types import TracebackType
 
 from tests.fakes.nvml.build import Script
 
-_SOURCES = [str(Path(__file__).parent / "console_cost" / name) for name in ("moving_nvml.c", "peers_nvml.c")]
+_SOURCES = [
+    str(Path(__file__).parent / "console_cost" / name) for name in ("moving_nvml.c", "peers_nvml.c")
+]
 PCIE_MS = 20
 """What nvmlDeviceGetPcieThroughput takes on a real driver: it counts for so long."""
 
@@ -20,7 +22,19 @@ def build_driver(folder: Path) -> Path:
     """Compile the moving fake driver into `folder`, for LD_LIBRARY_PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", "-O0", "-finstrument-functions", "-Wall", "-Wextra", "-o", str(library), *_SOURCES, "-lm"]
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-O0",
+        "-finstrument-functions",
+        "-Wall",
+        "-Wextra",
+        "-o",
+        str(library),
+        *_SOURCES,
+        "-lm",
+    ]
     subprocess.run(command, check=True)
     (folder / "libnvidia-ml.so").symlink_to(library.name)
     return folder
@@ -29,10 +43,19 @@ def build_driver(folder: Path) -> Path:
 class FakeBox:
     """`gpus` GPUs, each with one process on it. A context manager: the processes end with it.
 
-    `hiccups` are milliseconds and a number N: on average every N-th driver call takes this much longer.
+    `hiccups` are milliseconds and a number N: on average every N-th driver call takes this much
+    longer.
     """
 
-    def __init__(self, folder: Path, driver: Path, gpus: int, *, pcie_ms: int = PCIE_MS, hiccups: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driver: Path,
+        gpus: int,
+        *,
+        pcie_ms: int = PCIE_MS,
+        hiccups: tuple[int, int] | None = None,
+    ) -> None:
         folder.mkdir(parents=True)
         self.gpus = gpus
         self._driver = driver
@@ -45,7 +68,12 @@ class FakeBox:
     def __enter__(self) -> FakeBox:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for task in self._tasks:
             task.kill()
             task.wait()
@@ -73,7 +101,8 @@ class FakeBox:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """The environment of every measured program: a terminal with 256 colours and an own home folder."""
+    """The environment of every measured program: a terminal with 256 colours and an own home
+    folder."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
     return kept | {
         "HOME": str(home),

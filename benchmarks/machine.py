@@ -35,12 +35,26 @@ def fingerprint() -> dict[str, object]:
 
 @functools.cache
 def commit() -> str:
-    """The commit that runs, with `-dirty` where files other than results differ from it; empty outside of a checkout."""
+    """The commit that runs, with `-dirty` where files other than results differ from it; empty
+    outside of a checkout."""
     root = RESULTS.parents[1]
     if shutil.which("git") is None:
         return ""
-    head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], cwd=root, check=False).returncode == 1
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=10", "HEAD"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    changed = (
+        subprocess.run(
+            ["git", "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"],
+            cwd=root,
+            check=False,
+        ).returncode
+        == 1
+    )
     return head + "-dirty" * (bool(head) and changed)
 
 
@@ -52,7 +66,8 @@ def keep(name: str, result: dict[str, object]) -> Path:
 
 
 def has_features(one_of: Sequence[str]) -> bool:
-    """Whether the CPU has one of these features, as the kernel names them; true where none is asked for."""
+    """Whether the CPU has one of these features, as the kernel names them; true where none is asked
+    for."""
     return not one_of or not set(one_of).isdisjoint(_of_cpu("flags").split())
 
 

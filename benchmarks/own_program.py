@@ -23,7 +23,11 @@ def own_command(*arguments: str) -> list[str]:
 
 def own_environment(box: FakeBox, home: Path, checkout: Path | None = None) -> dict[str, str]:
     """The clean environment on `box` for the gpuconsole of a checkout. None: of this one."""
-    return {**box.environment(), **clean_environment(home), "PYTHONPATH": str(checkout or os.getcwd())}
+    return {
+        **box.environment(),
+        **clean_environment(home),
+        "PYTHONPATH": str(checkout or os.getcwd()),
+    }
 
 
 def to_main_screen(program: Program) -> bool:
@@ -54,7 +58,13 @@ def roles(pid: int) -> dict[str, list[psutil.Process]]:
             words, parent = " ".join(process.cmdline()), process.ppid()
         except psutil.NoSuchProcess:
             continue
-        own = "sampler" if "telemetry.sampler" in words else "worker" if "workloads.worker" in words else "console"
+        own = (
+            "sampler"
+            if "telemetry.sampler" in words
+            else "worker"
+            if "workloads.worker" in words
+            else "console"
+        )
         by_pid[process.pid] = own if own != "console" else by_pid.get(parent, "console")
         found[by_pid[process.pid]].append(process)
     return found

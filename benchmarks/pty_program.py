@@ -1,4 +1,5 @@
-"""A program in a pseudo-terminal whose output is timed and counted, never shown; and the resources that it and its children use."""
+"""A program in a pseudo-terminal whose output is timed and counted, never shown; and the resources
+that it and its children use."""
 
 from __future__ import annotations
 
@@ -34,17 +35,25 @@ _NOT_DRAWN = (
 )
 
 _QUESTIONS = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;22c"}
-"""What programs ask a terminal before they begin, and wait for: where the cursor is, and what kind of terminal it is."""
+"""What programs ask a terminal before they begin, and wait for: where the cursor is, and what kind
+of terminal it is."""
 
 
 class Program:
-    """`command` at 120x40, with a keyboard that `press` types on. A context manager: the program is killed at the end.
+    """`command` at 120x40, with a keyboard that `press` types on. A context manager: the program is
+    killed at the end.
 
-    `take` is the terminal's line: it reads from a file descriptor that has data, or returns b"" if it has to wait.
+    `take` is the terminal's line: it reads from a file descriptor that has data, or returns b"" if
+    it has to wait.
     """
 
     def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, take: Callable[[int], bytes] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        take: Callable[[int], bytes] | None = None,
     ) -> None:
         self.chunks: list[tuple[float, bytes]] = []
         self.bytes = 0
@@ -59,14 +68,25 @@ class Program:
 
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=dict(environment), preexec_fn=own_terminal
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=cwd,
+            env=dict(environment),
+            preexec_fn=own_terminal,
         )
         os.close(slave)
 
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for process in family(self.process.pid):
             process.kill()
         self.process.wait()
@@ -101,7 +121,8 @@ class Program:
             self.read(left)
 
     def read_until(self, there: Callable[[], bool], timeout_s: float) -> bool:
-        """Read until `there()`; False if that takes too long. Checked after each chunk and every 50 ms."""
+        """Read until `there()`; False if that takes too long. Checked after each chunk and every 50
+        ms."""
         deadline = time.monotonic() + timeout_s
         while not there():
             if self.ended or time.monotonic() > deadline:
@@ -110,7 +131,8 @@ class Program:
         return True
 
     def read_until_shown(self, pattern: str, timeout_s: float) -> bool:
-        """Read until `pattern` is on the screen. Found at once if it arrives in one piece, else within a second."""
+        """Read until `pattern` is on the screen. Found at once if it arrives in one piece, else
+        within a second."""
         deadline, looked, since = time.monotonic() + timeout_s, time.monotonic(), 0
         while not self.ended and time.monotonic() < deadline:
             self.read(0.05)

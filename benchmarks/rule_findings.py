@@ -1,8 +1,10 @@
-"""Findings of scenarios for the pages of the rules (docs/rule_examples.py), of rules that no case of DiagBench is about.
+"""Findings of scenarios for the pages of the rules (docs/rule_examples.py), of rules that no case
+of DiagBench is about.
 
     python -m benchmarks.rule_findings SCENARIO... [--duration 45] [--keep]
 
-Runs the real command line, headless, and keeps each run in which the rule fires that the scenario teaches, without its series.
+Runs the real command line, headless, and keeps each run in which the rule fires that the scenario
+teaches, without its series.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ KEPT = (
 
 
 def run_with_finding(scenario: str, duration_s: float) -> dict[str, Any] | None:
-    """The run, or None where the rule that the scenario teaches did not fire. Raises CalledProcessError."""
+    """The run, or None where the rule that the scenario teaches did not fire. Raises
+    CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "snapshot.json"
         command = [
@@ -58,25 +61,38 @@ def run_with_finding(scenario: str, duration_s: float) -> dict[str, Any] | None:
 
 
 def shortened(run: dict[str, Any], rule: str) -> dict[str, Any] | None:
-    """The parts of `run` that are KEPT, with the findings that fire; None where `rule` does not fire."""
+    """The parts of `run` that are KEPT, with the findings that fire; None where `rule` does not
+    fire."""
     firing = [finding for finding in run.get("findings", []) if finding["state"] == "fires"]
     if rule not in [finding["rule"] for finding in firing]:
         return None
     summary = {name: run["summary"][name] for name in ("step_time_s",) if name in run["summary"]}
-    signals = {name: run["signals"][name] for name in ("runq_ratio",) if name in run.get("signals", {})}
-    return {**{name: run[name] for name in KEPT if name in run}, "findings": firing, "summary": summary, "signals": signals}
+    signals = {
+        name: run["signals"][name] for name in ("runq_ratio",) if name in run.get("signals", {})
+    }
+    return {
+        **{name: run[name] for name in KEPT if name in run},
+        "findings": firing,
+        "summary": summary,
+        "signals": signals,
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("scenarios", nargs="+", metavar="SCENARIO")
     parser.add_argument("--duration", type=float, default=45.0)
-    parser.add_argument("--keep", action="store_true", help="write the runs under benchmarks/results")
+    parser.add_argument(
+        "--keep", action="store_true", help="write the runs under benchmarks/results"
+    )
     args = parser.parse_args()
     kept = []
     for name in args.scenarios:
         run = run_with_finding(name, args.duration)
-        print(f"{name:<20} {'-' if run is None else ', '.join(finding['rule'] for finding in run['findings'])}", flush=True)
+        rules = "-" if run is None else ", ".join(finding["rule"] for finding in run["findings"])
+        print(f"{name:<20} {rules}", flush=True)
         if run is not None:
             kept.append(run)
     if args.keep:

@@ -6,7 +6,8 @@ import os
 import time
 
 PIECE = 256
-"""Bytes read at a time: what the line holds. The pty's own buffer of some KB stays between it and the program."""
+"""Bytes read at a time: what the line holds. The pty's own buffer of some KB stays between it and
+the program."""
 
 
 class SlowLine:

@@ -1,9 +1,12 @@
-"""Trials of a change without effect beside a real process that is busy for 2 of every 4 s: false wins, and the rhythm that the trials name.
+"""Trials of a change without effect beside a real process that is busy for 2 of every 4 s: false
+wins, and the rhythm that the trials name.
 
-    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--set num_workers=2] [--neighbours 1 --busy 2 --period 4] [--keep]
+    python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--set num_workers=2]
+        [--neighbours 1 --busy 2 --period 4] [--keep]
 
-The trials are live, in one console, as a user would start them, with their usual time limit of 20 s. `--busy 0`: without the neighbour.
-`--scenario data-starved --set num_workers=2 --busy 0`: two workers that wait for storage bring their batches in bursts.
+The trials are live, in one console, as a user would start them, with their usual time limit of 20
+s. `--busy 0`: without the neighbour. `--scenario data-starved --set num_workers=2 --busy 0`: two
+workers that wait for storage bring their batches in bursts.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ NEAR = 0.15
 
 
 async def measure(scenario: str, count: int, settings: Knobs) -> list[Trial]:
-    """`count` trials of NOTHING, one after the other, each at once after the one before. Raises SessionError."""
+    """`count` trials of NOTHING, one after the other, each at once after the one before. Raises
+    SessionError."""
     engine = LiveSession(interval_s=1.0, device="cpu", keeps="chosen")
     await engine.open()
     trials = []
@@ -59,8 +63,19 @@ async def measure(scenario: str, count: int, settings: Knobs) -> list[Trial]:
 
 def line(trial: Trial) -> str:
     speedup = trial.speedup
-    measured = f"{speedup.estimate:.3f}x [{speedup.low:.3f}, {speedup.high:.3f}]" if speedup else trial.error or "not measured"
-    rhythm = f"   rhythm {trial.rhythm.period_s:.2f} s, ±{trial.rhythm.amplitude_ratio:.1%}, {trial.rhythm.clock}" if trial.rhythm else ""
+    measured = (
+        f"{speedup.estimate:.3f}x [{speedup.low:.3f}, {speedup.high:.3f}]"
+        if speedup
+        else trial.error or "not measured"
+    )
+    rhythm = (
+        (
+            f"   rhythm {trial.rhythm.period_s:.2f} s, ±{trial.rhythm.amplitude_ratio:.1%},"
+            f" {trial.rhythm.clock}"
+        )
+        if trial.rhythm
+        else ""
+    )
     return f"{trial.verdict} {measured}, {trial.blocks} blocks, {trial.elapsed_s:.1f} s{rhythm}"
 
 
@@ -71,28 +86,64 @@ def figures(trials: Sequence[Trial], period_s: float) -> dict[str, object]:
     return {
         "trials": len(trials),
         "failed": len(trials) - len(done),
-        **{verdict: sum(trial.verdict == verdict for trial in done) for verdict in ("win", "worse", "no_gain", "undecided")},
-        "covered": sum(trial.speedup.low <= 1 <= trial.speedup.high for trial in done if trial.speedup is not None),
+        **{
+            verdict: sum(trial.verdict == verdict for trial in done)
+            for verdict in ("win", "worse", "no_gain", "undecided")
+        },
+        "covered": sum(
+            trial.speedup.low <= 1 <= trial.speedup.high
+            for trial in done
+            if trial.speedup is not None
+        ),
         "rhythm_named": len(named),
         "rhythm_near": sum(abs(rhythm.period_s / period_s - 1) < NEAR for rhythm in named),
-        "amplitude_median_ratio": statistics.median(rhythm.amplitude_ratio for rhythm in named) if named else None,
-        "estimate_mean": statistics.fmean(trial.speedup.estimate for trial in done if trial.speedup is not None) if done else None,
+        "amplitude_median_ratio": statistics.median(rhythm.amplitude_ratio for rhythm in named)
+        if named
+        else None,
+        "estimate_mean": statistics.fmean(
+            trial.speedup.estimate for trial in done if trial.speedup is not None
+        )
+        if done
+        else None,
         "elapsed_mean_s": statistics.fmean(trial.elapsed_s for trial in done) if done else None,
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--scenario", default="tiny-batch", help="with short steps, so that a trial has many blocks")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the scenario")
-    parser.add_argument("--neighbours", type=int, default=1, help="such processes; a core that stays free takes the edge off one of them")
-    parser.add_argument("--busy", type=float, default=2.0, help="seconds of each period in which the neighbour computes; 0: no neighbour")
+    parser.add_argument(
+        "--scenario", default="tiny-batch", help="with short steps, so that a trial has many blocks"
+    )
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the scenario"
+    )
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        default=1,
+        help="such processes; a core that stays free takes the edge off one of them",
+    )
+    parser.add_argument(
+        "--busy",
+        type=float,
+        default=2.0,
+        help="seconds of each period in which the neighbour computes; 0: no neighbour",
+    )
     parser.add_argument("--period", type=float, default=4.0, help="seconds")
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trial-neighbour-DATE.json")
+    parser.add_argument(
+        "--keep", action="store_true", help="write benchmarks/results/trial-neighbour-DATE.json"
+    )
     args = parser.parse_args()
-    settings = {name: CATALOGUE[name].parse(text) for name, _, text in (given.partition("=") for given in args.set)}
-    with burning(args.neighbours if args.busy else 0, NEIGHBOUR.format(period=args.period, busy=args.busy)):
+    settings = {
+        name: CATALOGUE[name].parse(text)
+        for name, _, text in (given.partition("=") for given in args.set)
+    }
+    with burning(
+        args.neighbours if args.busy else 0, NEIGHBOUR.format(period=args.period, busy=args.busy)
+    ):
         trials = asyncio.run(measure(args.scenario, args.trials, settings))
     result = figures(trials, args.period)
     print(result)
@@ -105,13 +156,29 @@ def main() -> int:
             "period_s": args.period,
             "change": NOTHING,
         }
-        kept = [{name: getattr(trial, name) for name in ("verdict", "blocks", "elapsed_s", "order_seed", "clock")} for trial in trials]
+        kept = [
+            {
+                name: getattr(trial, name)
+                for name in ("verdict", "blocks", "elapsed_s", "order_seed", "clock")
+            }
+            for trial in trials
+        ]
         for row, trial in zip(kept, trials, strict=True):
-            row["speedup"] = [trial.speedup.estimate, trial.speedup.low, trial.speedup.high] if trial.speedup else None
-            row["wall_speedup"] = (
-                [trial.wall_speedup.estimate, trial.wall_speedup.low, trial.wall_speedup.high] if trial.wall_speedup else None
+            row["speedup"] = (
+                [trial.speedup.estimate, trial.speedup.low, trial.speedup.high]
+                if trial.speedup
+                else None
             )
-            row["rhythm"] = [trial.rhythm.period_s, trial.rhythm.amplitude_ratio, trial.rhythm.clock] if trial.rhythm else None
+            row["wall_speedup"] = (
+                [trial.wall_speedup.estimate, trial.wall_speedup.low, trial.wall_speedup.high]
+                if trial.wall_speedup
+                else None
+            )
+            row["rhythm"] = (
+                [trial.rhythm.period_s, trial.rhythm.amplitude_ratio, trial.rhythm.clock]
+                if trial.rhythm
+                else None
+            )
         print(keep("trial-neighbour", {**asked, **result, "each": kept}))
     return 0
 

@@ -1,10 +1,12 @@
-"""False wins, coverage and length of trials under simulated noise, with the random order of the blocks and with the fixed order A B, B A.
+"""False wins, coverage and length of trials under simulated noise, with the random order of the
+blocks and with the fixed order A B, B A.
 
     python -m benchmarks.trial_statistics --trials 2000 --keep
 
-Order, lengths, pairs, intervals, verdicts and the rhythms that are named are those of the functions that a trial uses. Rates have a standard
-deviation of 3 % or 10 % between blocks. A rhythm has this standard deviation too, and independent noise of a fifth of it is added; its period is
-given in blocks of mean length.
+Order, lengths, pairs, intervals, verdicts and the rhythms that are named are those of the functions
+that a trial uses. Rates have a standard deviation of 3 % or 10 % between blocks. A rhythm has this
+standard deviation too, and independent noise of a fifth of it is added; its period is given in
+blocks of mean length.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ MAX_PAIRS = 20
 PERIODS = (1.5, 2.0, 3.0, 3.7, 4.0, 6.0, 8.0, 12.0)
 
 
-# --- noise ---------------------------------------------------------------------------------------------------
-# Each kind of noise is a function of a generator of random numbers and a deviation: it returns the mean log rate between two times, which are given in
-# blocks of mean length.
+# --- noise ----------------------------------------------------------------------------------------
+# Each kind of noise is a function of a generator of random numbers and a deviation: it returns the
+# mean log rate between two times, which are given in blocks of mean length.
 
 Noise = Callable[[float, float], float]
 
@@ -46,7 +48,9 @@ def white(chance: random.Random, deviation: float) -> Noise:
 def student_3(chance: random.Random, deviation: float) -> Noise:
     """Student's t with 3 degrees of freedom, whose standard deviation is the square root of 3."""
     scale = deviation / math.sqrt(3)
-    return lambda start, end: scale * chance.gauss(0, 1) / math.sqrt(chance.gammavariate(1.5, 2) / 3)
+    return lambda start, end: (
+        scale * chance.gauss(0, 1) / math.sqrt(chance.gammavariate(1.5, 2) / 3)
+    )
 
 
 def autocorrelated(chance: random.Random, deviation: float, correlation: float) -> Noise:
@@ -69,11 +73,14 @@ def drift(chance: random.Random, deviation: float) -> Noise:
 
 def outliers(chance: random.Random, deviation: float) -> Noise:
     """2 % of the blocks are three times slower."""
-    return lambda start, end: chance.gauss(0.0, deviation) - (math.log(3) if chance.random() < 0.02 else 0.0)
+    return lambda start, end: (
+        chance.gauss(0.0, deviation) - (math.log(3) if chance.random() < 0.02 else 0.0)
+    )
 
 
 def two_speeds(chance: random.Random, deviation: float) -> Noise:
-    """6 % faster or slower than the mean; the speed changes after a block with a probability of 15 %."""
+    """6 % faster or slower than the mean; the speed changes after a block with a probability of
+    15 %."""
     level = chance.choice((-2, 2)) * deviation
 
     def noise(start: float, end: float) -> float:
@@ -88,9 +95,17 @@ def sine(chance: random.Random, deviation: float, period: float) -> Noise:
     phase = chance.uniform(0, 2 * math.pi)
 
     def integral(time: float) -> float:
-        return -math.sqrt(2) * deviation * period / (2 * math.pi) * math.cos(2 * math.pi * time / period + phase)
+        return (
+            -math.sqrt(2)
+            * deviation
+            * period
+            / (2 * math.pi)
+            * math.cos(2 * math.pi * time / period + phase)
+        )
 
-    return lambda start, end: (integral(end) - integral(start)) / (end - start) + chance.gauss(0.0, deviation / 5)
+    return lambda start, end: (
+        (integral(end) - integral(start)) / (end - start) + chance.gauss(0.0, deviation / 5)
+    )
 
 
 def on_and_off(chance: random.Random, deviation: float, period: float) -> Noise:
@@ -101,7 +116,9 @@ def on_and_off(chance: random.Random, deviation: float, period: float) -> Noise:
         share = (time / period + phase) % 1.0
         return deviation * period * (abs(share - 0.5) - 0.5)
 
-    return lambda start, end: (integral(end) - integral(start)) / (end - start) + chance.gauss(0.0, deviation / 5)
+    return lambda start, end: (
+        (integral(end) - integral(start)) / (end - start) + chance.gauss(0.0, deviation / 5)
+    )
 
 
 NOISES: dict[str, Callable[[random.Random, float], Noise]] = {
@@ -113,11 +130,14 @@ NOISES: dict[str, Callable[[random.Random, float], Noise]] = {
     "2 % of blocks three times slower": outliers,
     "two speeds, switching at random": two_speeds,
     **{f"a rhythm of {period:g} blocks, sine": partial(sine, period=period) for period in PERIODS},
-    **{f"a rhythm of {period:g} blocks, on and off": partial(on_and_off, period=period) for period in PERIODS},
+    **{
+        f"a rhythm of {period:g} blocks, on and off": partial(on_and_off, period=period)
+        for period in PERIODS
+    },
 }
 
 
-# --- trials --------------------------------------------------------------------------------------------------
+# --- trials ---------------------------------------------------------------------------------------
 
 
 class Ended(NamedTuple):
@@ -141,7 +161,8 @@ def fixed_order() -> Iterator[tuple[Block, Block]]:
 
 @functools.cache
 def random_order(seed: int) -> list[tuple[Block, Block]]:
-    """The order of a trial. Every kind of noise meets the same orders, because a drawing takes longer than the rest of a simulated trial."""
+    """The order of a trial. Every kind of noise meets the same orders, because a drawing takes
+    longer than the rest of a simulated trial."""
     return list(itertools.islice(order(seed), MAX_PAIRS))
 
 
@@ -152,12 +173,16 @@ class NeighbourPairs(Pairs):
     def null_log_ratios(self) -> list[float]:
         return [
             ratio
-            for ratio, (before, first) in zip(super().null_log_ratios, itertools.pairwise(self._firsts), strict=True)
+            for ratio, (before, first) in zip(
+                super().null_log_ratios, itertools.pairwise(self._firsts), strict=True
+            )
             if before != first
         ]
 
 
-def trial(noise: str, seed: int, effect: float, fixed: bool = False, deviation: float = DEVIATIONS[0]) -> Ended:
+def trial(
+    noise: str, seed: int, effect: float, fixed: bool = False, deviation: float = DEVIATIONS[0]
+) -> Ended:
     """A simulated trial, which ends like a real trial: the verdict is asked after every pair."""
     chance = random.Random(f"{noise} {seed} {effect}")
     mean_log_rate = NOISES[noise](chance, deviation)
@@ -168,7 +193,9 @@ def trial(noise: str, seed: int, effect: float, fixed: bool = False, deviation: 
         log_rates = {}
         for block in pair:
             start, end = end, end + block.stretch / MEAN_STRETCH
-            log_rates[block.arm] = mean_log_rate(start, end) + (math.log(effect) if block.arm == CHANGED else 0.0)
+            log_rates[block.arm] = mean_log_rate(start, end) + (
+                math.log(effect) if block.arm == CHANGED else 0.0
+            )
             blocks.append(MeasuredBlock(block.arm, start, end, log_rates[block.arm]))
         pairs.add(pair[0].arm, log_rates)
         decided = verdict(pairs.log_ratios, pairs.null_log_ratios)
@@ -181,7 +208,8 @@ def trial(noise: str, seed: int, effect: float, fixed: bool = False, deviation: 
 
 
 def row(noise: str, trials: int, named: int, fixed: bool, deviation: float) -> dict[str, float]:
-    """The figures of one kind of noise: `trials` without effect, and as many with EFFECT. The first `named` of them are asked for their rhythm."""
+    """The figures of one kind of noise: `trials` without effect, and as many with EFFECT. The first
+    `named` of them are asked for their rhythm."""
     equal = [trial(noise, seed, 1.0, fixed, deviation) for seed in range(trials)]
     faster = [trial(noise, seed, EFFECT, fixed, deviation) for seed in range(trials)]
     figures = {
@@ -194,15 +222,23 @@ def row(noise: str, trials: int, named: int, fixed: bool, deviation: float) -> d
     }
     if not fixed:
         figures["named_ratio"] = statistics.fmean(ended.named for ended in equal[:named])
-        figures["named_with_effect_ratio"] = statistics.fmean(ended.named for ended in faster[:named])
+        figures["named_with_effect_ratio"] = statistics.fmean(
+            ended.named for ended in faster[:named]
+        )
     return figures
 
 
 HEAD = (
-    "| noise between blocks | false wins | false worse | coverage, no effect | coverage, effect 1.10 | effect found | pairs "
-    "| rhythm named, no effect | with effect |\n|---|---|---|---|---|---|---|---|---|"
+    "| noise between blocks | false wins | false worse | coverage, no effect | coverage, effect"
+    " 1.10 | effect found | pairs | rhythm named, no effect | with effect |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
-FORMATS = {"pairs": ".1f", "found_ratio": ".2f", "false_wins_ratio": ".4f", "false_worse_ratio": ".4f"}
+FORMATS = {
+    "pairs": ".1f",
+    "found_ratio": ".2f",
+    "false_wins_ratio": ".4f",
+    "false_worse_ratio": ".4f",
+}
 
 
 def line(noise: str, of_random: dict[str, float], fixed: dict[str, float]) -> str:
@@ -210,25 +246,45 @@ def line(noise: str, of_random: dict[str, float], fixed: dict[str, float]) -> st
     cells = []
     for name, value in of_random.items():
         form = FORMATS.get(name, ".3f")
-        cells.append(f"{value:{form}}" if name not in fixed else f"{value:{form}} ({fixed[name]:{form}})")
+        cells.append(
+            f"{value:{form}}" if name not in fixed else f"{value:{form}} ({fixed[name]:{form}})"
+        )
     return f"| {noise} | {' | '.join(cells)} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=2000, help="simulated trials of each kind, without and with the effect")
-    parser.add_argument(
-        "--named", type=int, default=500, help="so many of each kind are asked for their rhythm, which takes most of the time"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--processes", type=int, help="processes that simulate (default: one for each core)")
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/trial-statistics-DATE.json")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=2000,
+        help="simulated trials of each kind, without and with the effect",
+    )
+    parser.add_argument(
+        "--named",
+        type=int,
+        default=500,
+        help="so many of each kind are asked for their rhythm, which takes most of the time",
+    )
+    parser.add_argument(
+        "--processes", type=int, help="processes that simulate (default: one for each core)"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="write benchmarks/results/trial-statistics-DATE.json"
+    )
     args = parser.parse_args()
     rows: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     with ProcessPoolExecutor(args.processes) as pool:
         for deviation in DEVIATIONS:
             print(f"\nstandard deviation {deviation:.0%}\n\n{HEAD}")
             waiting = {
-                noise: [pool.submit(row, noise, args.trials, args.named, fixed, deviation) for fixed in (False, True)] for noise in NOISES
+                noise: [
+                    pool.submit(row, noise, args.trials, args.named, fixed, deviation)
+                    for fixed in (False, True)
+                ]
+                for noise in NOISES
             }
             of_deviation = rows[f"{deviation:g}"] = {}
             for noise, (of_random, fixed) in waiting.items():
@@ -236,7 +292,17 @@ def main() -> None:
                 of_deviation[noise] = figures
                 print(line(noise, *figures.values()), flush=True)
     if args.keep:
-        print(keep("trial-statistics", {"trials": args.trials, "named_of": args.named, "effect": EFFECT, "rows_by_deviation": rows}))
+        print(
+            keep(
+                "trial-statistics",
+                {
+                    "trials": args.trials,
+                    "named_of": args.named,
+                    "effect": EFFECT,
+                    "rows_by_deviation": rows,
+                },
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Memory and time of gradient checkpointing, measured and predicted: a table in docs/models.md.
 
-    python -m benchmarks.checkpointing [--duration 12] [--batch-tokens 2048] [--set NAME=VALUE]... [--keep]
+    python -m benchmarks.checkpointing [--duration 12] [--batch-tokens 2048] [--set NAME=VALUE]...
+        [--keep]
 
-Each step has the same number of tokens, in sequences of 256 to 2048. Memory: the bytes that a forward pass keeps for its backward pass (saved
-tensors), compared with the activation model. Time: a trial in ABBA blocks, compared with the FLOPs with and without recomputation (not causal).
+Each step has the same number of tokens, in sequences of 256 to 2048. Memory: the bytes that a
+forward pass keeps for its backward pass (saved tensors), compared with the activation model. Time:
+a trial in ABBA blocks, compared with the FLOPs with and without recomputation (not causal).
 """
 
 from __future__ import annotations
@@ -37,11 +39,16 @@ class Pair(msgspec.Struct):
     predicted: float
 
     def words(self, unit: str) -> list[str]:
-        return [quantity(self.measured, unit), quantity(self.predicted, unit), change(self.predicted / self.measured - 1)]
+        return [
+            quantity(self.measured, unit),
+            quantity(self.predicted, unit),
+            change(self.predicted / self.measured - 1),
+        ]
 
 
 class Shape(msgspec.Struct):
-    """One shape with and without checkpointing. `step_time_ratio` is with / without; its interval is `low` to `high`."""
+    """One shape with and without checkpointing. `step_time_ratio` is with / without; its interval
+    is `low` to `high`."""
 
     batch_size: int
     seq_len: int
@@ -53,7 +60,8 @@ class Shape(msgspec.Struct):
 
 
 def measure(knobs: Knobs, duration_s: float) -> Shape:
-    """A trial, then a run with checkpointing that measures its memory and models. Raises RunError."""
+    """A trial, then a run with checkpointing that measures its memory and models. Raises
+    RunError."""
     tried = session(SCENARIO, duration_s, *options("--set", knobs), *options("--try", CHANGE))
     changed = session(SCENARIO, duration_s, *options("--set", {**knobs, **CHANGE})).runs[0]
     speedup = _speedup(tried.trials)
@@ -63,7 +71,9 @@ def measure(knobs: Knobs, duration_s: float) -> Shape:
         seq_len=int(knobs["seq_len"]),
         plain=_activations(tried.runs[0]),
         checkpointed=_activations(changed),
-        step_time_ratio=Pair(1 / speedup.estimate, flops["flops.hardware_per_sample"] / flops["flops.per_sample"]),
+        step_time_ratio=Pair(
+            1 / speedup.estimate, flops["flops.hardware_per_sample"] / flops["flops.per_sample"]
+        ),
         low=1 / speedup.high,
         high=1 / speedup.low,
     )
@@ -85,7 +95,18 @@ def _activations(run: Run) -> Pair:
 
 def markdown(shapes: Sequence[Shape], knobs: Knobs) -> str:
     machine = fingerprint()
-    head = ("batch x tokens", "kept, plain", "model", "error", "kept, checkpointed", "model", "error", "saved", "step time", "by FLOPs")
+    head = (
+        "batch x tokens",
+        "kept, plain",
+        "model",
+        "error",
+        "kept, checkpointed",
+        "model",
+        "error",
+        "saved",
+        "step time",
+        "by FLOPs",
+    )
     rows = [
         [
             f"{one.batch_size} x {one.seq_len}",
@@ -97,30 +118,47 @@ def markdown(shapes: Sequence[Shape], knobs: Knobs) -> str:
         ]
         for one in shapes
     ]
-    where = f"d_model {knobs['d_model']}, n_layer {knobs['n_layer']}, {knobs['precision']}, sdpa, {machine['cpu']}, {machine['date']}"
+    where = (
+        f"d_model {knobs['d_model']}, n_layer {knobs['n_layer']}, {knobs['precision']}, sdpa,"
+        f" {machine['cpu']}, {machine['date']}"
+    )
     return f"{table(head, rows)}\n({where}; `python -m benchmarks.checkpointing`)\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--duration", type=float, default=12.0, help="seconds of a run; the trial comes on top")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--duration", type=float, default=12.0, help="seconds of a run; the trial comes on top"
+    )
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="knobs")
     parser.add_argument("--seq-lens", type=int, nargs="*", default=SEQ_LENS)
-    parser.add_argument("--keep", action="store_true", help="keep the result and put the table into docs/models.md")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the result and put the table into docs/models.md"
+    )
     args = parser.parse_args()
     scenario = find_scenario(SCENARIO)
     sets = assignments(args.knobs, scenario)
     shapes = []
     for seq_len in args.seq_lens:
-        shapes.append(measure({**sets, "seq_len": seq_len, "batch_size": max(1, args.batch_tokens // seq_len)}, args.duration))
+        shapes.append(
+            measure(
+                {**sets, "seq_len": seq_len, "batch_size": max(1, args.batch_tokens // seq_len)},
+                args.duration,
+            )
+        )
         print(shapes[-1], flush=True)
     knobs = {**scenario.knobs_for("cpu"), **sets}
     text = markdown(shapes, knobs)
     print(text)
     if args.keep:
         put("models.md", "checkpointing", text)
-        print(f"kept in {keep('checkpointing', {'knobs': knobs, 'shapes': msgspec.to_builtins(shapes)})}")
+        print(
+            "kept in "
+            f"{keep('checkpointing', {'knobs': knobs, 'shapes': msgspec.to_builtins(shapes)})}"
+        )
     return 0
 
 

@@ -1,12 +1,15 @@
-"""CPU, memory and output of gpuconsole compared with other GPU monitors: one fake driver with moving values, 1 s refresh, 120x40, in a pty.
+"""CPU, memory and output of gpuconsole compared with other GPU monitors: one fake driver with
+moving values, 1 s refresh, 120x40, in a pty.
 
-    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--settle 4] [--only NAME...] [--former CHECKOUT] [--keep]
+    python -m benchmarks.console_cost [--gpus 1 8 64] [--seconds 10] [--repeats 3] [--settle 4]
+        [--only NAME...] [--former CHECKOUT] [--keep]
     python -m benchmarks.console_cost --install FOLDER [--only NAME...]
 
-Every round runs each program once, so that drift affects all programs. Measured for each program: CPU share of one core (all its processes), bytes per second
-to the terminal, seconds to the first frame with a GPU, memory, driver calls per second, seconds to quit on `q` (gpustat: Ctrl-C). gpuconsole only
-watches; its spare worker for a first run is reported separately. The time of the fake driver counts for the program that calls it. Programs
-that are not installed are left out.
+Every round runs each program once, so that drift affects all programs. Measured for each program:
+CPU share of one core (all its processes), bytes per second to the terminal, seconds to the first
+frame with a GPU, memory, driver calls per second, seconds to quit on `q` (gpustat: Ctrl-C).
+gpuconsole only watches; its spare worker for a first run is reported separately. The time of the
+fake driver counts for the program that calls it. Programs that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -51,13 +54,20 @@ def install(folder: Path, names: Sequence[str]) -> None:
 def jobs(names: Sequence[str], folder: Path, driver: Path, former: Path | None) -> list[Job]:
     """The programs to measure. Prints the programs that are missing."""
     checkouts = {OWN: Path.cwd(), FORMER: former}
-    found = [Job(name, own_command(), checkout=checkout) for name, checkout in checkouts.items() if name in names and checkout]
+    found = [
+        Job(name, own_command(), checkout=checkout)
+        for name, checkout in checkouts.items()
+        if name in names and checkout
+    ]
     for peer in PEERS:
         command = peer.command(folder, driver) if peer.name in names else None
         if command is not None:
             found.append(Job(peer.name, command, peer.shows, peer.quits_on))
         elif peer.name in names:
-            print(f"{peer.name} is missing: python -m benchmarks.console_cost --install {folder} --only {peer.name}, or {peer.how}")
+            print(
+                f"{peer.name} is missing: python -m benchmarks.console_cost --install {folder}"
+                f" --only {peer.name}, or {peer.how}"
+            )
     return found
 
 
@@ -69,37 +79,82 @@ def spread(rows: Sequence[Row], column: str, form: str) -> str:
     return f"{shown[0]} [{shown[1]} {shown[2]}]"
 
 
-def print_table(gpus: int, results: dict[tuple[str, int], list[Row]], died: dict[tuple[str, int], str]) -> None:
+def print_table(
+    gpus: int, results: dict[tuple[str, int], list[Row]], died: dict[tuple[str, int], str]
+) -> None:
     print(f"\n{gpus} GPU{'s' * (gpus > 1)}: median [least most]")
     print(f"{'':<16}" + "".join(f"{title:>21}" for _, title, _ in COLUMNS))
     for name in NAMES:
         rows = results.get((name, gpus), [])
         if rows:
-            print(f"{name:<16}" + "".join(f"{spread(rows, column, form):>21}" for column, _, form in COLUMNS))
+            print(
+                f"{name:<16}"
+                + "".join(f"{spread(rows, column, form):>21}" for column, _, form in COLUMNS)
+            )
         if (name, gpus) in died:
             print(f"{name:<16}  {died[name, gpus]}")
         if name in (OWN, FORMER) and rows:
             for part in PARTS:
                 label = f"  {part}" if part != "worker" else "  idle worker *"
-                cells = {"cpu_percent": (f"{part}_cpu_percent", "{:.2f}"), "tree_rss_mb": (f"{part}_rss_mb", "{:.0f}")}
-                print(f"{label:<16}" + "".join(f"{spread(rows, *cells[c]) if c in cells else '':>21}" for c, _, _ in COLUMNS))
+                cells = {
+                    "cpu_percent": (f"{part}_cpu_percent", "{:.2f}"),
+                    "tree_rss_mb": (f"{part}_rss_mb", "{:.0f}"),
+                }
+                print(
+                    f"{label:<16}"
+                    + "".join(
+                        f"{spread(rows, *cells[c]) if c in cells else '':>21}"
+                        for c, _, _ in COLUMNS
+                    )
+                )
     if results.get((OWN, gpus)):
         print("* kept ready with torch loaded, no workload runs: not in gpuconsole's line")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--settle", type=float, default=SETTLE_S, metavar="SECONDS", help="wait before the measurement; with 120 the histories are full"
+        "--settle",
+        type=float,
+        default=SETTLE_S,
+        metavar="SECONDS",
+        help="wait before the measurement; with 120 the histories are full",
     )
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
-    parser.add_argument("--peers", type=Path, default=PEERS_FOLDER, metavar="FOLDER", help=f"where peers are installed ({PEERS_FOLDER})")
-    parser.add_argument("--former", type=Path, metavar="FOLDER", help="a checkout of an earlier gpuconsole, measured as `former`")
-    parser.add_argument("--install", type=Path, metavar="FOLDER", help="install the peers there and end")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="write the last screen of each program there")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=NAMES,
+        default=NAMES,
+        metavar="NAME",
+        help=f"of {', '.join(NAMES)}",
+    )
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=PEERS_FOLDER,
+        metavar="FOLDER",
+        help=f"where peers are installed ({PEERS_FOLDER})",
+    )
+    parser.add_argument(
+        "--former",
+        type=Path,
+        metavar="FOLDER",
+        help="a checkout of an earlier gpuconsole, measured as `former`",
+    )
+    parser.add_argument(
+        "--install", type=Path, metavar="FOLDER", help="install the peers there and end"
+    )
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        metavar="FOLDER",
+        help="write the last screen of each program there",
+    )
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
     if args.install is not None:
@@ -112,29 +167,54 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         driver = build_driver(folder / "driver")
-        found = jobs(args.only, args.peers.absolute(), driver, args.former and args.former.absolute())
+        found = jobs(
+            args.only, args.peers.absolute(), driver, args.former and args.former.absolute()
+        )
         for turn in range(args.repeats):
             for gpus in args.gpus:
                 with FakeBox(folder / f"box-{gpus}-{turn}", driver, gpus) as box:
                     for job in found[turn % len(found) :] + found[: turn % len(found)]:
-                        picture = args.pictures / f"{job.name}-{gpus}.txt" if args.pictures else None
+                        picture = (
+                            args.pictures / f"{job.name}-{gpus}.txt" if args.pictures else None
+                        )
                         try:
-                            row = measure(job, box, folder / f"{job.name}-{gpus}-{turn}", args.seconds, args.settle, picture)
+                            row = measure(
+                                job,
+                                box,
+                                folder / f"{job.name}-{gpus}-{turn}",
+                                args.seconds,
+                                args.settle,
+                                picture,
+                            )
                         except Died as why:
                             died[job.name, gpus] = str(why)
                         else:
                             results.setdefault((job.name, gpus), []).append(row)
-                            print(f"round {turn + 1}, {gpus} GPUs, {job.name}: {row['cpu_percent']:.1f} %", file=sys.stderr, flush=True)
+                            print(
+                                (
+                                    f"round {turn + 1}, {gpus} GPUs, {job.name}:"
+                                    f" {row['cpu_percent']:.1f} %"
+                                ),
+                                file=sys.stderr,
+                                flush=True,
+                            )
     for gpus in args.gpus:
         print_table(gpus, results, died)
     verdicts = judge(results)
     print("\nTargets", *verdicts, sep="\n")
     if args.keep:
-        runs = [{"program": name, "gpus": gpus, "runs": rows} for (name, gpus), rows in results.items()]
+        runs = [
+            {"program": name, "gpus": gpus, "runs": rows} for (name, gpus), rows in results.items()
+        ]
         ends = [{"program": name, "gpus": gpus, "why": why} for (name, gpus), why in died.items()]
-        print(
-            f"kept in {keep('console-cost', {'seconds': args.seconds, 'settled_s': args.settle, 'programs': runs, 'died': ends, 'targets': verdicts})}"
-        )
+        cost = {
+            "seconds": args.seconds,
+            "settled_s": args.settle,
+            "programs": runs,
+            "died": ends,
+            "targets": verdicts,
+        }
+        print(f"kept in {keep('console-cost', cost)}")
     return 0
 
 

@@ -1,12 +1,15 @@
 """The console with its own terminal driver compared with the same console with Textual's driver.
 
-    python -m benchmarks.console_cost.drivers [--gpus 1 8 64] [--rounds 6] [--seconds 20] [--presses 10] [--line-kb-s 20] [--keep]
+    python -m benchmarks.console_cost.drivers [--gpus 1 8 64] [--rounds 6] [--seconds 20]
+        [--presses 10] [--line-kb-s 20] [--keep]
 
-Every round starts the console once with each driver under each condition, in turn, so that drift affects both. The conditions: each number of
-GPUs at 1 Hz and 8 GPUs at 10 Hz on a line that is never full, and 8 GPUs at 10 Hz on a line of --line-kb-s. All at 120x40 in a pty, over the
-fake driver with moving values. Measured: bytes per second to the terminal and CPU share of the console process while nobody types, and the time
-from `?` to the help screen.
-A figure is a median with its 95 % bootstrap interval. A ratio is Textual's figure over ours, taken within each round.
+Every round starts the console once with each driver under each condition, in turn, so that drift
+affects both. The conditions: each number of GPUs at 1 Hz and 8 GPUs at 10 Hz on a line that is
+never full, and 8 GPUs at 10 Hz on a line of --line-kb-s. All at 120x40 in a pty, over the fake
+driver with moving values. Measured: bytes per second to the terminal and CPU share of the console
+process while nobody types, and the time from `?` to the help screen.
+A figure is a median with its 95 % bootstrap interval. A ratio is Textual's figure over ours, taken
+within each round.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Session:
-    """One start of the console. The figures are those of `FIGURES`; of the keys, the medians over the presses."""
+    """One start of the console. The figures are those of `FIGURES`; of the keys, the medians over
+    the presses."""
 
     condition: str
     driver: str
@@ -52,19 +56,34 @@ class Session:
     unanswered: int
 
 
-def conditions(gpus: Sequence[int], line_kb_s: float, environment: Mapping[str, str]) -> list[Condition]:
+def conditions(
+    gpus: Sequence[int], line_kb_s: float, environment: Mapping[str, str]
+) -> list[Condition]:
     def slow() -> SlowLine:
         return SlowLine(line_kb_s * 1000)
 
     busy = f"{BUSY_GPUS} GPUs, {1 / BUSY_INTERVAL_S:g} Hz"
     return [
-        *(Condition(f"{count} GPU{'s' * (count > 1)}, 1 Hz", count, 1.0, environment=environment) for count in gpus),
+        *(
+            Condition(f"{count} GPU{'s' * (count > 1)}, 1 Hz", count, 1.0, environment=environment)
+            for count in gpus
+        ),
         Condition(busy, BUSY_GPUS, BUSY_INTERVAL_S, environment=environment),
-        Condition(f"{busy}, {line_kb_s:g} KB/s", BUSY_GPUS, BUSY_INTERVAL_S, slow, environment=environment),
+        Condition(
+            f"{busy}, {line_kb_s:g} KB/s", BUSY_GPUS, BUSY_INTERVAL_S, slow, environment=environment
+        ),
     ]
 
 
-def measure(condition: Condition, name: str, turn: int, folder: Path, fake_driver: Path, seconds: float, presses: int) -> Session:
+def measure(
+    condition: Condition,
+    name: str,
+    turn: int,
+    folder: Path,
+    fake_driver: Path,
+    seconds: float,
+    presses: int,
+) -> Session:
     """One session with the terminal driver `name`."""
     latencies = Latencies()
     with main_screen(condition, folder, fake_driver) as (program, box):
@@ -79,8 +98,11 @@ def measure(condition: Condition, name: str, turn: int, folder: Path, fake_drive
     return Session(condition.name, name, turn, figures, latencies.unanswered)
 
 
-def summarized(sessions: Sequence[Session], condition: str, figure: str) -> dict[str, tuple[float, float, float]]:
-    """Median, low end and high end of `figure` for each driver, then for the ratio. Empty if no round has both drivers."""
+def summarized(
+    sessions: Sequence[Session], condition: str, figure: str
+) -> dict[str, tuple[float, float, float]]:
+    """Median, low end and high end of `figure` for each driver, then for the ratio. Empty if no
+    round has both drivers."""
     by_turn: dict[int, dict[str, float]] = {}
     for session in sessions:
         if session.condition == condition and figure in session.figures:
@@ -97,11 +119,16 @@ def summarized(sessions: Sequence[Session], condition: str, figure: str) -> dict
 
 def table(sessions: Sequence[Session]) -> list[str]:
     """A Markdown table, as in results/README.md."""
-    lines = ["| condition | figure | Textual's driver | gpuconsole's driver | ratio |", "|---|---|---|---|---|"]
+    lines = [
+        "| condition | figure | Textual's driver | gpuconsole's driver | ratio |",
+        "|---|---|---|---|---|",
+    ]
     for condition in dict.fromkeys(session.condition for session in sessions):
         for figure, title, form in FIGURES:
             if summary := summarized(sessions, condition, figure):
-                cells = [_shown(summary[name], form) for name in (TEXTUAL, OWN)] + [_shown(summary["ratio"], "{:.2f}")]
+                cells = [_shown(summary[name], form) for name in (TEXTUAL, OWN)] + [
+                    _shown(summary["ratio"], "{:.2f}")
+                ]
                 lines.append(f"| {condition} | {title} | {' | '.join(cells)} |")
     return lines
 
@@ -112,10 +139,14 @@ def _shown(summary: tuple[float, float, float], form: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=20.0, help="without keys, for bytes and CPU")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="without keys, for bytes and CPU"
+    )
     parser.add_argument("--presses", type=int, default=10, help="of ? in each session")
     parser.add_argument("--line-kb-s", type=float, default=20.0)
     parser.add_argument("--keep", action="store_true")
@@ -126,22 +157,44 @@ def main() -> int:
         fake_driver = build_driver(folder / "driver")
         for turn in range(args.rounds):
             order = (OWN, TEXTUAL) if turn % 2 == 0 else (TEXTUAL, OWN)
-            by_driver = [conditions(args.gpus, args.line_kb_s, ENVIRONMENTS[driver]) for driver in order]
+            by_driver = [
+                conditions(args.gpus, args.line_kb_s, ENVIRONMENTS[driver]) for driver in order
+            ]
             for number, same_condition in enumerate(zip(*by_driver, strict=True)):
                 for driver, condition in zip(order, same_condition, strict=True):
                     at = folder / f"{turn}-{number}-{driver}"
-                    session = measure(condition, driver, turn, at, fake_driver, args.seconds, args.presses)
+                    session = measure(
+                        condition, driver, turn, at, fake_driver, args.seconds, args.presses
+                    )
                     sessions.append(session)
-                    figures = ", ".join(f"{title} {form.format(session.figures.get(key, float('nan')))}" for key, title, form in FIGURES)
-                    print(f"round {turn + 1}, {condition.name}, {driver}: {figures}", file=sys.stderr, flush=True)
+                    figures = ", ".join(
+                        f"{title} {form.format(session.figures.get(key, float('nan')))}"
+                        for key, title, form in FIGURES
+                    )
+                    print(
+                        f"round {turn + 1}, {condition.name}, {driver}: {figures}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     print(*table(sessions), sep="\n")
-    unanswered = {driver: sum(session.unanswered for session in sessions if session.driver == driver) for driver in ENVIRONMENTS}
+    unanswered = {
+        driver: sum(session.unanswered for session in sessions if session.driver == driver)
+        for driver in ENVIRONMENTS
+    }
     print(f"keys without an answer: {unanswered}; load at the end: {os.getloadavg()[0]:.1f}")
     if args.keep:
         rows = [
-            {"condition": s.condition, "driver": s.driver, "round": s.turn + 1, **s.figures, "unanswered": s.unanswered} for s in sessions
+            {
+                "condition": s.condition,
+                "driver": s.driver,
+                "round": s.turn + 1,
+                **s.figures,
+                "unanswered": s.unanswered,
+            }
+            for s in sessions
         ]
-        print(f"kept in {keep('console-drivers', {'seconds': args.seconds, 'presses': args.presses, 'sessions': rows})}")
+        cost = {"seconds": args.seconds, "presses": args.presses, "sessions": rows}
+        print(f"kept in {keep('console-drivers', cost)}")
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Installs the other monitors into a folder: Python programs into a virtual environment each, nvtop and btop from Debian's packages.
+"""Installs the other monitors into a folder: Python programs into a virtual environment each, nvtop
+and btop from Debian's packages.
 
-The nvtop and btop of an older Debian are too old. Therefore the packages of Debian unstable are unpacked with their libraries and started
-through their own loader. Nothing on the system changes.
+The nvtop and btop of an older Debian are too old. Therefore the packages of Debian unstable are
+unpacked with their libraries and started through their own loader. Nothing on the system changes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,24 @@ import venv
 from pathlib import Path
 
 DEBIAN = "debian"
-_LIBRARIES = ("libc6", "libstdc++6", "libgcc-s1", "libncursesw6", "libtinfo6", "libsystemd0", "libcap2")
+_LIBRARIES = (
+    "libc6",
+    "libstdc++6",
+    "libgcc-s1",
+    "libncursesw6",
+    "libtinfo6",
+    "libsystemd0",
+    "libcap2",
+)
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _SOURCE = f"deb [signed-by={_KEYRING}] http://deb.debian.org/debian sid main\n"
 
 
 def install_python(folder: Path, name: str, package: str) -> None:
     venv.create(folder / name, with_pip=True, clear=True)
-    subprocess.run([folder / name / "bin" / "python", "-m", "pip", "install", "--quiet", package], check=True)
+    subprocess.run(
+        [folder / name / "bin" / "python", "-m", "pip", "install", "--quiet", package], check=True
+    )
 
 
 def install_debian(folder: Path, packages: list[str]) -> None:
@@ -35,7 +46,11 @@ def install_debian(folder: Path, packages: list[str]) -> None:
         "-o", f"Dir::Cache={state / 'cache'}",
     ]  # fmt: skip
     subprocess.run(["apt-get", *options, "-q", "update"], check=True)
-    subprocess.run(["apt-get", *options, "-q", "download", *packages, *_LIBRARIES], check=True, cwd=state / "debs")
+    subprocess.run(
+        ["apt-get", *options, "-q", "download", *packages, *_LIBRARIES],
+        check=True,
+        cwd=state / "debs",
+    )
     for package in sorted((state / "debs").glob("*.deb")):
         subprocess.run(["dpkg-deb", "-x", package, root], check=True)
 
@@ -44,4 +59,9 @@ def debian_command(folder: Path, program: str, driver: Path) -> list[str]:
     """The command that starts a program of `install_debian` with the NVML library in `driver`."""
     libraries = next((folder / DEBIAN / "usr/lib").glob("*-linux-gnu"))
     loader = next(libraries.glob("ld-linux-*"))
-    return [str(loader), "--library-path", f"{driver}:{libraries}", str(folder / DEBIAN / "usr/bin" / program)]
+    return [
+        str(loader),
+        "--library-path",
+        f"{driver}:{libraries}",
+        str(folder / DEBIAN / "usr/bin" / program),
+    ]

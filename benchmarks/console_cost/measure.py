@@ -26,7 +26,8 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start. Its screen contains `shows` as soon as it shows a GPU. `checkout`: that of a gpuconsole; None: another program."""
+    """A program to start. Its screen contains `shows` as soon as it shows a GPU. `checkout`: that
+    of a gpuconsole; None: another program."""
 
     name: str
     command: list[str]
@@ -35,8 +36,16 @@ class Job:
     checkout: Path | None = None
 
 
-def measure(job: Job, box: FakeBox, folder: Path, seconds: float, settle_s: float = SETTLE_S, picture: Path | None = None) -> Row:
-    """Start `job` on `box`, and watch it for `seconds` from `settle_s` after its first frame on. Raises Died."""
+def measure(
+    job: Job,
+    box: FakeBox,
+    folder: Path,
+    seconds: float,
+    settle_s: float = SETTLE_S,
+    picture: Path | None = None,
+) -> Row:
+    """Start `job` on `box`, and watch it for `seconds` from `settle_s` after its first frame on.
+    Raises Died."""
     folder.mkdir(parents=True)
     write_settings(folder)
     others = {**box.environment(), **clean_environment(folder)}
@@ -61,9 +70,15 @@ def measure(job: Job, box: FakeBox, folder: Path, seconds: float, settle_s: floa
 
 
 def window(program: Program, box: FakeBox, seconds: float) -> Row:
-    """Resources that the program uses in `seconds`. gpuconsole's spare worker runs no workload yet; it is reported separately and not counted."""
+    """Resources that the program uses in `seconds`. gpuconsole's spare worker runs no workload yet;
+    it is reported separately and not counted."""
     parts = _parts(program.process.pid)
-    cpu, calls, sent, begun = {name: cpu_s(processes) for name, processes in parts.items()}, box.calls(), program.bytes, time.monotonic()
+    cpu, calls, sent, begun = (
+        {name: cpu_s(processes) for name, processes in parts.items()},
+        box.calls(),
+        program.bytes,
+        time.monotonic(),
+    )
     program.read_for(seconds)
     span = time.monotonic() - begun
     after = _parts(program.process.pid)
@@ -86,4 +101,7 @@ def _parts(pid: int) -> dict[str, list[psutil.Process]]:
 def _last_words(program: Program) -> str:
     code = program.process.poll()
     lines = [line.strip() for line in program.picture().splitlines() if line.strip()]
-    return f"{'shows no GPU' if code is None else f'ended with code {code}'}: {lines[-1][:80] if lines else 'no output'}"
+    return (
+        f"{'shows no GPU' if code is None else f'ended with code {code}'}:"
+        f" {lines[-1][:80] if lines else 'no output'}"
+    )

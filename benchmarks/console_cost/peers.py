@@ -14,7 +14,8 @@ OWN, FORMER = "gpuconsole", "former"
 
 @dataclass(frozen=True)
 class Peer:
-    """`shows`: text on its screen as soon as it shows a GPU. `package`: the name for pip or apt-get."""
+    """`shows`: text on its screen as soon as it shows a GPU. `package`: the name for pip or
+    apt-get."""
 
     name: str
     package: str
@@ -30,10 +31,15 @@ class Peer:
     @property
     def how(self) -> str:
         """The command that installs the program."""
-        return f"pip install {self.package}" if self.by_pip else f"apt-get install {self.package}  (Debian 13 or newer)"
+        return (
+            f"pip install {self.package}"
+            if self.by_pip
+            else f"apt-get install {self.package}  (Debian 13 or newer)"
+        )
 
     def command(self, folder: Path, driver: Path) -> list[str] | None:
-        """The command that starts the program: from `folder` if it is there, else from PATH; None if it is not installed."""
+        """The command that starts the program: from `folder` if it is there, else from PATH; None
+        if it is not installed."""
         program = self.program or self.name
         if self.by_pip:
             own = folder / self.name / "bin" / program
@@ -57,7 +63,12 @@ PEERS = (
     Peer("dltop", "dltop==0.2.2", ("-i", "1")),
     Peer("nvsonar", "nvsonar==2.4.0"),
     Peer("vllmstat", "vllmstat==0.9.1", ("-i", "1")),
-    Peer("torchwatch-tui", "torchwatch-tui==0.1.1", ("--demo", "--poll", "1000"), program="torchwatch"),
+    Peer(
+        "torchwatch-tui",
+        "torchwatch-tui==0.1.1",
+        ("--demo", "--poll", "1000"),
+        program="torchwatch",
+    ),
 )
 NAMES = (OWN, FORMER, *(peer.name for peer in PEERS))
 

@@ -1,1 +1,2 @@
-"""The labelled benchmark of the diagnosis: real workloads with one known cause each, healthy workloads and decoys."""
+"""The labelled benchmark of the diagnosis: real workloads with one known cause each, healthy
+workloads and decoys."""

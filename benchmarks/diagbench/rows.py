@@ -45,8 +45,8 @@ class Row(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     fix: tuple[str, ...] = ()
     offer: bool = False
     fired: tuple[str, ...] = ()
-    """Rules that fired when the diagnosis stood, best first, without notes and without what says that all is well; of an offer's case with those
-    notes that promise something."""
+    """Rules that fired when the diagnosis stood, best first, without notes and without what says
+    that all is well; of an offer's case with those notes that promise something."""
     notes: tuple[str, ...] = ()
     offers: tuple[str, ...] = ()
     """Notes whose suggestion promises 5 % or more."""
@@ -85,7 +85,8 @@ def relative_error(realised: Realised) -> float | None:
 
 
 def untold(one: Realised) -> bool:
-    """Whether the trial has no usable result: undecided, with interval ends further apart than UNTOLD."""
+    """Whether the trial has no usable result: undecided, with interval ends further apart than
+    UNTOLD."""
     assert one.speedup is not None
     return one.verdict == "undecided" and one.speedup.high / one.speedup.low > UNTOLD
 
@@ -97,17 +98,22 @@ def covered(one: Realised) -> bool:
 
 
 def meets(one: Realised) -> bool:
-    """Whether the predicted and the measured interval overlap: the measured value is uncertain, too."""
+    """Whether the predicted and the measured interval overlap: the measured value is uncertain,
+    too."""
     assert one.predicted is not None and one.speedup is not None
     return one.predicted.low <= one.speedup.high and one.speedup.low <= one.predicted.high
 
 
 def best(row: Row) -> Realised | None:
-    """The knob with the largest gain in the oracle: a certain gain of at least 5 %. The longer trial of the first suggestion gives that change's own gain."""
+    """The knob with the largest gain in the oracle: a certain gain of at least 5 %. The longer
+    trial of the first suggestion gives that change's own gain."""
     others = [one for one in row.oracle if row.top is None or one.changes != row.top.changes]
     sure = [
         one
         for one in (*others, *([row.top] if row.top else []))
-        if one.speedup and one.speedup.low > 1 and one.speedup.estimate >= WORTH and (UNDOES - set(row.fix)).isdisjoint(one.changes)
+        if one.speedup
+        and one.speedup.low > 1
+        and one.speedup.estimate >= WORTH
+        and (UNDOES - set(row.fix)).isdisjoint(one.changes)
     ]
     return max(sure, key=lambda one: one.speedup.estimate if one.speedup else 0.0, default=None)

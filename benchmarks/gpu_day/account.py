@@ -1,7 +1,9 @@
-"""The same steps by the step breakdown and by torch.profiler: `python -m benchmarks.gpu_day.account`. Prints both as JSON.
+"""The same steps by the step breakdown and by torch.profiler:
+`python -m benchmarks.gpu_day.account`. Prints both as JSON.
 
-A GPT-like model is trained. The account reads CUDA events at the ends of the phases. The profiler's trace holds each kernel with the time of its
-launch; a kernel belongs to the phase in which it was launched, and a phase lasts from the end of the kernels before to the end of its own kernels.
+A GPT-like model is trained. The account reads CUDA events at the ends of the phases. The profiler's
+trace holds each kernel with the time of its launch; a kernel belongs to the phase in which it was
+launched, and a phase lasts from the end of the kernels before to the end of its own kernels.
 """
 
 from __future__ import annotations
@@ -29,19 +31,31 @@ def shares(output: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def of_trace(events: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each phase on the stream, over all steps of a Chrome trace. Empty without kernels."""
+    """Seconds of each phase on the stream, over all steps of a Chrome trace. Empty without
+    kernels."""
     events = list(events)
     ranges = sorted(
-        (one["ts"], one["ts"] + one["dur"], one["name"]) for one in events if one.get("cat") == "user_annotation" and one["name"] in PHASES
+        (one["ts"], one["ts"] + one["dur"], one["name"])
+        for one in events
+        if one.get("cat") == "user_annotation" and one["name"] in PHASES
     )
     launched = {
-        one["args"]["correlation"]: one["ts"] for one in events if one.get("cat") in LAUNCHES and "correlation" in one.get("args", {})
+        one["args"]["correlation"]: one["ts"]
+        for one in events
+        if one.get("cat") in LAUNCHES and "correlation" in one.get("args", {})
     }
-    work = sorted((one["ts"], one["ts"] + one["dur"], launched.get(one["args"]["correlation"])) for one in events if one.get("cat") in WORK)
+    work = sorted(
+        (one["ts"], one["ts"] + one["dur"], launched.get(one["args"]["correlation"]))
+        for one in events
+        if one.get("cat") in WORK
+    )
     # the end of the last kernel that each range launched
     ends: dict[int, float] = {}
     for _, end, at in work:
-        number = next((n for n, (low, high, _) in enumerate(ranges) if at is not None and low <= at <= high), None)
+        number = next(
+            (n for n, (low, high, _) in enumerate(ranges) if at is not None and low <= at <= high),
+            None,
+        )
         if number is not None:
             ends[number] = max(end, ends.get(number, 0.0))
     found: dict[str, float] = {}
@@ -87,7 +101,8 @@ def main() -> int:
         step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for number in range(STEPS):  # the stream is empty when the first step begins: neither side counts it
+        # the stream is empty when the first step begins: neither side counts it
+        for number in range(STEPS):
             if number == 1:
                 account.finish()
                 account.take()
@@ -96,7 +111,9 @@ def main() -> int:
     account.finish()
     by_account: dict[str, float] = {}
     for marked in account.take():
-        for phase, (begun, end) in zip(marked.ended, itertools.pairwise((marked.start, *marked.times)), strict=True):
+        for phase, (begun, end) in zip(
+            marked.ended, itertools.pairwise((marked.start, *marked.times)), strict=True
+        ):
             name = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}.get(phase)
             if name is not None:
                 by_account[name] = by_account.get(name, 0.0) + end - begun

@@ -1,11 +1,13 @@
-"""A check of the GPU day: one function with the decorator `check`, in any file of the folder `checks`. It runs in a process of its own.
+"""A check of the GPU day: one function with the decorator `check`, in any file of the folder
+`checks`. It runs in a process of its own.
 
     @check(value=90, seconds=30)
     def copies_are_fast(day: Day) -> None:
         \"\"\"A copy within the memory reaches 80 % of the datasheet's bandwidth.\"\"\"
         day.expect("share of the peak", measure(), low=0.8)
 
-The check has failed where a figure is outside of its bounds, or where the function raises. `NotHereError` says that this machine cannot answer.
+The check has failed where a figure is outside of its bounds, or where the function raises.
+`NotHereError` says that this machine cannot answer.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Figure:
 
 @dataclass
 class Result:
-    """What became of a check. `seconds`: its duration. `attempts`: how often it was started. `data`: more than a page can show."""
+    """What became of a check. `seconds`: its duration. `attempts`: how often it was started.
+    `data`: more than a page can show."""
 
     state: str
     reason: str = ""
@@ -73,10 +76,27 @@ class Day:
         """Keep a figure that has no bound."""
         self.figures.append(Figure(name, value, unit))
 
-    def expect(self, name: str, value: float | None, unit: str = "", *, low: float | None = None, high: float | None = None) -> None:
+    def expect(
+        self,
+        name: str,
+        value: float | None,
+        unit: str = "",
+        *,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
         """Keep a figure with its bounds. A missing value (None, NaN) fails."""
-        holds = value is not None and not math.isnan(value) and (low is None or value >= low) and (high is None or value <= high)
-        self.figures.append(Figure(name, "n/a" if value is None or math.isnan(value) else value, unit, low, high, holds))
+        holds = (
+            value is not None
+            and not math.isnan(value)
+            and (low is None or value >= low)
+            and (high is None or value <= high)
+        )
+        self.figures.append(
+            Figure(
+                name, "n/a" if value is None or math.isnan(value) else value, unit, low, high, holds
+            )
+        )
 
     def require(self, name: str, truth: bool, shown: str) -> None:
         """Keep a statement that must be true; `shown` is what was found."""
@@ -85,8 +105,9 @@ class Day:
 
 @dataclass(frozen=True)
 class Check:
-    """`value`: the more, the sooner. `seconds`: the expected duration; a check that does not fit into the rest of the time is left out.
-    `limit_s`: a check that takes longer hangs. `by_hand`: what a person must do in its place; empty for a check that runs by itself."""
+    """`value`: the more, the sooner. `seconds`: the expected duration; a check that does not fit
+    into the rest of the time is left out. `limit_s`: a check that takes longer hangs. `by_hand`:
+    what a person must do in its place; empty for a check that runs by itself."""
 
     name: str
     title: str
@@ -100,7 +121,14 @@ class Check:
 _found: dict[str, Check] = {}
 
 
-def add(name: str, title: str, value: float, seconds: float, run: Callable[[Day], None], limit_s: float | None = None) -> None:
+def add(
+    name: str,
+    title: str,
+    value: float,
+    seconds: float,
+    run: Callable[[Day], None],
+    limit_s: float | None = None,
+) -> None:
     """Register a check that is made of a function and arguments, such as one scenario of many."""
     _found[name] = Check(name, title, value, seconds, run, limit_s or 3 * seconds + 30)
 
@@ -114,11 +142,13 @@ def add_by_hand(name: str, title: str, needs: str) -> None:
     _found[name] = Check(name, title, 0, 0, run, 0, needs)
 
 
-def check(value: float, seconds: float, limit_s: float | None = None) -> Callable[[Callable[[Day], None]], Callable[[Day], None]]:
+def check(
+    value: float, seconds: float, limit_s: float | None = None
+) -> Callable[[Callable[[Day], None]], Callable[[Day], None]]:
     """Register the function under its name, with the first line of its docstring as the title."""
 
     def register(function: Callable[[Day], None]) -> Callable[[Day], None]:
-        title = (function.__doc__ or function.__name__).strip().splitlines()[0]
+        title = " ".join((function.__doc__ or function.__name__).partition("\n\n")[0].split())
         add(function.__name__, title, value, seconds, function, limit_s)
         return function
 

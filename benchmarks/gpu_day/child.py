@@ -1,4 +1,5 @@
-"""Runs one check and writes its result: `python -m benchmarks.gpu_day.child PACKAGE NAME RESULT FOLDER [--simulated]`. It ends with its parent."""
+"""Runs one check and writes its result: `python -m benchmarks.gpu_day.child PACKAGE NAME RESULT
+FOLDER [--simulated]`. It ends with its parent."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ def main() -> None:
         state, reason = FAILED, f"{type(error).__name__}: {lines[-1] if lines else ''}"
     if state == PASSED and not all(figure.holds for figure in day.figures):
         state = FAILED
-    found = {"state": state, "reason": reason, "figures": [asdict(one) for one in day.figures], "data": day.data}
+    found = {
+        "state": state,
+        "reason": reason,
+        "figures": [asdict(one) for one in day.figures],
+        "data": day.data,
+    }
     partial = args.result.with_suffix(".partial")
     partial.write_text(json.dumps(found))
     partial.rename(args.result)
@@ -47,7 +53,8 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed runner cannot end the programs that this check has started. They are in this process group."""
+    """A killed runner cannot end the programs that this check has started. They are in this process
+    group."""
 
     def end(number: int, frame: object) -> None:
         os.killpg(0, signal.SIGKILL)

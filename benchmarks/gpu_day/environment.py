@@ -1,10 +1,14 @@
-"""Makes the virtual environment of session.sh: `python3 environment.py VENV [WHEELS]`. Uses the standard library only.
+"""Makes the virtual environment of session.sh: `python3 environment.py VENV [WHEELS]`. Uses the
+standard library only.
 
-The environment has the packages of the Python that runs this file, and in addition what gpuconsole needs and that Python lacks. A virtual environment
-made from a virtual environment sees only the packages of the base Python, even with --system-site-packages (PEP 405: `home` is the base). So a
-file that ends in `.pth` names the folders of the Python that runs this file; files in `.pth` of these folders count, too.
+The environment has the packages of the Python that runs this file, and in addition what gpuconsole
+needs and that Python lacks. A virtual environment made from a virtual environment sees only the
+packages of the base Python, even with --system-site-packages (PEP 405: `home` is the base). So a
+file that ends in `.pth` names the folders of the Python that runs this file; files in `.pth` of
+these folders count, too.
 
-`environment.py --missing` prints the requirements that the Python that runs it lacks. Exit code 2 with one line where something is missing.
+`environment.py --missing` prints the requirements that the Python that runs it lacks. Exit code 2
+with one line where something is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ def main() -> int:
         return 0
     venv, wheels = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     if importlib.util.find_spec("torch") is None:
-        print(f"session.sh: {sys.executable} has no torch: put a python3 with torch first on PATH", file=sys.stderr)
+        print(
+            f"session.sh: {sys.executable} has no torch: put a python3 with torch first on PATH",
+            file=sys.stderr,
+        )
         return 2
     python = venv / "bin" / "python"
     has_pip = importlib.util.find_spec("pip") is not None
@@ -42,13 +49,20 @@ def main() -> int:
         _add_own_packages(venv)
     asked = subprocess.run([str(python), __file__, ASK], capture_output=True, text=True, check=True)
     if missing := asked.stdout.split():
-        pip = [sys.executable, "-m", "pip", "--python", str(python)] if has_pip else [str(python), "-m", "pip"]
+        pip = (
+            [sys.executable, "-m", "pip", "--python", str(python)]
+            if has_pip
+            else [str(python), "-m", "pip"]
+        )
         source = ["--no-index", "--find-links", wheels] if wheels else []
         # gpuconsole itself is the checkout's
         command = [*pip, "install", "--quiet", "--disable-pip-version-check", *source, *missing]
         if subprocess.run(command, check=False).returncode:
             print(
-                f"session.sh: {', '.join(missing)} cannot be installed: name a folder that benchmarks/gpu_day/wheels.sh has made",
+                (
+                    f"session.sh: {', '.join(missing)} cannot be installed: name a folder that"
+                    " benchmarks/gpu_day/wheels.sh has made"
+                ),
                 file=sys.stderr,
             )
             return 2
@@ -57,9 +71,10 @@ def main() -> int:
 
 def _made_from_here(venv: Path) -> bool:
     """Whether the environment has the packages of this Python: another Python may have made it."""
-    return all(file.read_text().startswith(_line()) for file in venv.glob(f"lib/python*/site-packages/{PARENT}")) and any(
-        venv.glob(f"lib/python{sysconfig.get_python_version()}/site-packages/{PARENT}")
-    )
+    return all(
+        file.read_text().startswith(_line())
+        for file in venv.glob(f"lib/python*/site-packages/{PARENT}")
+    ) and any(venv.glob(f"lib/python{sysconfig.get_python_version()}/site-packages/{PARENT}"))
 
 
 def _add_own_packages(venv: Path) -> None:
@@ -68,15 +83,25 @@ def _add_own_packages(venv: Path) -> None:
 
 
 def _line() -> str:
-    """A line that Python runs at its start: a path alone would be added without the `.pth` files in it."""
-    folders = [folder for folder in (*site.getsitepackages(), site.getusersitepackages()) if Path(folder).is_dir()]
+    """A line that Python runs at its start: a path alone would be added without the `.pth` files in
+    it."""
+    folders = [
+        folder
+        for folder in (*site.getsitepackages(), site.getusersitepackages())
+        if Path(folder).is_dir()
+    ]
     return "import site; " + "; ".join(f"site.addsitedir({folder!r})" for folder in folders)
 
 
 def _missing() -> list[str]:
-    """The requirements of gpuconsole whose packages are not there at all, or too old, for this Python."""
+    """The requirements of gpuconsole whose packages are not there at all, or too old, for this
+    Python."""
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    return [requirement.partition(";")[0].strip() for requirement in (*wanted, *MORE) if not _is_there(requirement)]
+    return [
+        requirement.partition(";")[0].strip()
+        for requirement in (*wanted, *MORE)
+        if not _is_there(requirement)
+    ]
 
 
 def _is_there(requirement: str) -> bool:

@@ -1,4 +1,5 @@
-"""Loads with a known effect: `python -m benchmarks.gpu_day.loads KIND [--seconds 8]`. Prints `running` when it runs, at the end its figures as JSON."""
+"""Loads with a known effect: `python -m benchmarks.gpu_day.loads KIND [--seconds 8]`. Prints
+`running` when it runs, at the end its figures as JSON."""
 
 from __future__ import annotations
 

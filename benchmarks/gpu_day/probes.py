@@ -1,4 +1,5 @@
-"""Does a probe change the job on the GPU? `python -m benchmarks.gpu_day.probes`. Prints for each probe whether all is as before, and its answer."""
+"""Does a probe change the job on the GPU? `python -m benchmarks.gpu_day.probes`. Prints for each
+probe whether all is as before, and its answer."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def state(loop: TrainingLoop) -> list[torch.Tensor]:
     tensors = list(loop.task.model.state_dict().values())
     for values in loop.optimizer.state.values():
         tensors += [value for value in values.values() if isinstance(value, torch.Tensor)]
-    return [tensor.clone().cpu() for tensor in (*tensors, torch.random.get_rng_state(), torch.cuda.get_rng_state())]
+    return [
+        tensor.clone().cpu()
+        for tensor in (*tensors, torch.random.get_rng_state(), torch.cuda.get_rng_state())
+    ]
 
 
 def main() -> int:
@@ -43,11 +47,15 @@ def main() -> int:
                 continue
             before = state(loop)
             try:
-                answer = ", ".join(f"{key} {signal.value:.4g} {signal.unit}" for key, signal in probe(loop).items())
+                answer = ", ".join(
+                    f"{key} {signal.value:.4g} {signal.unit}" for key, signal in probe(loop).items()
+                )
             except ProbeError as error:
                 answer = f"does not apply: {error}"
             torch.cuda.synchronize()
-            same = all(torch.equal(one, other) for one, other in zip(before, state(loop), strict=True))
+            same = all(
+                torch.equal(one, other) for one, other in zip(before, state(loop), strict=True)
+            )
             found[name] = (same, answer[:200])
         loop.close()
     print(json.dumps(found))

@@ -35,14 +35,17 @@ def summary(run: Run) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def load(kind: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """A load of `loads.py` that runs meanwhile. After the block the yielded dictionary holds its figures."""
+    """A load of `loads.py` that runs meanwhile. After the block the yielded dictionary holds its
+    figures."""
     found: dict[str, Any] = {}
     command = [sys.executable, "-m", "benchmarks.gpu_day.loads", kind, "--seconds", str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         if process.stdout.readline().strip() != "running":
-            raise RuntimeError(f"the load {kind} does not run: {last_line(process.communicate(timeout=END_S)[1])}")
+            raise RuntimeError(
+                f"the load {kind} does not run: {last_line(process.communicate(timeout=END_S)[1])}"
+            )
         yield found
         words, errors = process.communicate(timeout=seconds + END_S)
         if process.returncode:
@@ -54,7 +57,8 @@ def load(kind: str, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def read(interval_s: float = 1.0) -> DevicesReading:
-    """All devices, rates over `interval_s`. Raises RuntimeError where the driver does not answer."""
+    """All devices, rates over `interval_s`. Raises RuntimeError where the driver does not
+    answer."""
     reading = read_devices(20.0, interval_s)
     if reading.error:
         raise RuntimeError(reading.error)
@@ -69,5 +73,7 @@ def values(day: Day, interval_s: float = 1.0) -> dict[str, float]:
 def need(values: dict[str, float], name: str, reading: DevicesReading, day: Day) -> float:
     """A metric. Raises NotHereError with the driver's reason where there is none."""
     if name not in values:
-        raise NotHereError(f"{name}: {reading.state.unavailable.get(day.device, {}).get(name, 'no value')}")
+        raise NotHereError(
+            f"{name}: {reading.state.unavailable.get(day.device, {}).get(name, 'no value')}"
+        )
     return values[name]

@@ -1,10 +1,12 @@
 """How long does a key wait for its screen, and how long does a start take?
 
-    python -m benchmarks.key_latency [--gpus 64] [--interval 0.1] [--line-kb-s 20] [--presses 100] [--keep]
+    python -m benchmarks.key_latency [--gpus 64] [--interval 0.1] [--line-kb-s 20] [--presses 100]
+        [--keep]
 
-The real program at 120x40 in a pty over the fake driver: at rest (1 GPU, 1 Hz) and busy (--gpus, --interval), each on a line that
-is never full and on a line of --line-kb-s; and busy with a slow driver (20 ms for a PCIe call, sometimes 200 ms for any call).
-The conditions alternate, so that drift affects all of them.
+The real program at 120x40 in a pty over the fake driver: at rest (1 GPU, 1 Hz) and busy (--gpus,
+--interval), each on a line that is never full and on a line of --line-kb-s; and busy with a slow
+driver (20 ms for a PCIe call, sometimes 200 ms for any call). The conditions alternate, so that
+drift affects all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ UNCHANGED_S = 0.01
 
 
 def conditions(gpus: int, interval_s: float, line_kb_s: float) -> list[Condition]:
-    rate, hz, slow = f"{line_kb_s:g} KB/s", f"{1 / interval_s:g} Hz", lambda: SlowLine(line_kb_s * 1000)
+    rate, hz, slow = (
+        f"{line_kb_s:g} KB/s",
+        f"{1 / interval_s:g} Hz",
+        lambda: SlowLine(line_kb_s * 1000),
+    )
     return [
         Condition("at rest: 1 GPU, 1 Hz", 1, 1.0),
         Condition(f"{gpus} GPUs, {hz}", gpus, interval_s),
@@ -45,28 +51,45 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def print_presses(known: dict[str, Latencies]) -> None:
-    print(f"{'? to the help screen, ms':<34}{'first row':>16}{'all rows':>24}{'':>14}{'Escape':>10}")
-    print(f"{'':<34}{'p50':>8}{'p95':>8}{'p50':>8}{'p95':>8}{'p99':>8}{'n':>6}{'lost':>6}{'p50':>8}{'p95':>8}{'B/s':>8}")
+    print(
+        f"{'? to the help screen, ms':<34}{'first row':>16}{'all rows':>24}{'':>14}{'Escape':>10}"
+    )
+    print(
+        f"{'':<34}{'p50':>8}{'p95':>8}{'p50':>8}{'p95':>8}{'p99':>8}{'n':>6}{'lost':>6}{'p50':>8}"
+        f"{'p95':>8}{'B/s':>8}"
+    )
 
     def ms(values: Sequence[float], *shares: float) -> str:
         return "".join(f"{1000 * percentile(values, share):>8.0f}" for share in shares)
 
     for name, found in known.items():
-        help_, count = ms(found.help_s, 0.5, 0.95, 0.99), f"{len(found.help_s):>6}{found.unanswered:>6}"
+        help_, count = (
+            ms(found.help_s, 0.5, 0.95, 0.99),
+            f"{len(found.help_s):>6}{found.unanswered:>6}",
+        )
         rate = f"{statistics.fmean(found.bytes_per_s):>8.0f}"
-        print(f"{name:<34}{ms(found.shows_s, 0.5, 0.95)}{help_}{count}{ms(found.escape_s, 0.5, 0.95)}{rate}")
+        print(
+            f"{name:<34}{ms(found.shows_s, 0.5, 0.95)}{help_}{count}{ms(found.escape_s, 0.5, 0.95)}"
+            f"{rate}"
+        )
     print("Escape: Textual waits 100 ms whether more of a special key follows")
 
 
 def print_starts(rows: Sequence[Row]) -> None:
-    print(f"\n{'start, 8 GPUs, s':<34}{'median':>8}{'least':>8}{'most':>8}{'x python':>10}{'x textual':>10}")
+    print(
+        f"\n{'start, 8 GPUs, s':<34}{'median':>8}{'least':>8}{'most':>8}{'x python':>10}"
+        f"{'x textual':>10}"
+    )
     names = {
         "first_screen_s": "first screen",
         "first_data_s": "first measured number",
         "python_s": "python -c pass",
         "import_textual_s": "python -c 'import textual.app'",
     }
-    base = {name: statistics.median(row[name] for row in rows) for name in ("python_s", "import_textual_s")}
+    base = {
+        name: statistics.median(row[name] for row in rows)
+        for name in ("python_s", "import_textual_s")
+    }
     for name, label in names.items():
         values = [row[name] for row in rows]
         middle = statistics.median(values)
@@ -78,7 +101,10 @@ def judge(known: dict[str, Latencies], starts: Sequence[Row]) -> list[str]:
     """One line per target."""
 
     def line(what: str, own_s: float, limit_s: float) -> str:
-        return f"{'met' if own_s <= limit_s else 'MISSED':<8} {what}: {1000 * own_s:.0f} ms, limit {1000 * limit_s:.0f} ms"
+        return (
+            f"{'met' if own_s <= limit_s else 'MISSED':<8} {what}: {1000 * own_s:.0f} ms, limit"
+            f" {1000 * limit_s:.0f} ms"
+        )
 
     lines = []
     if len(known) == 5:
@@ -88,23 +114,39 @@ def judge(known: dict[str, Latencies], starts: Sequence[Row]) -> list[str]:
             line(f"p95, {busy[0]}: all rows", without, 0.050),
             line(f"p95, {slow_line[0]}: first row", percentile(slow_line[1].shows_s, 0.95), 0.150),
             line(f"p95, {slow_line[0]}: all rows", percentile(slow_line[1].help_s, 0.95), 0.150),
-            line(f"p95, {slow_driver[0]}: unchanged", percentile(slow_driver[1].help_s, 0.95), without + UNCHANGED_S),
+            line(
+                f"p95, {slow_driver[0]}: unchanged",
+                percentile(slow_driver[1].help_s, 0.95),
+                without + UNCHANGED_S,
+            ),
         ]
     if starts:
         lines += [
-            line("first recognisable screen", statistics.median(row["first_screen_s"] for row in starts), 0.100),
-            line("first measured number", statistics.median(row["first_data_s"] for row in starts), 0.700),
+            line(
+                "first recognisable screen",
+                statistics.median(row["first_screen_s"] for row in starts),
+                0.100,
+            ),
+            line(
+                "first measured number",
+                statistics.median(row["first_data_s"] for row in starts),
+                0.700,
+            ),
         ]
     return lines
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, default=64)
     parser.add_argument("--interval", type=float, default=0.1, help="seconds between two samples")
     parser.add_argument("--line-kb-s", type=float, default=20.0)
     parser.add_argument("--presses", type=int, default=100, help="of each key under each condition")
-    parser.add_argument("--rounds", type=int, default=2, help="the presses are spread over so many starts")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="the presses are spread over so many starts"
+    )
     parser.add_argument("--starts", type=int, default=7)
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
@@ -120,7 +162,13 @@ def main() -> int:
         for turn in range(args.rounds if args.presses else 0):
             for number, condition in enumerate(all_conditions):
                 print(f"round {turn + 1}: {condition.name}", file=sys.stderr, flush=True)
-                press_keys(condition, folder / f"keys-{turn}-{number}", driver, -(-args.presses // args.rounds), known[condition.name])
+                press_keys(
+                    condition,
+                    folder / f"keys-{turn}-{number}",
+                    driver,
+                    -(-args.presses // args.rounds),
+                    known[condition.name],
+                )
     starts = starts[1:]  # the first fills the disk's cache
     if known:
         print_presses(known)
@@ -129,8 +177,15 @@ def main() -> int:
     verdicts = judge(known, starts)
     print("\nTargets", *verdicts, sep="\n")
     if args.keep:
-        found = {"gpus": args.gpus, "interval_s": args.interval, "line_kb_s": args.line_kb_s, "starts": starts, "targets": verdicts}
-        print(f"kept in {keep('key-latency', found | {'keys': {name: asdict(value) for name, value in known.items()}})}")
+        found = {
+            "gpus": args.gpus,
+            "interval_s": args.interval,
+            "line_kb_s": args.line_kb_s,
+            "starts": starts,
+            "targets": verdicts,
+        }
+        found["keys"] = {name: asdict(value) for name, value in known.items()}
+        print(f"kept in {keep('key-latency', found)}")
     return 0
 
 

@@ -1,8 +1,10 @@
-"""One session on the main screen: keys pressed at random moments, and the time until the screen changed.
+"""One session on the main screen: keys pressed at random moments, and the time until the screen
+changed.
 
-`?` opens the help, Escape closes it. Escape is measured separately: a terminal sends the same byte at the start of every special key, so
-Textual waits 100 ms for further bytes. All output is kept with its time and replayed into a terminal emulator
-afterwards: a press is visible when the first row belongs to the other screen, and it is complete when the last row does, too.
+`?` opens the help, Escape closes it. Escape is measured separately: a terminal sends the same byte
+at the start of every special key, so Textual waits 100 ms for further bytes. All output is kept
+with its time and replayed into a terminal emulator afterwards: a press is visible when the first
+row belongs to the other screen, and it is complete when the last row does, too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.fake_box import FakeBox
-from benchmarks.own_program import own_command, own_environment, to_main_screen, wait_for_idle_worker
+from benchmarks.own_program import (
+    own_command,
+    own_environment,
+    to_main_screen,
+    wait_for_idle_worker,
+)
 from benchmarks.pty_program import Program, Replay
 
 HELP, ESCAPE = b"?", b"\x1b"
@@ -28,7 +35,8 @@ HEAD = 8
 
 @dataclass(frozen=True)
 class Condition:
-    """`line` makes the terminal's line; None is a line that is never full. `hiccups` are those of the driver, see FakeBox. `environment`: further variables."""
+    """`line` makes the terminal's line; None is a line that is never full. `hiccups` are those of
+    the driver, see FakeBox. `environment`: further variables."""
 
     name: str
     gpus: int
@@ -41,7 +49,8 @@ class Condition:
 
 @dataclass
 class Latencies:
-    """Seconds from key to screen, for presses with an answer: until it is visible, and until it is complete."""
+    """Seconds from key to screen, for presses with an answer: until it is visible, and until it is
+    complete."""
 
     shows_s: list[float] = field(default_factory=list)
     help_s: list[float] = field(default_factory=list)
@@ -53,23 +62,32 @@ class Latencies:
 Rows = tuple[str, str]
 
 
-def press_keys(condition: Condition, folder: Path, driver: Path, presses: int, into: Latencies) -> None:
+def press_keys(
+    condition: Condition, folder: Path, driver: Path, presses: int, into: Latencies
+) -> None:
     """Add `presses` presses of each key under `condition` to `into`."""
     with main_screen(condition, folder, driver) as (program, _):
         press(program, presses, into)
 
 
 @contextlib.contextmanager
-def main_screen(condition: Condition, folder: Path, driver: Path) -> Iterator[tuple[Program, FakeBox]]:
-    """The program on the main screen under `condition`, with its spare worker at rest. Afterwards `q` ends the program."""
+def main_screen(
+    condition: Condition, folder: Path, driver: Path
+) -> Iterator[tuple[Program, FakeBox]]:
+    """The program on the main screen under `condition`, with its spare worker at rest. Afterwards
+    `q` ends the program."""
     folder.mkdir(parents=True)
-    with FakeBox(folder / "box", driver, condition.gpus, pcie_ms=condition.pcie_ms, hiccups=condition.hiccups) as box:
+    with FakeBox(
+        folder / "box", driver, condition.gpus, pcie_ms=condition.pcie_ms, hiccups=condition.hiccups
+    ) as box:
         environment = {**own_environment(box, folder), **condition.environment}
         arguments = own_command("--interval", str(condition.interval_s))
         line = condition.line() if condition.line else None
         with Program(arguments, environment=environment, cwd=folder, take=line) as program:
             if not program.read_until_shown(r"H200", 60) or not to_main_screen(program):
-                raise SystemExit(f"{condition.name}: no main screen; the screen:\n{program.picture()}")
+                raise SystemExit(
+                    f"{condition.name}: no main screen; the screen:\n{program.picture()}"
+                )
             wait_for_idle_worker(program)
             yield program, box
             program.press(b"q")
@@ -77,7 +95,8 @@ def main_screen(condition: Condition, folder: Path, driver: Path) -> Iterator[tu
 
 
 def press(program: Program, presses: int, into: Latencies) -> None:
-    """Press each key `presses` times on the main screen of `program`, and add the answers to `into`."""
+    """Press each key `presses` times on the main screen of `program`, and add the answers to
+    `into`."""
     chance = random.Random(presses)
     main, help_ = _learn(program)
     sent = program.bytes
@@ -102,7 +121,8 @@ def press(program: Program, presses: int, into: Latencies) -> None:
 
 
 def _learn(program: Program) -> tuple[Rows, Rows]:
-    """How to recognise the main screen and the help: the start of the first row and the whole last row."""
+    """How to recognise the main screen and the help: the start of the first row and the whole last
+    row."""
     replay, fed = Replay(), 0
 
     def last_row() -> str:
@@ -130,20 +150,27 @@ def _rows(replay: Replay) -> Rows:
 
 
 def _press(program: Program, key: bytes, wanted: Rows, pressed: list[tuple[float, bytes]]) -> None:
-    """Press a key, and read until the screen seems to be there. The replay afterwards gives the result."""
+    """Press a key, and read until the screen seems to be there. The replay afterwards gives the
+    result."""
     first = len(program.chunks)
     word = max(wanted[1].split(), key=len).encode()
     pressed.append((program.press(key), key))
-    program.read_until(lambda: word in b"".join(chunk for _, chunk in program.chunks[first:]), ANSWER_S)
+    program.read_until(
+        lambda: word in b"".join(chunk for _, chunk in program.chunks[first:]), ANSWER_S
+    )
 
 
 Answer = tuple[float | None, float | None]
 
 
-def _answers(chunks: list[tuple[float, bytes]], pressed: list[tuple[float, bytes]], wanted: dict[bytes, Rows]) -> list[Answer]:
-    """For each press, the time until its screen was visible and complete; None if the next key was pressed before.
+def _answers(
+    chunks: list[tuple[float, bytes]], pressed: list[tuple[float, bytes]], wanted: dict[bytes, Rows]
+) -> list[Answer]:
+    """For each press, the time until its screen was visible and complete; None if the next key was
+    pressed before.
 
-    None too if the screen was there already: on a full line, the answer to the key before was still under way.
+    None too if the screen was there already: on a full line, the answer to the key before was still
+    under way.
     """
     replay, number = Replay(), 0
     answers: list[Answer] = []

@@ -1,4 +1,5 @@
-"""Time from the start to the first screen and to the first number, compared with the start of Python and Textual in the same minute."""
+"""Time from the start to the first screen and to the first number, compared with the start of
+Python and Textual in the same minute."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ Row = dict[str, float]
 
 
 def start_once(box: FakeBox, folder: Path) -> Row:
-    """One start of each. If the scenario picker comes first, Escape is pressed as soon as it is visible."""
+    """One start of each. If the scenario picker comes first, Escape is pressed as soon as it is
+    visible."""
     folder.mkdir(parents=True)
-    row = {"python_s": _python("pass", folder), "import_textual_s": _python("import textual.app", folder)}
+    row = {
+        "python_s": _python("pass", folder),
+        "import_textual_s": _python("import textual.app", folder),
+    }
     with Program(own_command(), environment=own_environment(box, folder), cwd=folder) as program:
         program.read_until_shown(f"{VALUE}|{BACK}", PATIENCE_S)
         if BACK in program.picture():

@@ -27,7 +27,8 @@ BAD_USAGE = 2
 
 
 class Measured(msgspec.Struct, omit_defaults=True):
-    """The result of a row. `words`: the product's own reason for each knob without effect here, or for a change that is not possible.
+    """The result of a row. `words`: the product's own reason for each knob without effect here, or
+    for a change that is not possible.
 
     `memory`: bytes by part, before and after. `load`: load of the machine at the start.
     """
@@ -55,11 +56,19 @@ class Measured(msgspec.Struct, omit_defaults=True):
 
 
 def measure(row: Row) -> Measured:
-    made = Measured(row.scenario, row.changes, row.sets, datetime.date.today().isoformat(), psutil.getloadavg()[0])
+    made = Measured(
+        row.scenario,
+        row.changes,
+        row.sets,
+        datetime.date.today().isoformat(),
+        psutil.getloadavg()[0],
+    )
     if row.kind in ("no effect", "refused"):
         made.words = _words(row)
         return made
-    done = run_command(row.scenario, row.duration_s, *options("--set", row.sets), *options("--try", row.changes))
+    done = run_command(
+        row.scenario, row.duration_s, *options("--set", row.sets), *options("--try", row.changes)
+    )
     if done.returncode == BAD_USAGE:
         made.words = dict.fromkeys(row.changes, last_line(done.stderr))
         return made
@@ -83,28 +92,53 @@ def _note_trial(made: Measured, trial: Trial, run: Run) -> None:
     if trial.error:
         made.words = dict.fromkeys(made.changes, trial.error)
     suggestions = [suggestion for finding in run.findings for suggestion in finding.suggestions]
-    made.predicted = next((one.predicted_speedup for one in suggestions if one.changes == made.changes), None)
+    made.predicted = next(
+        (one.predicted_speedup for one in suggestions if one.changes == made.changes), None
+    )
 
 
 def _memory(row: Row, snapshot: Snapshot) -> dict[str, tuple[float, float]]:
-    """Memory of the run before, and of a run with the change: a short separate run if the trial did not keep the change."""
-    before, after = _parts(snapshot.runs[0]), _parts(snapshot.runs[-1]) if len(snapshot.runs) > 1 else {}
+    """Memory of the run before, and of a run with the change: a short separate run if the trial did
+    not keep the change."""
+    before, after = (
+        _parts(snapshot.runs[0]),
+        _parts(snapshot.runs[-1]) if len(snapshot.runs) > 1 else {},
+    )
     if not after:
         done = run_command(row.scenario, MEMORY_S, *options("--set", {**row.sets, **row.changes}))
         after = _parts(decode(done.stdout.encode())[0].runs[0]) if done.returncode == 0 else {}
-    return {part: (before[part], after[part]) for part in MEMORY_PARTS if part in before and part in after}
+    return {
+        part: (before[part], after[part])
+        for part in MEMORY_PARTS
+        if part in before and part in after
+    }
 
 
 def _parts(run: Run) -> dict[str, float]:
-    return {part: found.value for part in MEMORY_PARTS if (found := run.signals.get(f"memory.{part}_bytes"))}
+    return {
+        part: found.value
+        for part in MEMORY_PARTS
+        if (found := run.signals.get(f"memory.{part}_bytes"))
+    }
 
 
 def _words(row: Row) -> dict[str, str]:
-    """The product's reasons about `row.changes`: from the worker's announcement, or from the refusal."""
+    """The product's reasons about `row.changes`: from the worker's announcement, or from the
+    refusal."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording.jsonl"
-        done = run_command(row.scenario, row.duration_s, *options("--set", {**row.sets, **row.changes}), "--record", str(path))
+        done = run_command(
+            row.scenario,
+            row.duration_s,
+            *options("--set", {**row.sets, **row.changes}),
+            "--record",
+            str(path),
+        )
         if row.kind == "refused":
             return dict.fromkeys(row.changes, last_line(done.stderr))
-        notes = next((event.notes for event in read_recording(path) if isinstance(event, Started)), {}) if path.exists() else {}
+        notes = (
+            next((event.notes for event in read_recording(path) if isinstance(event, Started)), {})
+            if path.exists()
+            else {}
+        )
     return {name: notes.get(NO_EFFECT + name, "it takes effect here") for name in row.changes}

@@ -16,8 +16,9 @@ LARGER_MODEL = "the model is larger"
 class Row(msgspec.Struct, frozen=True):
     """A change to try. `sets`: values of both sides that differ from the scenario's.
 
-    `kind`: `memory` also measures the memory by part of both sides; `no effect` asks the product why the values of `changes` have no effect
-    on this device, `refused` why they are not possible. `duration_s` counts from the first step; the trial takes additional time.
+    `kind`: `memory` also measures the memory by part of both sides; `no effect` asks the product
+    why the values of `changes` have no effect on this device, `refused` why they are not possible.
+    `duration_s` counts from the first step; the trial takes additional time.
     """
 
     scenario: str
@@ -30,14 +31,24 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def key(self) -> tuple[str, str]:
         """The identity of the row."""
-        return self.scenario, msgspec.json.encode((self.changes, self.sets), order="sorted").decode()
+        return self.scenario, msgspec.json.encode(
+            (self.changes, self.sets), order="sorted"
+        ).decode()
 
 
 MEMORY_FIXES = ("finetune-lora", "long-sequence", "zero-memory", "fragmented-memory")
 """Scenarios whose fix is about memory."""
 FIX_DURATION_S = 20.0
-"""The diagnosis comes first, for its prediction. It ends earlier where the diagnosis stands earlier."""
-FIRST = ("ddp-small-batch", "optimizer-heavy", "train-vision", "naive-attention", "long-sequence", "zero-memory")
+"""The diagnosis comes first, for its prediction. It ends earlier where the diagnosis stands
+earlier."""
+FIRST = (
+    "ddp-small-batch",
+    "optimizer-heavy",
+    "train-vision",
+    "naive-attention",
+    "long-sequence",
+    "zero-memory",
+)
 
 OTHERS = (
     Row("train-gpt", {"precision": "bf16"}, duration_s=FIX_DURATION_S),
@@ -75,7 +86,11 @@ OTHERS = (
     Row("ddp-small-batch", {"batch_size": 4}),
     Row("ddp-small-batch", {"sharding": "zero1"}, kind="memory"),
     Row("ddp-small-batch", {"sharding": "zero3"}, kind="memory"),
-    Row("ddp-small-batch", {"nproc": 1, "sharding": "none"}, note="of one process, with half as many samples a step"),
+    Row(
+        "ddp-small-batch",
+        {"nproc": 1, "sharding": "none"},
+        note="of one process, with half as many samples a step",
+    ),
     Row("zero-memory", {"sharding": "zero1"}, kind="memory"),
     Row("zero-memory", {"sharding": "zero2"}, kind="memory"),
     Row("vision-healthy", {"num_workers": 0}),
@@ -162,9 +177,18 @@ OTHERS = (
 def rows() -> list[Row]:
     """The fix that each scenario teaches, then the others; a few fixes come first."""
     taught = {name: one.teaches.fix for name, one in scenarios()[0].items() if one.teaches.fix}
-    names = [*(name for name in FIRST if name in taught), *(name for name in taught if name not in FIRST)]
+    names = [
+        *(name for name in FIRST if name in taught),
+        *(name for name in taught if name not in FIRST),
+    ]
     fixes = [
-        Row(name, dict(taught[name]), kind="memory" if name in MEMORY_FIXES else "trial", duration_s=FIX_DURATION_S, note="its fix")
+        Row(
+            name,
+            dict(taught[name]),
+            kind="memory" if name in MEMORY_FIXES else "trial",
+            duration_s=FIX_DURATION_S,
+            note="its fix",
+        )
         for name in names
     ]
     return [*fixes, *OTHERS]

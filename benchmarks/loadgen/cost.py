@@ -1,4 +1,5 @@
-"""CPU time of a client's processes over the tokens that the scripted server sends at the same time."""
+"""CPU time of a client's processes over the tokens that the scripted server sends at the same
+time."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ START_S = 120.0
 
 
 def streaming_cost(command: list[str], env: dict[str, str], url: str, only: str = "") -> float:
-    """CPU seconds per 1 000 tokens of `command` and its children, without start and end; only of processes whose command line has `only`.
+    """CPU seconds per 1 000 tokens of `command` and its children, without start and end; only of
+    processes whose command line has `only`.
 
     Raises RuntimeError if the client does not stream.
     """
     with tempfile.TemporaryFile() as words:
-        process = subprocess.Popen(command, env={**os.environ, **env}, stdout=words, stderr=words, start_new_session=True)
+        process = subprocess.Popen(
+            command, env={**os.environ, **env}, stdout=words, stderr=words, start_new_session=True
+        )
         try:
             _wait_until_it_streams(process, url)
             tokens, cpu = _sent(url), _cpu_s(process.pid, only)

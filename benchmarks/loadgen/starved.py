@@ -1,9 +1,12 @@
-"""How far the load generator is wrong when it lacks CPU, against the truth of the scripted server, by its run-queue wait.
+"""How far the load generator is wrong when it lacks CPU, against the truth of the scripted server,
+by its run-queue wait.
 
-    python -m benchmarks.loadgen.starved [--rounds 3] [--seconds 5] [--niceness 0,-10] [--core 3] [--keep]
+    python -m benchmarks.loadgen.starved [--rounds 3] [--seconds 5] [--niceness 0,-10] [--core 3]
+        [--keep]
 
-The server runs with a real-time priority, so that only the generator is starved: generator and hogs share one core. Needs the right to set
-priorities. Rounds alternate between the niceness values. The truth is the script plus the server's own median delay.
+The server runs with a real-time priority, so that only the generator is starved: generator and hogs
+share one core. Needs the right to set priorities. Rounds alternate between the niceness values. The
+truth is the script plus the server's own median delay.
 """
 
 from __future__ import annotations
@@ -34,13 +37,18 @@ SERVER = (
     "import asyncio, os, tests.fakes.model_server as server; server.TTFT_S, server.ITL_S = {}, {}; "
     "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)); asyncio.run(server.main())"
 )
-GENERATOR = "import gpuconsole.workloads.serving.load.generator as generator; generator.NICENESS = {}; generator.main()"
+GENERATOR = (
+    "import gpuconsole.workloads.serving.load.generator as generator; generator.NICENESS = {};"
+    " generator.main()"
+)
 HOG = "import os; os.sched_setaffinity(0, {{{}}})\nwhile True: pass"
 
 
 @contextmanager
 def scripted_server(ttft_s: float, itl_s: float) -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, "-c", SERVER.format(ttft_s, itl_s)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER.format(ttft_s, itl_s)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield process.stdout.readline().split()[1]
@@ -65,10 +73,21 @@ def told(url: str) -> dict[str, float]:
         return dict(json.load(answer))
 
 
-def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[float, float]) -> dict[str, float]:
+def measure(
+    url: str, seconds: float, niceness: int, core: int, script: tuple[float, float]
+) -> dict[str, float]:
     """Relative errors of the medians and of tokens/s, and the run-queue wait over time."""
-    knobs = {name: knob.default for name, knob in CATALOGUE.items() if knob.serving and knob.apply == "hot" and knob.default is not None}
-    knobs |= {"concurrency": USERS, "output_tokens": OUTPUT, "prompt_tokens": 64, "length_spread": 0.0}
+    knobs = {
+        name: knob.default
+        for name, knob in CATALOGUE.items()
+        if knob.serving and knob.apply == "hot" and knob.default is not None
+    }
+    knobs |= {
+        "concurrency": USERS,
+        "output_tokens": OUTPUT,
+        "prompt_tokens": 64,
+        "length_spread": 0.0,
+    }
     ours, theirs = socket.socketpair()
     words = [sys.executable, "-c", GENERATOR.format(niceness), "--fd", str(theirs.fileno())]
     process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
@@ -78,7 +97,12 @@ def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[fl
     slices: list[int] = []
     schedstat = Path(f"/proc/{process.pid}/task/{process.pid}/schedstat")
     try:
-        start = Start("starved", knobs, "cpu", options={"url": f"{url}/steady", "model": "m", "characters_per_token": "4"})
+        start = Start(
+            "starved",
+            knobs,
+            "cpu",
+            options={"url": f"{url}/steady", "model": "m", "characters_per_token": "4"},
+        )
         ours.sendall(encode(start) + b"\n")
         file, first = ours.makefile("rb"), 0.0
         while line := file.readline():
@@ -98,9 +122,16 @@ def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[fl
         ours.close()
     late, (ttft_s, itl_s) = told(url), script
     window = events[-1].t - events[0].t
-    done = sorted((one for event in events[1:] for one in event.requests if not one.error), key=lambda one: one.t)
-    cycle = USERS * (done[-1].t - done[USERS - 1].t) / (len(done) - USERS)  # whole answers: the users are in step
-    truth = {"ttft": ttft_s + late["first"], "tpot": itl_s + (late["last"] - late["first"]) / (OUTPUT - 1)}
+    done = sorted(
+        (one for event in events[1:] for one in event.requests if not one.error),
+        key=lambda one: one.t,
+    )
+    # whole answers: the users are in step
+    cycle = USERS * (done[-1].t - done[USERS - 1].t) / (len(done) - USERS)
+    truth = {
+        "ttft": ttft_s + late["first"],
+        "tpot": itl_s + (late["last"] - late["first"]) / (OUTPUT - 1),
+    }
     truth["e2e"] = ttft_s + (OUTPUT - 1) * itl_s + late["last"]
     truth["tokens_per_s"] = USERS * OUTPUT / truth["e2e"]
     found = {
@@ -123,7 +154,9 @@ def measure(url: str, seconds: float, niceness: int, core: int, script: tuple[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--niceness", default="0,-10")
@@ -134,7 +167,8 @@ def main() -> None:
     rows = []
     begun = time.monotonic()
     print(
-        f"{'server':14} {'hogs':>4} {'nice':>4} {'runq':>6} {'cpu':>5} {'late ms':>7} {'wait ms':>7} {'TTFT ms':>7} {'TTFT':>7} {'TPOT':>7} {'E2E':>7} {'tok/s':>7}"
+        f"{'server':14} {'hogs':>4} {'nice':>4} {'runq':>6} {'cpu':>5} {'late ms':>7}"
+        f" {'wait ms':>7} {'TTFT ms':>7} {'TTFT':>7} {'TPOT':>7} {'E2E':>7} {'tok/s':>7}"
     )
     for name, script in SCRIPTS.items():
         with scripted_server(*script) as url:
@@ -147,11 +181,17 @@ def main() -> None:
                 for nice in levels:
                     mine = [one for level, one in taken if level == nice]
                     row = {key: statistics.median(one[key] for one in mine) for key in mine[0]}
-                    rows.append({"server": name, "hogs": number, "nice": nice, **row, "rounds": mine})
+                    rows.append(
+                        {"server": name, "hogs": number, "nice": nice, **row, "rounds": mine}
+                    )
                     print(
-                        f"{name:14} {number:4} {nice:4} {row['runq_ratio']:6.1%} {row['cpu_ratio']:5.1%} {1e3 * row['lateness_s']:7.2f} "
-                        f"{1e3 * row['wait_s']:7.2f} {1e3 * row['ttft_late_s']:+7.2f} "
-                        f"{row['ttft']:+7.1%} {row['tpot']:+7.1%} {row['e2e']:+7.1%} {row['tokens_per_s']:+7.1%}",
+                        (
+                            f"{name:14} {number:4} {nice:4} {row['runq_ratio']:6.1%}"
+                            f" {row['cpu_ratio']:5.1%} {1e3 * row['lateness_s']:7.2f}"
+                            f" {1e3 * row['wait_s']:7.2f} {1e3 * row['ttft_late_s']:+7.2f}"
+                            f" {row['ttft']:+7.1%} {row['tpot']:+7.1%} {row['e2e']:+7.1%}"
+                            f" {row['tokens_per_s']:+7.1%}"
+                        ),
                         flush=True,
                     )
     if args.keep:

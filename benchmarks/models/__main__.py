@@ -1,8 +1,10 @@
-"""Every analytical model compared with its measurement over several scenarios: a table in docs/models.md.
+"""Every analytical model compared with its measurement over several scenarios: a table in
+docs/models.md.
 
     python -m benchmarks.models [--duration 12] [--only SCENARIO ...] [--keep]
 
-Calibrates first, into a folder of its own. Then it runs each scenario through the real command line and reads the figures of its snapshot.
+Calibrates first, into a folder of its own. Then it runs each scenario through the real command line
+and reads the figures of its snapshot.
 """
 
 from __future__ import annotations
@@ -64,17 +66,33 @@ def measured(figures: Sequence[Figure]) -> list[Figure]:
 def markdown(found: Mapping[str, Sequence[Figure]]) -> str:
     """Rows by figure, then by scenario; limits have a separate table."""
     machine = fingerprint()
-    where = f"({machine['cores']} cores of {machine['cpu']}, {machine['date']}; `python -m benchmarks.models`)"
-    predictions = table(("figure", "scenario", "model", "measured", "error"), _rows(found, bounds=False))
+    where = (
+        f"({machine['cores']} cores of {machine['cpu']}, {machine['date']}; `python -m"
+        " benchmarks.models`)"
+    )
+    predictions = table(
+        ("figure", "scenario", "model", "measured", "error"), _rows(found, bounds=False)
+    )
     bounds = table(("bound", "scenario", "model", "measured", "reached"), _rows(found, bounds=True))
     return f"{predictions}\nLimits that a step can come near and not pass:\n\n{bounds}\n{where}\n"
 
 
 def _rows(found: Mapping[str, Sequence[Figure]], bounds: bool) -> list[list[str]]:
-    chosen = [(figure, scenario) for scenario, figures in found.items() for figure in figures if (figure.name in BOUNDS) == bounds]
+    chosen = [
+        (figure, scenario)
+        for scenario, figures in found.items()
+        for figure in figures
+        if (figure.name in BOUNDS) == bounds
+    ]
     titles = list(dict.fromkeys(figure.title for figure, _ in chosen))
     return [
-        [figure.title, scenario, quantity(figure.predicted, figure.unit), quantity(figure.measured, figure.unit), _last(figure)]
+        [
+            figure.title,
+            scenario,
+            quantity(figure.predicted, figure.unit),
+            quantity(figure.measured, figure.unit),
+            _last(figure),
+        ]
         for figure, scenario in sorted(chosen, key=lambda one: titles.index(one[0].title))
     ]
 
@@ -87,25 +105,39 @@ def _last(figure: Figure) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--duration", type=float, default=12.0)
     parser.add_argument("--only", nargs="*", metavar="SCENARIO")
-    parser.add_argument("--keep", action="store_true", help="keep the result and put the table into docs/models.md")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the result and put the table into docs/models.md"
+    )
     args = parser.parse_args()
     found: dict[str, list[Figure]] = {}
     with tempfile.TemporaryDirectory() as cache:
         env = {"XDG_CACHE_HOME": cache}
-        subprocess.run(own_command("calibrate"), env={**os.environ, **env}, check=True, capture_output=True)
+        subprocess.run(
+            own_command("calibrate"), env={**os.environ, **env}, check=True, capture_output=True
+        )
         for case in CASES:
             if not args.only or case.scenario in args.only:
-                run = session(case.scenario, args.duration, *options("--set", case.sets), env=env).runs[0]
+                run = session(
+                    case.scenario, args.duration, *options("--set", case.sets), env=env
+                ).runs[0]
                 found[case.title] = measured(run.figures)
-                print(case.title, *(f"{figure.name} {error(figure)}" for figure in found[case.title]), sep="\n  ", flush=True)
+                print(
+                    case.title,
+                    *(f"{figure.name} {error(figure)}" for figure in found[case.title]),
+                    sep="\n  ",
+                    flush=True,
+                )
     text = markdown(found)
     print(text)
     if args.keep:
         put("models.md", "figures", text)
-        print(f"kept in {keep('models', {'duration_s': args.duration, 'figures': msgspec.to_builtins(found)})}")
+        figures = msgspec.to_builtins(found)
+        print(f"kept in {keep('models', {'duration_s': args.duration, 'figures': figures})}")
     return 0
 
 

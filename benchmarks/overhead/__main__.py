@@ -1,17 +1,21 @@
-"""How much does measuring slow the workload down? The same training loop bare and under the console, in one process, in ABBA blocks.
+"""How much does measuring slow the workload down? The same training loop bare and under the
+console, in one process, in ABBA blocks.
 
     python -m benchmarks.overhead [--pairs 150] [--block-steps 80] [--new] [--keep]
 
-Bare: the loop with an account that does nothing, and nothing is sent. Under the console: the real step breakdown, the real flush
-over a socket to a process that decodes it and keeps the session. Compared are the training thread's CPU time per step
-(less sensitive to other processes) and steps per second of wall time, pair by pair, with 95 % intervals of the median.
+Bare: the loop with an account that does nothing, and nothing is sent. Under the console: the real
+step breakdown, the real flush over a socket to a process that decodes it and keeps the session.
+Compared are the training thread's CPU time per step (less sensitive to other processes) and steps
+per second of wall time, pair by pair, with 95 % intervals of the median.
 
-A run without changes sends a message every 0.5 s. `--new` measures a run in its first 20 s, or in the 20 s after a change, which sends twice as
-many messages and reads run-queue time twice as often (use blocks of 40 steps).
+A run without changes sends a message every 0.5 s. `--new` measures a run in its first 20 s, or in
+the 20 s after a change, which sends twice as many messages and reads run-queue time twice as often
+(use blocks of 40 steps).
 
-Blocks of the same loop differ by some percent on a shared machine. So the console's own work is also timed directly: the
-account's calls and the flush between real steps, with cold caches, minus what the same clock reads around calls that do
-nothing. The effect on the steps themselves (lost cache lines) is visible only in the blocks.
+Blocks of the same loop differ by some percent on a shared machine. So the console's own work is
+also timed directly: the account's calls and the flush between real steps, with cold caches, minus
+what the same clock reads around calls that do nothing. The effect on the steps themselves (lost
+cache lines) is visible only in the blocks.
 """
 
 from __future__ import annotations
@@ -58,10 +62,13 @@ class NoAccount(StepBreakdown):
         pass
 
 
-def block(loop: TrainingLoop, service: Service | None, inbox: Inbox, steps: int) -> tuple[float, float]:
+def block(
+    loop: TrainingLoop, service: Service | None, inbox: Inbox, steps: int
+) -> tuple[float, float]:
     """CPU seconds per step and steps per second of one block, without its first step.
 
-    Under the console a block ends with a flush; 80 steps of 6 ms take the 0.5 s after which the worker of a run without changes sends.
+    Under the console a block ends with a flush; 80 steps of 6 ms take the 0.5 s after which the
+    worker of a run without changes sends.
     """
     loop.step()
     cpu, start = time.thread_time(), time.perf_counter()
@@ -96,8 +103,11 @@ class Timed(StepBreakdown):
         self.seconds += time.perf_counter() - start
 
 
-def own_us(loop: TrainingLoop, service: Service, account: StepBreakdown, nothing: StepBreakdown, steps: int) -> tuple[float, float, float]:
-    """Microseconds per step of the console's own work between real steps: the account, the flush, and a whole bare step."""
+def own_us(
+    loop: TrainingLoop, service: Service, account: StepBreakdown, nothing: StepBreakdown, steps: int
+) -> tuple[float, float, float]:
+    """Microseconds per step of the console's own work between real steps: the account, the flush,
+    and a whole bare step."""
     shares: dict[bool, list[float]] = {False: [], True: []}
     flushes, bare = [], []
     for number in range(2 * OWN_BLOCKS):
@@ -121,18 +131,31 @@ def own_us(loop: TrainingLoop, service: Service, account: StepBreakdown, nothing
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=150)
     parser.add_argument("--block-steps", type=int, default=80)
     parser.add_argument("--new", action="store_true", help="as a run's first 20 s are watched")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
-    knobs = {**find_scenario("train-gpt").knobs_for("cpu"), "batch_size": 1, "seq_len": 8, "num_threads": 1, "eval_every": 0}
+    knobs = {
+        **find_scenario("train-gpt").knobs_for("cpu"),
+        "batch_size": 1,
+        "seq_len": 8,
+        "num_threads": 1,
+        "eval_every": 0,
+    }
     ours, theirs = socket.socketpair()
-    listener = subprocess.Popen([sys.executable, "-m", "benchmarks.overhead.listener", str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    listener = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.overhead.listener", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+    )
     theirs.close()
     with tempfile.TemporaryDirectory() as scratch:
-        loop = TrainingLoop(gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch))
+        loop = TrainingLoop(
+            gpt.create(knobs, torch.device("cpu"), 0), knobs, torch.device("cpu"), Path(scratch)
+        )
         inbox = Inbox()
         service = make_service(ChildChannel(ours.detach()), inbox, loop, 0, World())
         accounts = {False: NoAccount(ThreadTimes()), True: loop.breakdown}
@@ -143,8 +166,11 @@ def main() -> int:
             measured = {}
             for console in (False, True) if pair % 2 == 0 else (True, False):
                 loop.breakdown = accounts[console]
-                loop.breakdown._begin(now())  # the same run goes on: `restart` would have it sampled sooner
-                measured[console] = block(loop, service if console else None, inbox, args.block_steps)
+                # the same run goes on: `restart` would have it sampled sooner
+                loop.breakdown._begin(now())
+                measured[console] = block(
+                    loop, service if console else None, inbox, args.block_steps
+                )
             if pair >= 2:
                 costs.append((measured[True][0] - measured[False][0]) * 1e6)
                 ratios.append(measured[True][1] / measured[False][1])
@@ -154,14 +180,19 @@ def main() -> int:
     listener.kill()
     cost, ratio = interval(costs), interval(ratios)
     print(
-        f"bare step                  {statistics.median(bare_steps):7.2f} ms   (median of {args.pairs} pairs of {args.block_steps}-step blocks)"
+        f"bare step                  {statistics.median(bare_steps):7.2f} ms   (median of"
+        f" {args.pairs} pairs of {args.block_steps}-step blocks)"
     )
     share = 1 - (own[0] + own[1]) / (own[2] + own[0] + own[1])
     print(
-        f"own work, timed in place   {own[0] + own[1]:7.1f} µs/step  (account {own[0]:.1f}, flush {own[1]:.1f}): {share:.4f} of bare steps/s"
+        f"own work, timed in place   {own[0] + own[1]:7.1f} µs/step  (account {own[0]:.1f}, flush"
+        f" {own[1]:.1f}): {share:.4f} of bare steps/s"
     )
     print(f"CPU of the training thread {cost[0]:+7.1f} µs/step  [{cost[1]:+.1f}, {cost[2]:+.1f}]")
-    print(f"steps/s, console / bare    {ratio[0]:7.4f}          [{ratio[1]:.4f}, {ratio[2]:.4f}]   target >= {TARGET_RATIO}")
+    print(
+        f"steps/s, console / bare    {ratio[0]:7.4f}          [{ratio[1]:.4f}, {ratio[2]:.4f}]"
+        f"   target >= {TARGET_RATIO}"
+    )
     if args.keep:
         result = {
             "bare_step_ms": statistics.median(bare_steps),
@@ -170,7 +201,12 @@ def main() -> int:
             "pairs": args.pairs,
             "new": args.new,
         }
-        result |= {"own_us_per_step": own[0] + own[1], "own_account_us": own[0], "own_flush_us": own[1], "own_ratio": share}
+        result |= {
+            "own_us_per_step": own[0] + own[1],
+            "own_account_us": own[0],
+            "own_flush_us": own[1],
+            "own_ratio": share,
+        }
         print(f"kept in {keep('overhead', result)}")
     return 0 if min(share, ratio[0]) >= TARGET_RATIO else 1
 

@@ -1,4 +1,5 @@
-"""The console's end while overhead is measured: decodes the worker's messages, keeps the session, reads it twice a second."""
+"""The console's end while overhead is measured: decodes the worker's messages, keeps the session,
+reads it twice a second."""
 
 from __future__ import annotations
 

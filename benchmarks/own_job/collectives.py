@@ -2,9 +2,12 @@
 
     python -m benchmarks.own_job.collectives [--pairs 8] [--calls 3000]
 
-Two processes over gloo all-reduce one number. The record is on (TORCH_FR_BUFFER_SIZE=2000, torch's default) and off (0) in turn, a pair of jobs each, because torch reads the
-variable once in a process: the ratio of the CPU time of a call on the calling thread. The agent changes nothing of it. Then, where the record is full, the CPU time of a read
-(`_loaded`, agent/hooks/evidence/collectives.py), and that of the read over the seconds to the next one. Medians with 95 % intervals by bootstrap.
+Two processes over gloo all-reduce one number. The record is on (TORCH_FR_BUFFER_SIZE=2000, torch's
+default) and off (0) in turn, a pair of jobs each, because torch reads the variable once in a
+process: the ratio of the CPU time of a call on the calling thread. The agent changes nothing of it.
+Then, where the record is full, the CPU time of a read (`_loaded`,
+agent/hooks/evidence/collectives.py), and that of the read over the seconds to the next one. Medians
+with 95 % intervals by bootstrap.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ READS = 30
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--calls", type=int, default=3000)
     args = parser.parse_args()
@@ -31,7 +36,10 @@ def main() -> int:
     more_us = [1e6 * (on["call_s"] - off["call_s"]) for on, off in pairs]
     reads_ms = [1e3 * seconds for on, _ in pairs for seconds in on["reads_s"]]
     print(f"a call with the record over one without: {shown(ratios)}; {shown(more_us)} µs more")
-    print(f"a read of 2000 entries: {shown(reads_ms)} ms of CPU time, the longest {max(reads_ms):.1f} ms")
+    print(
+        f"a read of 2000 entries: {shown(reads_ms)} ms of CPU time, the longest {max(reads_ms):.1f}"
+        " ms"
+    )
     shares = [1e-3 * read / apart_s(1e-3 * read) for read in reads_ms]
     print(f"reads over the time between them: {shown([100 * share for share in shares])} %")
     return 0

@@ -1,10 +1,13 @@
 """Does the finding name the slow part of loading, with its share and the gain without it?
 
-    python -m benchmarks.own_job.loading_parts [--only PIPELINE ...] [--workers 1] [--seconds 14] [--pairs 3]
+    python -m benchmarks.own_job.loading_parts [--only PIPELINE ...] [--workers 1] [--seconds 14]
+        [--pairs 3]
 
-For each pipeline of `benchmarks/own_job/slow_part.py`: a watched run, whose program also stamps the times of the slow part and of
-all loading; and runs without gpuconsole with and without the slow part, in turn, which give the gain. Needs torchvision, albumentations, tokenizers and
-transformers. Exit code 1: another part is named, the share is off by more than 5 points, or the predicted gain by more than 15 %.
+For each pipeline of `benchmarks/own_job/slow_part.py`: a watched run, whose program also stamps the
+times of the slow part and of all loading; and runs without gpuconsole with and without the slow
+part, in turn, which give the gain. Needs torchvision, albumentations, tokenizers and transformers.
+Exit code 1: another part is named, the share is off by more than 5 points, or the predicted gain by
+more than 15 %.
 """
 
 from __future__ import annotations
@@ -28,34 +31,51 @@ POINTS, ERROR = 0.05, 0.15
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=PIPELINES, default=list(PIPELINES))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=14.0)
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
-    print("| pipeline | samples | named | share | true share | predicted gain | gain | right |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| pipeline | samples | named | share | true share | predicted gain | gain | right |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
     right = [row(pipeline, args.workers, args.seconds, args.pairs) for pipeline in args.only]
     return 0 if all(right) else 1
 
 
 def row(pipeline: str, workers: int, seconds: float, pairs: int) -> bool:
     run, true_share = watched(pipeline, workers, seconds)
-    gains = [told(pipeline, workers, "--without")[0] / told(pipeline, workers)[0] for _ in range(pairs)]
+    gains = [
+        told(pipeline, workers, "--without")[0] / told(pipeline, workers)[0] for _ in range(pairs)
+    ]
     gain = statistics.median(gains)
     signal = run.signals.get(PARTS[0])
     if signal is None:
         print(
-            f"| {pipeline} | {run.unavailable.get('probe.loading_parts', 'nothing')} | | | {true_share:.1%} | | {gain:.2f}x | no |",
+            (
+                f"| {pipeline} | {run.unavailable.get('probe.loading_parts', 'nothing')} | | |"
+                f" {true_share:.1%} | | {gain:.2f}x | no |"
+            ),
             flush=True,
         )
         return False
     named = signal.source.partition(": ")[2]
     predicted = without_part(Case.of(run, run.signals), signal.value) or 1.0
-    right = named.startswith(PIPELINES[pipeline].named) and abs(signal.value - true_share) <= POINTS and abs(predicted / gain - 1) <= ERROR
+    right = (
+        named.startswith(PIPELINES[pipeline].named)
+        and abs(signal.value - true_share) <= POINTS
+        and abs(predicted / gain - 1) <= ERROR
+    )
     print(
-        f"| {pipeline} | {signal.source.split()[0]} | {named} | {signal.value:.1%} | {true_share:.1%} | {predicted:.2f}x | {gain:.2f}x ({min(gains):.2f}-{max(gains):.2f})"
-        f" | {'yes' if right else 'no'} |",
+        (
+            f"| {pipeline} | {signal.source.split()[0]} | {named} | {signal.value:.1%} |"
+            f" {true_share:.1%} | {predicted:.2f}x | {gain:.2f}x"
+            f" ({min(gains):.2f}-{max(gains):.2f}) | {'yes' if right else 'no'} |"
+        ),
         flush=True,
     )
     return right
@@ -65,7 +85,17 @@ def watched(pipeline: str, workers: int, seconds: float) -> tuple[Run, float]:
     """A run with gpuconsole, and the share of the slow part by the stamps of its program."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, PROGRAM, pipeline, str(seconds), "--workers", str(workers)]
-        words = [sys.executable, "-m", "gpuconsole", "run", "--headless", "--snapshot", f"{folder}/s.json", "--", *command]
+        words = [
+            sys.executable,
+            "-m",
+            "gpuconsole",
+            "run",
+            "--headless",
+            "--snapshot",
+            f"{folder}/s.json",
+            "--",
+            *command,
+        ]
         done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=folder)
         return read_snapshot(Path(folder) / "s.json").runs[-1], figures(done.stdout)[1]
 

@@ -1,8 +1,9 @@
-"""A training loop whose loading has one slow part: `slow_part.py PIPELINE SECONDS [--without] [--workers 1]`.
+"""A training loop whose loading has one slow part: `slow_part.py PIPELINE SECONDS [--without]
+[--workers 1]`.
 
-`--without`: the slow part is left out. Prints the samples a second after the first 3 s, and the share of the slow
-part by stamps. The pipelines are written as users write them, with the
-transforms of the libraries that they use.
+`--without`: the slow part is left out. Prints the samples a second after the first 3 s, and the
+share of the slow part by stamps. The pipelines are written as users write them, with the transforms
+of the libraries that they use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,21 @@ from torch.utils.data._utils import fetch
 SIDE = 256
 BATCH = 8
 WARM_S = 3.0
-WORDS = ("the", "model", "reads", "a", "batch", "of", "data", "while", "another", "process", "waits", "for", "storage")
+WORDS = (
+    "the",
+    "model",
+    "reads",
+    "a",
+    "batch",
+    "of",
+    "data",
+    "while",
+    "another",
+    "process",
+    "waits",
+    "for",
+    "storage",
+)
 
 
 def jpegs(count: int = 64) -> list[bytes]:
@@ -35,7 +50,9 @@ def jpegs(count: int = 64) -> list[bytes]:
     for _ in range(count):
         field = generator.integers(0, 255, (SIDE // 8, SIDE // 8, 3), dtype=np.uint8)
         buffer = io.BytesIO()
-        Image.fromarray(field).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+        Image.fromarray(field).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(
+            buffer, "JPEG", quality=90
+        )
         encoded.append(buffer.getvalue())
     return encoded
 
@@ -60,9 +77,9 @@ missing: list[torch.library.Library] = []
 
 
 def torchvision(slow: bool) -> Dataset:
-    if (
-        "+cpu" in torch.__version__ and not missing
-    ):  # torchvision of the package index is built for CUDA: its operators are missing, and the import needs their names
+    # torchvision of the package index is built for CUDA: its operators are missing, and the import
+    # needs their names
+    if "+cpu" in torch.__version__ and not missing:
         missing.append(torch.library.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
             missing[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -81,7 +98,9 @@ def albumentations(slow: bool) -> Dataset:
     if slow:
         members.insert(1, alb.CLAHE(p=1.0))
     composed = alb.Compose(members)
-    return Photos(lambda image: torch.from_numpy(composed(image=np.asarray(image))["image"]).permute(2, 0, 1))
+    return Photos(
+        lambda image: torch.from_numpy(composed(image=np.asarray(image))["image"]).permute(2, 0, 1)
+    )
 
 
 class ByHand(Dataset):
@@ -103,7 +122,8 @@ class ByHand(Dataset):
 
 
 class Texts(Dataset):
-    """Token ids by a tokenizer of `transformers`; the rest of the work makes the features of a position."""
+    """Token ids by a tokenizer of `transformers`; the rest of the work makes the features of a
+    position."""
 
     def __init__(self, slow: bool) -> None:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -113,7 +133,10 @@ class Texts(Dataset):
         self.texts = [" ".join(generator.choice(WORDS, 8000)) for _ in range(64)]
         tokenizer = Tokenizer(models.BPE(unk_token="?"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.train_from_iterator(self.texts[:8], trainers.BpeTrainer(vocab_size=60, special_tokens=["?"], show_progress=False))
+        tokenizer.train_from_iterator(
+            self.texts[:8],
+            trainers.BpeTrainer(vocab_size=60, special_tokens=["?"], show_progress=False),
+        )
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
         self.slow = slow
         self.ids = self.tokenizer(self.texts[0])["input_ids"]
@@ -159,8 +182,8 @@ class Points(Dataset):
 
 
 class Pipeline(NamedTuple):
-    """`make`: its dataset, with the slow part or without. `named`: the slow part as the finding names it. `method`: the module, the class and the method
-    that are the slow part."""
+    """`make`: its dataset, with the slow part or without. `named`: the slow part as the finding
+    names it. `method`: the module, the class and the method that are the slow part."""
 
     make: Callable[[bool], Dataset]
     named: str
@@ -168,16 +191,23 @@ class Pipeline(NamedTuple):
 
 
 PIPELINES = {
-    "torchvision": Pipeline(torchvision, "RandomPerspective", ("torchvision.transforms.v2", "RandomPerspective", "forward")),
+    "torchvision": Pipeline(
+        torchvision,
+        "RandomPerspective",
+        ("torchvision.transforms.v2", "RandomPerspective", "forward"),
+    ),
     "albumentations": Pipeline(albumentations, "CLAHE", ("albumentations", "CLAHE", "__call__")),
     "pil": Pipeline(ByHand, "Image.filter", ("PIL.Image", "Image", "filter")),
-    "tokenizer": Pipeline(Texts, "PreTrainedTokenizerBase", ("transformers", "PreTrainedTokenizerFast", "__call__")),
+    "tokenizer": Pipeline(
+        Texts, "PreTrainedTokenizerBase", ("transformers", "PreTrainedTokenizerFast", "__call__")
+    ),
     "numpy": Pipeline(Points, "Points.nearest", (__name__, "Points", "nearest")),
 }
 
 
 def stamp(owner: type, name: str, total: torch.Tensor) -> None:
-    """Add the seconds of each call of a method to `total`. The stack looks as without the stamps: the code has the file and the name of the method."""
+    """Add the seconds of each call of a method to `total`. The stack looks as without the stamps:
+    the code has the file and the name of the method."""
     plain = getattr(owner, name)
 
     def stamped(*args: Any, **kwargs: Any) -> Any:
@@ -187,7 +217,11 @@ def stamp(owner: type, name: str, total: torch.Tensor) -> None:
         finally:
             total.add_(time.perf_counter() - begun)
 
-    names = {"co_filename": plain.__code__.co_filename, "co_name": name, "co_qualname": plain.__code__.co_qualname}
+    names = {
+        "co_filename": plain.__code__.co_filename,
+        "co_name": name,
+        "co_qualname": plain.__code__.co_qualname,
+    }
     stamped.__code__ = stamped.__code__.replace(**names)
     setattr(owner, name, stamped)
 
@@ -203,11 +237,20 @@ def main() -> None:
     torch.manual_seed(0)
     dataset = PIPELINES[args.pipeline].make(not args.without)
     module, owner, name = PIPELINES[args.pipeline].method
-    slow, all_of_it = torch.zeros(1, dtype=torch.float64).share_memory_(), torch.zeros(1, dtype=torch.float64).share_memory_()
+    slow, all_of_it = (
+        torch.zeros(1, dtype=torch.float64).share_memory_(),
+        torch.zeros(1, dtype=torch.float64).share_memory_(),
+    )
     stamp(getattr(sys.modules[module], owner), name, slow)
     stamp(fetch._MapDatasetFetcher, "fetch", all_of_it)
     loader = DataLoader(dataset, BATCH, num_workers=args.workers)
-    model = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * (SIDE // 8) ** 2, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(
+        nn.AvgPool2d(8),
+        nn.Flatten(),
+        nn.Linear(3 * (SIDE // 8) ** 2, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     begun, first, steps = time.perf_counter(), 0.0, 0
     for batch in loader:
@@ -220,7 +263,13 @@ def main() -> None:
         steps += 1
         if t - begun >= args.seconds:
             break
-    print(f"samples/s {(steps - 1) * BATCH / (t - first):.2f}, slow part {(slow / all_of_it).item():.4f}", flush=True)
+    print(
+        (
+            f"samples/s {(steps - 1) * BATCH / (t - first):.2f}, slow part"
+            f" {(slow / all_of_it).item():.4f}"
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

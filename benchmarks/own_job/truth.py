@@ -2,10 +2,12 @@
 
     python -m benchmarks.own_job.truth [--steps 200] [--rounds 3] [--only LOOP ...] [--python PATH]
 
-Runs 54 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed (tests/agent/programs), under the agent. Prints for
-each loop the phase that differs most, in points of the step, in the median round. The number of steps must agree exactly, and losses and weights
-must be bit for bit those of a run without the agent, and what the loop prints must be the same. Exit code 1: a phase differs by more than 2 points, or
-losses, weights or output differ. `--python`: the Python of the loops, which has another version, or another version of torch.
+Runs 54 plain loops, and loops of HF Trainer, Lightning and accelerate where they are installed
+(tests/agent/programs), under the agent. Prints for each loop the phase that differs most, in points
+of the step, in the median round. The number of steps must agree exactly, and losses and weights
+must be bit for bit those of a run without the agent, and what the loop prints must be the same.
+Exit code 1: a phase differs by more than 2 points, or losses, weights or output differ. `--python`:
+the Python of the loops, which has another version, or another version of torch.
 """
 
 from __future__ import annotations
@@ -37,12 +39,22 @@ POINTS = 0.02
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     every = [*LOOPS, *UNUSUAL, *UNUSUAL_TOO, *PARTS, *RIGHT_AT_ONCE, *FRAMEWORKS]
-    parser.add_argument("--only", nargs="*", choices=every, metavar="LOOP", help=f"names of loops: {', '.join(every)}")
-    parser.add_argument("--python", default=sys.executable, help="the Python of the loops; it needs torch only")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        choices=every,
+        metavar="LOOP",
+        help=f"names of loops: {', '.join(every)}",
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the Python of the loops; it needs torch only"
+    )
     args = parser.parse_args()
     names = args.only or every
     wrong = 0
@@ -50,13 +62,17 @@ def main() -> int:
         if name in FRAMEWORKS and not has(args.python, FRAMEWORKS[name]):
             print(f"{name:<16} not run: {FRAMEWORKS[name]} is not installed")
             continue
-        wrong += not agrees(name, args.steps * (4 if name in BY_SAMPLES else 1), args.rounds, args.python)
+        wrong += not agrees(
+            name, args.steps * (4 if name in BY_SAMPLES else 1), args.rounds, args.python
+        )
     return 1 if wrong else 0
 
 
 def has(python: str, module: str) -> bool:
     """Whether a Python has a module."""
-    return not subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode
+    return not subprocess.run(
+        [python, "-c", f"import {module}"], capture_output=True, check=False
+    ).returncode
 
 
 def agrees(name: str, steps: int, rounds: int, python: str) -> bool:
@@ -80,13 +96,23 @@ def agrees(name: str, steps: int, rounds: int, python: str) -> bool:
     medians = {phase: statistics.median(one[phase] for one in found) for phase in found[0]}
     worst = max(medians, key=lambda phase: abs(medians[phase]))
     good = abs(medians[worst]) <= POINTS and same and printed
-    words = f"{'losses and weights are the same' if same else 'LOSSES OR WEIGHTS DIFFER'}, {'output too' if printed else 'OUTPUT DIFFERS'}"
-    print(f"{name:<16} {steps} steps   {worst} {medians[worst] * 100:+.1f} points   {words}{'' if good else '   MISSED'}", flush=True)
+    words = (
+        f"{'losses and weights are the same' if same else 'LOSSES OR WEIGHTS DIFFER'},"
+        f" {'output too' if printed else 'OUTPUT DIFFERS'}"
+    )
+    print(
+        (
+            f"{name:<16} {steps} steps   {worst} {medians[worst] * 100:+.1f} points"
+            f"   {words}{'' if good else '   MISSED'}"
+        ),
+        flush=True,
+    )
     return good
 
 
 def without_times(out: str) -> list[str]:
-    """The lines of the output of a loop. Trainers print how long they took: these figures differ between any two runs."""
+    """The lines of the output of a loop. Trainers print how long they took: these figures differ
+    between any two runs."""
     return [
         re.sub(r"('?\w*(?:runtime|per_second)'?: )[^,}]*", r"\1", line)
         for line in re.split(r"[\r\n]+", out)

@@ -1,10 +1,13 @@
-"""The program of the overhead benchmark: a plain loop of about 6 ms a step, with the borders and without them in turn, in one process.
+"""The program of the overhead benchmark: a plain loop of about 6 ms a step, with the borders and
+without them in turn, in one process.
 
-Prints one JSON line. `plain_s`, `added_s`: for each pair of blocks the CPU seconds of a step without borders, and what a step with them takes more.
-`new_work_s`, `work_s`: CPU seconds of the agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the low rate
-that follows. `sampler_ratio`, `fast_sampler_ratio`: CPU seconds of the thread that samples stacks, for each second, at its low rate and at its fast one. The last
-arguments say who starts the agent (`run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`), and how many further threads wait in
-the process.
+Prints one JSON line. `plain_s`, `added_s`: for each pair of blocks the CPU seconds of a step
+without borders, and what a step with them takes more. `new_work_s`, `work_s`: CPU seconds of the
+agent's work between steps, for each step of an uninterrupted run: while the job is new, and at the
+low rate that follows. `sampler_ratio`, `fast_sampler_ratio`: CPU seconds of the thread that samples
+stacks, for each second, at its low rate and at its fast one. The last arguments say who starts the
+agent (`run`, the environment of the process; `watch`, the block of `gpuconsole.watch()`), and how
+many further threads wait in the process.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ import gpuconsole
 from gpuconsole.agent.service import LOW_RATE_AFTER_S
 
 WARM, BLOCK = 15, 20
-"""Pairs of blocks before the first one that counts: Python specializes its code for the classes that it meets; and the steps of a block."""
+"""Pairs of blocks before the first one that counts: Python specializes its code for the classes
+that it meets; and the steps of a block."""
 SAMPLED_S = 8.0
 SAMPLE = torch.randn(256)
 
@@ -40,11 +44,18 @@ class Samples(Dataset):
 
 
 class Loop:
-    """The objects of the program. `hooks` switches on and off what Python shows the agent (`monitor`, on Python 3.12 and newer)."""
+    """The objects of the program. `hooks` switches on and off what Python shows the agent
+    (`monitor`, on Python 3.12 and newer)."""
 
     def __init__(self, width: int, batch: int, device: str, monitor: Any, recorder: Any) -> None:
         self.device, self.recorder = device, recorder
-        self.model = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
+        self.model = nn.Sequential(
+            nn.Linear(256, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        ).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batches = iter(DataLoader(Samples(), batch_size=batch))
         self._monitor = monitor
@@ -52,7 +63,11 @@ class Loop:
     def seen(self) -> None:
         """The borders of the loop are known: `hooks` switches them from now on."""
         tool, hot = self._monitor._tool, {id(code) for code, *_ in self._monitor._hot}
-        self._rare = [(code, sys.monitoring.get_local_events(tool, code)) for code in self._monitor._codes if id(code) not in hot]
+        self._rare = [
+            (code, sys.monitoring.get_local_events(tool, code))
+            for code in self._monitor._codes
+            if id(code) not in hot
+        ]
 
     def hooks(self, on: bool) -> None:
         for code, events in self._rare:
@@ -83,8 +98,18 @@ def main() -> None:
     torch.set_num_threads(1)
     with contextlib.nullcontext() if by_run else gpuconsole.watch(quiet=True):
         agent = "_gpuconsole_agent" if by_run else "gpuconsole.agent"
-        recorder, sampler = sys.modules[f"{agent}.hooks.watch"].recorder, sys.modules[f"{agent}.hooks.sampler"].sampler
-        measure(recorder, sampler, pairs, Loop(width, batch, device, sys.modules[f"{agent}.hooks.install"]._monitors[0], recorder))
+        recorder, sampler = (
+            sys.modules[f"{agent}.hooks.watch"].recorder,
+            sys.modules[f"{agent}.hooks.sampler"].sampler,
+        )
+        measure(
+            recorder,
+            sampler,
+            pairs,
+            Loop(
+                width, batch, device, sys.modules[f"{agent}.hooks.install"]._monitors[0], recorder
+            ),
+        )
 
 
 def measure(recorder: Any, sampler: Any, pairs: int, loop: Loop) -> None:

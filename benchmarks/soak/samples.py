@@ -1,4 +1,5 @@
-"""Whether a recording has all expected samples, and what the program reported about missing ones."""
+"""Whether a recording has all expected samples, and what the program reported about missing
+ones."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Rounds:
 
 @dataclass
 class Account:
-    """`told_missed`: rounds that the NVML source reported as skipped. `notes`: other notes of the program to its user."""
+    """`told_missed`: rounds that the NVML source reported as skipped. `notes`: other notes of the
+    program to its user."""
 
     gpus: dict[str, Rounds] = field(default_factory=dict)
     told_missed: int = 0

@@ -21,7 +21,8 @@ class Slope(NamedTuple):
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Least squares. Readings that are seconds apart are correlated, so blocks are averaged first; None if fewer than four blocks are left."""
+    """Least squares. Readings that are seconds apart are correlated, so blocks are averaged first;
+    None if fewer than four blocks are left."""
     blocks: dict[int, list[tuple[float, float]]] = {}
     for t, value in zip(times, values, strict=True):
         blocks.setdefault(int(t / BLOCK_S), []).append((t, value))
@@ -38,7 +39,8 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope | None:
 
 
 def student_975(degrees: int) -> float:
-    """Student's t(0.975) from the normal quantile (Fisher and Cornish's expansion; 1 % off at two degrees of freedom, less above)."""
+    """Student's t(0.975) from the normal quantile (Fisher and Cornish's expansion; 1 % off at two
+    degrees of freedom, less above)."""
     z = Z_975
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96

@@ -1,4 +1,5 @@
-"""The reference in plain torch, like nanoGPT's train.py: data, forward, backward and optimizer only."""
+"""The reference in plain torch, like nanoGPT's train.py: data, forward, backward and optimizer
+only."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def main() -> None:
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     data = TextStream(course.text, course.stream_knobs, course.seed)
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16) if course.bf16 else contextlib.nullcontext()
+    autocast = (
+        torch.autocast("cpu", dtype=torch.bfloat16) if course.bf16 else contextlib.nullcontext()
+    )
     referee = Referee()
     while True:
         inputs, targets = data.next()

@@ -25,9 +25,11 @@ START_S = 120.0
 
 
 class Block(NamedTuple):
-    """The work of a contestant in a block. Times are those of its training thread; `loss` is the loss of step LOSS_AT, once that step has run.
+    """The work of a contestant in a block. Times are those of its training thread; `loss` is the
+    loss of step LOSS_AT, once that step has run.
 
-    `cpu_s` and `faults` (minor page faults) are those of the whole process, first step and pauses included.
+    `cpu_s` and `faults` (minor page faults) are those of the whole process, first step and pauses
+    included.
     """
 
     steps: int
@@ -63,7 +65,10 @@ async def measured_block(one: Contestant, seconds: float) -> Block:
     before, faults = process.cpu_times(), _faults(one.pid)
     block = await one.block(seconds)
     after = process.cpu_times()
-    return block._replace(cpu_s=after.user + after.system - before.user - before.system, faults=_faults(one.pid) - faults)
+    return block._replace(
+        cpu_s=after.user + after.system - before.user - before.system,
+        faults=_faults(one.pid) - faults,
+    )
 
 
 def _faults(pid: int) -> int:
@@ -108,12 +113,15 @@ class Reference:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"ended with exit code {await self._process.wait()}: {' '.join(self._command)}")
+            raise RuntimeError(
+                f"ended with exit code {await self._process.wait()}: {' '.join(self._command)}"
+            )
         return Block(**json.loads(line))
 
 
 class Ours:
-    """The product's worker as it always runs, measured by the Steps messages that it sends anyway."""
+    """The product's worker as it always runs, measured by the Steps messages that it sends
+    anyway."""
 
     def __init__(self, workload: str, knobs: Knobs) -> None:
         self._workload = workload
@@ -135,7 +143,8 @@ class Ours:
             await self._worker.pause()
 
     async def block(self, seconds: float) -> Block:
-        """From the message with the step that settles to the last one: each is sent between two steps."""
+        """From the message with the step that settles to the last one: each is sent between two
+        steps."""
         self._heard.clear()
         self._worker.resume(0)
         while not self._with_steps():
@@ -146,7 +155,13 @@ class Ours:
         last = others[-1]
         started = self._worker.last_started
         threads = int(started.facts["threads"]) if started else 0
-        return Block(sum(len(heard.steps) for heard in others), last.t - first.t, last.runq_s - first.runq_s, self._loss, threads)
+        return Block(
+            sum(len(heard.steps) for heard in others),
+            last.t - first.t,
+            last.runq_s - first.runq_s,
+            self._loss,
+            threads,
+        )
 
     async def stop(self) -> None:
         await self._worker.stop()
@@ -157,4 +172,6 @@ class Ours:
     def _listen(self, event: AnyEvent) -> None:
         if isinstance(event, Steps):
             self._heard.append(event)
-            self._loss = next((step.loss for step in event.steps if step.index == LOSS_AT), self._loss)
+            self._loss = next(
+                (step.loss for step in event.steps if step.index == LOSS_AT), self._loss
+            )

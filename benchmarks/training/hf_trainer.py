@@ -1,4 +1,5 @@
-"""The reference with transformers' Trainer, with the flags that make it fastest; runs in an environment of its own."""
+"""The reference with transformers' Trainer, with the flags that make it fastest; runs in an
+environment of its own."""
 
 from __future__ import annotations
 
@@ -79,7 +80,13 @@ def main() -> None:
         remove_unused_columns=False,
         seed=course.seed,
     )
-    trainer = Trainer(model, arguments, train_dataset=Text(course), data_collator=lambda samples: samples[0], callbacks=[Refereed(model)])
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=Text(course),
+        data_collator=lambda samples: samples[0],
+        callbacks=[Refereed(model)],
+    )
     sys.stdout = words
     trainer.train()
 

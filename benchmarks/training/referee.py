@@ -1,7 +1,9 @@
-"""Called by a reference loop after each step: the loop pauses between blocks and reports each block.
+"""Called by a reference loop after each step: the loop pauses between blocks and reports each
+block.
 
-The contest writes a number of seconds on stdin; then a line of JSON with the block's figures comes back on stdout. The first step
-after a pause does not count. Cost: one reading of the clock per step.
+The contest writes a number of seconds on stdin; then a line of JSON with the block's figures comes
+back on stdout. The first step after a pause does not count. Cost: one reading of the clock per
+step.
 """
 
 from __future__ import annotations

@@ -1,15 +1,21 @@
 """How soon does `gpuconsole tune` reach what an exhaustive search finds?
 
-    python -m benchmarks.tuning [--only SCENARIO ...] [--sessions 5] [--repeats 10] [--budget 120] [--grids FILE] [--rows FILE] [--keep]
+    python -m benchmarks.tuning [--only SCENARIO ...] [--sessions 5] [--repeats 10] [--budget 120]
+        [--grids FILE] [--rows FILE] [--keep]
 
-For each scenario every point of a grid is measured in turn, with --repeats blocks: ten, as in `gpuconsole sweep`, and as needed to detect 5 % on a machine
-whose blocks differ by 10 to 20 %. Random search and Optuna's TPE (pip install optuna) are replayed on these figures. The tuner runs live, may change only the grid's
-knobs, and its diagnosis counts as time. An evaluation takes the time of its blocks. The report also has the time of searches that use only the first QUICK blocks of each
-point, the lowest possible cost. The tuner's time is the median of --sessions live sessions, with the scenarios in turn; that of the searches is the median of SEEDS replays. No search
-knows when it has reached the target.
+For each scenario every point of a grid is measured in turn, with --repeats blocks: ten, as in
+`gpuconsole sweep`, and as needed to detect 5 % on a machine whose blocks differ by 10 to 20 %.
+Random search and Optuna's TPE (pip install optuna) are replayed on these figures. The tuner runs
+live, may change only the grid's knobs, and its diagnosis counts as time. An evaluation takes the
+time of its blocks. The report also has the time of searches that use only the first QUICK blocks of
+each point, the lowest possible cost. The tuner's time is the median of --sessions live sessions,
+with the scenarios in turn; that of the searches is the median of SEEDS replays. No search knows
+when it has reached the target.
 
-The largest of many estimates is too large. So the FINALISTS best points of the grid run again in turn, and the tuner's result is compared with the best of them by all its
-blocks, in FINAL_BLOCKS blocks each in turn, after each session: the median of the pairs. For the searches see `searches.best_rate`.
+The largest of many estimates is too large. So the FINALISTS best points of the grid run again in
+turn, and the tuner's result is compared with the best of them by all its blocks, in FINAL_BLOCKS
+blocks each in turn, after each session: the median of the pairs. For the searches see
+`searches.best_rate`.
 """
 
 from __future__ import annotations
@@ -63,7 +69,9 @@ async def measured(scenario: str, found: list[Knobs], repeats: int) -> tuple[Swe
     sweeper = Sweeper(chosen, chosen.knobs_for("cpu"), HOST, ServingChoice())
     begun: list[float] = []
     try:
-        sweep = await sweeper.run(found, repeats, False, lambda sweep: begun.append(time.monotonic()))
+        sweep = await sweeper.run(
+            found, repeats, False, lambda sweep: begun.append(time.monotonic())
+        )
     finally:
         await sweeper.close()
     blocks = begun[len(found) - 1 :]  # the first round warms up
@@ -75,7 +83,8 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
     await engine.open()
     try:
         await engine.start(scenario, {})
-        while (run := engine.view().run) is None or run.state == "starting":  # the searches' clock does not count that either
+        # the searches' clock does not count that either
+        while (run := engine.view().run) is None or run.state == "starting":
             await asyncio.sleep(0.05)
         return await Tuner(engine, scenario, budget_s, only=list(space)).run()
     finally:
@@ -85,7 +94,9 @@ async def tuned(scenario: str, space: Space, budget_s: float) -> Certificate:
 def spent(trial: Trial) -> tuple[float, list[float] | None]:
     """The duration, and the speed-up with its interval."""
     found = trial.speedup
-    return round(trial.elapsed_s, 1), found and [round(value, 3) for value in (found.estimate, found.low, found.high)]
+    return round(trial.elapsed_s, 1), found and [
+        round(value, 3) for value in (found.estimate, found.low, found.high)
+    ]
 
 
 async def exhaustive(scenario: str, space: Space, repeats: int) -> Grid:
@@ -98,20 +109,31 @@ async def exhaustive(scenario: str, space: Space, repeats: int) -> Grid:
 
 async def best_point(found: Grid) -> int:
     """The number of the point that is best by the grid's blocks and as many again."""
-    finalists = sorted(range(len(found.points)), key=lambda n: -(found.points[n].mean or 0.0))[:FINALISTS]
-    again, _ = await measured(found.scenario, [found.points[n].knobs for n in finalists], found.repeats)
-    rates = {n: statistics.fmean(found.points[n].rates + point.rates) for n, point in zip(finalists, again.points, strict=True)}
+    finalists = sorted(range(len(found.points)), key=lambda n: -(found.points[n].mean or 0.0))[
+        :FINALISTS
+    ]
+    again, _ = await measured(
+        found.scenario, [found.points[n].knobs for n in finalists], found.repeats
+    )
+    rates = {
+        n: statistics.fmean(found.points[n].rates + point.rates)
+        for n, point in zip(finalists, again.points, strict=True)
+    }
     return max(rates, key=lambda n: rates[n])
 
 
 async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None) -> dict[str, Any]:
-    """One measured session. Times in seconds, without the start of the workload. `best`: the best point of the grid, if a session has determined it."""
+    """One measured session. Times in seconds, without the start of the workload. `best`: the best
+    point of the grid, if a session has determined it."""
     scenario, grid = found.scenario, [point.knobs for point in found.points]
     certificate = await tuned(scenario, space, budget_s)
     best = best or grid[await best_point(found)]
     ours = {name: certificate.end[name] for name in space}
     final, _ = await measured(scenario, [ours, best], FINAL_BLOCKS)
-    shares = [our_rate / its for our_rate, its in zip(*(point.rates for point in final.points), strict=True)]
+    shares = [
+        our_rate / its
+        for our_rate, its in zip(*(point.rates for point in final.points), strict=True)
+    ]
     reached, *bounds = interval(shares)
     return {
         "scenario": scenario,
@@ -125,7 +147,10 @@ async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None
         "reached": round(reached, 3),
         "reached_interval": [round(bound, 3) for bound in bounds],
         "shares": [round(share, 4) for share in shares],
-        "attempts": [(one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept, *spent(one.trial)) for one in certificate.attempts],
+        "attempts": [
+            (one.at_s, one.trial.changes, one.trial.verdict, one.trial.kept, *spent(one.trial))
+            for one in certificate.attempts
+        ],
         "tune_curve": tuner_curve(certificate, reached),
         "rates": [(point.knobs, point.rates) for point in found.points],
     }
@@ -157,7 +182,8 @@ def told(rows: list[dict[str, Any]], space: Space) -> dict[str, Any]:
         "reached": round(reached, 3),
         "reached_interval": [round(bound, 3) for bound in bounds],
         "sessions": [
-            {"tune_s": good_at(found)} | {key: value for key, value in row.items() if key not in ALIKE}
+            {"tune_s": good_at(found)}
+            | {key: value for key, value in row.items() if key not in ALIKE}
             for row, found in zip(rows, own, strict=True)
         ],
         "curves": curves,
@@ -169,7 +195,8 @@ Curve = list[tuple[float, float]]
 
 
 def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]:
-    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs. The other blocks, if any, score the point that it holds."""
+    """Each search on the grid's figures, `blocks` of each point: the median of SEEDS runs. The
+    other blocks, if any, score the point that it holds."""
     grid = [knobs for knobs, _ in row["rates"]]
     seen = [statistics.fmean(rates[:blocks]) for _, rates in row["rates"]]
     others = [rates[blocks:] or rates for _, rates in row["rates"]]
@@ -179,15 +206,29 @@ def replayed(row: dict[str, Any], space: Space, blocks: int) -> dict[str, Curve]
         "random": [random_order(len(grid), seed) for seed in range(SEEDS)],
         "tpe": [tpe_order(grid, seen, space, seed) for seed in range(SEEDS)],
     }
-    curves = {name: median_curve([held(order, seen, scored) for order in taken], best) for name, taken in orders.items()}
+    curves = {
+        name: median_curve([held(order, seen, scored) for order in taken], best)
+        for name, taken in orders.items()
+    }
     evaluation_s = blocks * row["block_s"]
-    return {name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(shares, 1)] for name, shares in curves.items()}
+    return {
+        name: [(round(n * evaluation_s, 1), round(share, 4)) for n, share in enumerate(shares, 1)]
+        for name, shares in curves.items()
+    }
 
 
 def median_of_sessions(curves: list[Curve]) -> Curve:
     """The share that half of the sessions have reached by then."""
     times = sorted({t for curve in curves for t, _ in curve})
-    return [(t, round(statistics.median(max(at for at in curve if at[0] <= t)[1] for curve in curves), 4)) for t in times]
+    return [
+        (
+            t,
+            round(
+                statistics.median(max(at for at in curve if at[0] <= t)[1] for curve in curves), 4
+            ),
+        )
+        for t in times
+    ]
 
 
 def good_at(curve: Curve) -> float | None:
@@ -197,7 +238,8 @@ def good_at(curve: Curve) -> float | None:
 
 def tuner_curve(certificate: Certificate, reached: float) -> Curve:
     """The share at the start and after each kept change, computed back from the end."""
-    if certificate.proof is not None and certificate.proof.kept:  # all together it was slower than the start, which stands again
+    # all together it was slower than the start, which stands again
+    if certificate.proof is not None and certificate.proof.kept:
         return [(0.0, round(reached, 4))]
     kept = [one for one in certificate.attempts if one.trial.kept and one.trial.speedup]
     curve, share = [], reached
@@ -209,7 +251,8 @@ def tuner_curve(certificate: Certificate, reached: float) -> Curve:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Seconds until each search holds GOOD of the grid's best, for the tuner also by session, and the tuner's result as a share of it with its interval."""
+    """Seconds until each search holds GOOD of the grid's best, for the tuner also by session, and
+    the tuner's result as a share of it with its interval."""
     headings = (
         "scenario",
         "grid",
@@ -224,15 +267,29 @@ def table(results: dict[str, Any]) -> str:
     )
     lines = [headings]
     for name, found in results.items():
-        times = ("grid_s", "random_s", "tpe_s", "tune_s", "tune_end_s", "quick_random_s", "quick_tpe_s")
+        times = (
+            "grid_s",
+            "random_s",
+            "tpe_s",
+            "tune_s",
+            "tune_end_s",
+            "quick_random_s",
+            "quick_tpe_s",
+        )
         searches = ["never" if found[key] is None else f"{found[key]:.0f}" for key in times]
         low, high = found["reached_interval"]
-        each = ", ".join("never" if one["tune_s"] is None else f"{one['tune_s']:.0f}" for one in found["sessions"])
+        each = ", ".join(
+            "never" if one["tune_s"] is None else f"{one['tune_s']:.0f}"
+            for one in found["sessions"]
+        )
         lines.append((name, *searches, f"{found['reached']:.1%} [{low:.1%}, {high:.1%}]", each))
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
     aligned = (0, 8, 9)  # the rest are numbers
     rows = [
-        "  ".join(f"{cell:<{w}}" if n in aligned else f"{cell:>{w}}" for n, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            f"{cell:<{w}}" if n in aligned else f"{cell:>{w}}"
+            for n, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     ]
     return "\n".join(row.rstrip() for row in rows)
@@ -254,23 +311,44 @@ def read_grids(path: Path | None, repeats: int) -> dict[str, Grid]:
         return {}
     grids = [msgspec.json.decode(line, type=Grid) for line in path.read_bytes().splitlines()]
     wanted = {name: points(space, {}, grid=True) for name, space in SPACES.items()}
-    fit = [one for one in grids if one.repeats == repeats and [point.knobs for point in one.points] == wanted.get(one.scenario)]
+    fit = [
+        one
+        for one in grids
+        if one.repeats == repeats
+        and [point.knobs for point in one.points] == wanted.get(one.scenario)
+    ]
     return {grid.scenario: grid for grid in fit}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=SPACES, default=list(SPACES))
-    parser.add_argument("--sessions", type=int, default=5, help="live sessions of the tuner for each scenario")
+    parser.add_argument(
+        "--sessions", type=int, default=5, help="live sessions of the tuner for each scenario"
+    )
     parser.add_argument("--repeats", type=int, default=10, help="blocks of each point of the grid")
-    parser.add_argument("--budget", type=float, default=120.0, help="seconds that the tuner may take")
-    parser.add_argument("--grids", type=Path, help="JSON lines: grids that are there are not measured again")
-    parser.add_argument("--grids-only", action="store_true", help="measure the grids, and nothing against them")
-    parser.add_argument("--rows", type=Path, help="JSON lines: sessions that are there are not run again")
-    parser.add_argument("--keep", action="store_true", help="write the report under benchmarks/results")
+    parser.add_argument(
+        "--budget", type=float, default=120.0, help="seconds that the tuner may take"
+    )
+    parser.add_argument(
+        "--grids", type=Path, help="JSON lines: grids that are there are not measured again"
+    )
+    parser.add_argument(
+        "--grids-only", action="store_true", help="measure the grids, and nothing against them"
+    )
+    parser.add_argument(
+        "--rows", type=Path, help="JSON lines: sessions that are there are not run again"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="write the report under benchmarks/results"
+    )
     args = parser.parse_args()
     if args.repeats < 2 * QUICK:
-        parser.error(f"--repeats {args.repeats}: {2 * QUICK} or more are needed to tell luck from speed")
+        parser.error(
+            f"--repeats {args.repeats}: {2 * QUICK} or more are needed to tell luck from speed"
+        )
     if args.sessions < 1:
         parser.error(f"--sessions {args.sessions}: one or more")
     grids, rows = read_grids(args.grids, args.repeats), read(args.rows, args.repeats, args.budget)
@@ -281,7 +359,10 @@ def main() -> int:
     for name in dict.fromkeys(lacking):
         if name not in grids:
             grids[name] = asyncio.run(exhaustive(name, SPACES[name], args.repeats))
-            print(f"{name}: {len(grids[name].points)} points, {grids[name].block_s:.2f} s a block", flush=True)
+            print(
+                f"{name}: {len(grids[name].points)} points, {grids[name].block_s:.2f} s a block",
+                flush=True,
+            )
             if args.grids:
                 with args.grids.open("ab") as file:
                     file.write(msgspec.json.encode(grids[name]) + b"\n")
@@ -289,7 +370,13 @@ def main() -> int:
         return 0
     for name in lacking:
         done = rows.setdefault(name, [])
-        done.append(asyncio.run(compare(grids[name], SPACES[name], args.budget, done[0]["grid_best"] if done else None)))
+        done.append(
+            asyncio.run(
+                compare(
+                    grids[name], SPACES[name], args.budget, done[0]["grid_best"] if done else None
+                )
+            )
+        )
         if args.rows:
             with args.rows.open("a") as file:
                 file.write(json.dumps(done[-1]) + "\n")

@@ -12,7 +12,8 @@ MARKS = {"tune": "●", "grid": "·", "random": "r", "tpe": "t"}
 
 
 def curve(name: str, found: dict[str, Any]) -> str:
-    """The best value so far (y axis, as a share of the grid's best) by seconds (x axis, each mark twice the last)."""
+    """The best value so far (y axis, as a share of the grid's best) by seconds (x axis, each mark
+    twice the last)."""
     figure = empty_figure(WIDTH, HEIGHT)
     latest = max(t for points in found["curves"].values() for t, _ in points)
     highest = max(1.0, *(share for points in found["curves"].values() for _, share in points))

@@ -1,4 +1,5 @@
-"""A small Llama with random weights and a tokenizer of single characters: `python make_model.py FOLDER`. Needs an environment with transformers."""
+"""A small Llama with random weights and a tokenizer of single characters:
+`python make_model.py FOLDER`. Needs an environment with transformers."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 128
 SPECIAL = ("<s>", "</s>", "<unk>")
-CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"] + [chr(code) for code in range(192, 192 + VOCABULARY - 96 - len(SPECIAL))]
-"""One character for each id of the model: an id without text would be streamed as an empty chunk and hide its time."""
+CHARACTERS = (
+    [chr(code) for code in range(32, 127)]
+    + ["\n"]
+    + [chr(code) for code in range(192, 192 + VOCABULARY - 96 - len(SPECIAL))]
+)
+"""One character for each id of the model: an id without text would be streamed as an empty chunk
+and hide its time."""
 
 
 def main() -> None:
@@ -20,7 +26,9 @@ def main() -> None:
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     raw.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -1,4 +1,5 @@
-"""gpuprof: `with gpuprof.profile()` around the loop of a script; `gpuprof insights --json` prints the insights of its SQLite file.
+"""gpuprof: `with gpuprof.profile()` around the loop of a script; `gpuprof insights --json` prints
+the insights of its SQLite file.
 
 An insight has a title and no key, so words of the title identify it.
 """
@@ -62,7 +63,8 @@ MEANINGS = {
     "thermal_throttling": names("hw.thermal", gpu_only=True),
     "kernel_drift": NOTE,
     "regression": NOTE,
-    "high_step_variance": NOTE,  # lists logging, checkpoints, garbage collection and loading as what may be behind it
+    # lists logging, checkpoints, garbage collection and loading as what may be behind it
+    "high_step_variance": NOTE,
     "compilation_warmup": NOTE,
     "first_step_outlier": NOTE,
     "gradient_checkpointing": NOTE,
@@ -71,7 +73,10 @@ MEANINGS = {
 
 
 def commands(job: Job) -> list[list[str]]:
-    return [[job.python, job.script("gpuprof")], [job.python, "-m", "gpuprof", "insights", "gpuprof.db", "--json"]]
+    return [
+        [job.python, job.script("gpuprof")],
+        [job.python, "-m", "gpuprof", "insights", "gpuprof.db", "--json"],
+    ]
 
 
 def read(folder: Path) -> list[Said]:
@@ -91,4 +96,12 @@ def rule_of(title: str) -> str:
     return next((rule for words, rule in TITLES if words in title), title[:40])
 
 
-PEER = Peer("gpuprof", "gpuprof", "0.7.1", "psutil (without it, it does not look at the host)", MEANINGS, commands, read)
+PEER = Peer(
+    "gpuprof",
+    "gpuprof",
+    "0.7.1",
+    "psutil (without it, it does not look at the host)",
+    MEANINGS,
+    commands,
+    read,
+)

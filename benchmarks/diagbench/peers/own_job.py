@@ -1,7 +1,8 @@
-"""`gpuconsole run --headless -- COMMAND` on an unchanged script: our own console, as for any job of a user's own.
+"""`gpuconsole run --headless -- COMMAND` on an unchanged script: our own console, as for any job of
+a user's own.
 
-The findings are those of the snapshot that the console writes when the job ends. `gpuconsole-run` only watches; `gpuconsole-run-probe` may
-also experiment (`--probe`).
+The findings are those of the snapshot that the console writes when the job ends. `gpuconsole-run`
+only watches; `gpuconsole-run-probe` may also experiment (`--probe`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,25 @@ def meaning(rule: str) -> Meaning:
     return FINE if rule.endswith("_healthy") else names(rule)
 
 
-MEANINGS = {rule.id: meaning(rule.id) for rule in all_rules()} | {NOTED + rule.id: NOTE for rule in all_rules()}
+MEANINGS = {rule.id: meaning(rule.id) for rule in all_rules()} | {
+    NOTED + rule.id: NOTE for rule in all_rules()
+}
 
 
 def commands(job: Job, options: tuple[str, ...] = ()) -> list[list[str]]:
-    run = [job.python, "-m", "gpuconsole", "run", "--headless", "--device", "cpu", "--snapshot", SNAPSHOT, "--summary", "summary.txt"]
+    run = [
+        job.python,
+        "-m",
+        "gpuconsole",
+        "run",
+        "--headless",
+        "--device",
+        "cpu",
+        "--snapshot",
+        SNAPSHOT,
+        "--summary",
+        "summary.txt",
+    ]
     return [[*run, *options, "--", job.python, job.script()]]
 
 
@@ -39,12 +54,24 @@ def read(folder: Path) -> list[Said]:
 
 
 def findings(run: dict[str, Any]) -> list[Said]:
-    """Firing findings in the order of the console. Raises ValueError where the run was not evaluated."""
+    """Firing findings in the order of the console. Raises ValueError where the run was not
+    evaluated."""
     fired = [one for one in run.get("findings", ()) if one["state"] == "fires"]
     if run.get("steady_from_s") is None and not fired:
         raise ValueError("the run never became steady")
-    return [Said((NOTED if one.get("note") else "") + one["rule"], f"{one['recoverable_ratio']:.3f}") for one in fired]
+    return [
+        Said((NOTED if one.get("note") else "") + one["rule"], f"{one['recoverable_ratio']:.3f}")
+        for one in fired
+    ]
 
 
 PEER = Peer("gpuconsole-run", "gpuconsole", "0.1.0", "nothing", MEANINGS, commands, read)
-PROBING = Peer("gpuconsole-run-probe", "gpuconsole", "0.1.0", "nothing", MEANINGS, partial(commands, options=("--probe",)), read)
+PROBING = Peer(
+    "gpuconsole-run-probe",
+    "gpuconsole",
+    "0.1.0",
+    "nothing",
+    MEANINGS,
+    partial(commands, options=("--probe",)),
+    read,
+)

@@ -10,8 +10,8 @@ from benchmarks.diagbench.cases import TRAINING, Half
 from benchmarks.diagbench.peers.verdict import HEALTHY, Meaning, Said
 
 LEFT_OUT = tuple(case.id for case in TRAINING if case.family == "comm" or case.offer)
-"""Jobs of several processes: each tool has its own way to start those, and the plain script has none. And those in which nothing is wrong and yet
-a knob gains."""
+"""Jobs of several processes: each tool has its own way to start those, and the plain script has
+none. And those in which nothing is wrong and yet a knob gains."""
 CASES = tuple(case for case in TRAINING if case.id not in LEFT_OUT)
 
 SCRIPT = '''"""A case of the benchmark as a script of its own."""
@@ -43,11 +43,25 @@ class Job:
     """Seconds after which everything is ended."""
 
     def script(self, hook: str = "none", seconds: float | None = None, steps: int = 0) -> str:
-        """Write the case as a script outside of this package and return its path. Inside, the script would import the adapters
-        instead of the tools with the same names.
+        """Write the case as a script outside of this package and return its path. Inside, the
+        script would import the adapters instead of the tools with the same names.
         """
-        arguments = ["--case", self.case, "--half", self.half, "--seed", str(self.seed), "--hook", hook]
-        arguments += ["--seconds", str(self.seconds if seconds is None else seconds), "--steps", str(steps)]
+        arguments = [
+            "--case",
+            self.case,
+            "--half",
+            self.half,
+            "--seed",
+            str(self.seed),
+            "--hook",
+            hook,
+        ]
+        arguments += [
+            "--seconds",
+            str(self.seconds if seconds is None else seconds),
+            "--steps",
+            str(steps),
+        ]
         path = self.folder / "train.py"
         path.write_text(SCRIPT.format(arguments=arguments), encoding="utf-8")
         return str(path)
@@ -57,8 +71,9 @@ class Job:
 class Peer:
     """A tool: its commands, the place of its verdict, and the meaning of its words.
 
-    `commands` run one after the other; `output.txt` has the output of the last command. `read` gets the job's folder and returns the findings, the tool's
-    first finding first; it raises OSError, ValueError or KeyError if there is no verdict.
+    `commands` run one after the other; `output.txt` has the output of the last command. `read` gets
+    the job's folder and returns the findings, the tool's first finding first; it raises OSError,
+    ValueError or KeyError if there is no verdict.
     """
 
     name: str

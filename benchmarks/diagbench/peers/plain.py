@@ -1,9 +1,11 @@
-"""A case of the benchmark as an ordinary training script: a DataLoader, a model whose forward pass returns its loss, an optimizer.
+"""A case of the benchmark as an ordinary training script: a DataLoader, a model whose forward pass
+returns its loss, an optimizer.
 
     python -m benchmarks.diagbench.peers.plain --case C07 --half reporting --seed 0 --seconds 12
 
-Model, data, optimizer and side work are those of our own loop with the same knobs. The loop itself is a usual one, without a phase
-account or probes, in one CPU process. `--hook` adds the lines that a tool needs in a script.
+Model, data, optimizer and side work are those of our own loop with the same knobs. The loop itself
+is a usual one, without a phase account or probes, in one CPU process. `--hook` adds the lines that
+a tool needs in a script.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.workloads.device_memory import set_up_allocator
 from gpuconsole.workloads.training import settings
 from gpuconsole.workloads.training.loader import as_they_are
-from gpuconsole.workloads.training.loop import EVAL_BATCHES, RunLog, largest_gradient_percentiles, save_checkpoint
+from gpuconsole.workloads.training.loop import (
+    EVAL_BATCHES,
+    RunLog,
+    largest_gradient_percentiles,
+    save_checkpoint,
+)
 from gpuconsole.workloads.training.parallel.plan import trained
 from gpuconsole.workloads.training.settings import Schedule, make_optimizer
 from gpuconsole.workloads.training.task import Batch, Stream, Task
@@ -41,7 +48,8 @@ AroundStep = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
 class WithLoss(nn.Module):
-    """A model whose forward pass ends with its loss, so that tools which time `forward` see all of it."""
+    """A model whose forward pass ends with its loss, so that tools which time `forward` see all of
+    it."""
 
     def __init__(self, task: Task, precision: str) -> None:
         super().__init__()
@@ -68,7 +76,14 @@ class Endless(IterableDataset[Batch]):
 class SideWork:
     """The work after an optimizer step, as often as the knobs say."""
 
-    def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, knobs: Knobs, scratch: Path) -> None:
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        knobs: Knobs,
+        scratch: Path,
+    ) -> None:
         self._net, self._model, self._optimizer = task.model, model, optimizer
         self._knobs = knobs
         self._scratch = scratch
@@ -110,13 +125,17 @@ class SideWork:
 
 
 def make_loader(task: Task, knobs: Knobs, seed: int) -> DataLoader[Any]:
-    """A loader with the knobs of the case for photographs, sample by sample. Text comes in whole batches and costs almost nothing."""
+    """A loader with the knobs of the case for photographs, sample by sample. Text comes in whole
+    batches and costs almost nothing."""
     if not isinstance(task, VisionTask):
         return DataLoader(Endless(task.open_stream(knobs)), batch_size=None)
     workers = int(knobs["num_workers"])
     parallel: dict[str, Any] = {}
     if workers:
-        parallel = {"prefetch_factor": int(knobs["prefetch_factor"]), "persistent_workers": bool(knobs["persistent_workers"])}
+        parallel = {
+            "prefetch_factor": int(knobs["prefetch_factor"]),
+            "persistent_workers": bool(knobs["persistent_workers"]),
+        }
     return DataLoader(
         task.photographs(knobs),
         batch_size=int(knobs["batch_size"]),
@@ -131,17 +150,23 @@ def make_loader(task: Task, knobs: Knobs, seed: int) -> DataLoader[Any]:
 
 
 def in_tensors(task: Task, knobs: Knobs, batch: Any) -> Batch:
-    """A batch of tensors from the loader's output, stacked here if the loader's processes did not stack it."""
+    """A batch of tensors from the loader's output, stacked here if the loader's processes did not
+    stack it."""
     if not isinstance(task, VisionTask):
         return tuple(batch)
     return in_one_piece(default_collate(batch) if knobs["collate_fn"] == "list" else batch)
 
 
-def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: int, around_step: AroundStep) -> int:
-    """Train for `seconds` from the first batch on, or for `most_steps` optimizer steps (0: no limit). Returns the steps done."""
+def train(
+    workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: int, around_step: AroundStep
+) -> int:
+    """Train for `seconds` from the first batch on, or for `most_steps` optimizer steps (0: no
+    limit). Returns the steps done."""
     set_up_allocator(knobs)
     torch.manual_seed(seed)
-    task: Task = importlib.import_module(f"gpuconsole.workloads.{workload}").create(knobs, CPU, seed)
+    task: Task = importlib.import_module(f"gpuconsole.workloads.{workload}").create(
+        knobs, CPU, seed
+    )
     settings.apply_model_knobs(task.model, knobs)
     task.model = settings.compiled(task.model, knobs)
     model = WithLoss(task, str(knobs["precision"]))
@@ -151,7 +176,10 @@ def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: in
     passes = int(knobs["gradient_accumulation_steps"])
     steps = batches = 0
     until: float | None = None
-    with tempfile.TemporaryDirectory() as scratch, contextlib.closing(SideWork(task, model, optimizer, knobs, Path(scratch))) as side_work:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        contextlib.closing(SideWork(task, model, optimizer, knobs, Path(scratch))) as side_work,
+    ):
         loader = make_loader(task, knobs, seed)
         while True:
             for drawn_batch in loader:
@@ -175,7 +203,8 @@ def train(workload: str, knobs: Knobs, seed: int, seconds: float, most_steps: in
 
 @contextlib.contextmanager
 def hooked(hook: str) -> Iterator[AroundStep]:
-    """A context for the whole training that yields a context for each pass, as the tool needs them. The tool is imported by name, because no tool is a dependency."""
+    """A context for the whole training that yields a context for each pass, as the tool needs them.
+    The tool is imported by name, because no tool is a dependency."""
     if hook == "traceml":
         traceml = importlib.import_module("traceml_ai")
         traceml.init(mode="auto")
@@ -192,12 +221,16 @@ def _nothing(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", required=True, choices=[case.id for case in CASES])
     parser.add_argument("--half", choices=("tuning", "reporting"), default="reporting")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=12.0, help="from the first batch on")
-    parser.add_argument("--steps", type=int, default=0, help="end after so many optimizer steps, if that is sooner")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="end after so many optimizer steps, if that is sooner"
+    )
     parser.add_argument("--hook", choices=("none", "traceml", "gpuprof"), default="none")
     args = parser.parse_args(arguments)
     workload, knobs = drawn(args.case, args.half, args.seed)

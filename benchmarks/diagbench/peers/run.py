@@ -22,7 +22,8 @@ BEYOND_WATCHING_S = 2.0
 
 
 class PeerRow(msgspec.Struct, omit_defaults=True):
-    """One run. It keeps the tool's own words, so that a corrected mapping can be applied without a new run."""
+    """One run. It keeps the tool's own words, so that a corrected mapping can be applied without a
+    new run."""
 
     tool: str
     version: str
@@ -46,16 +47,30 @@ class PeerRow(msgspec.Struct, omit_defaults=True):
         return self.truth[0].partition(".")[0] if self.truth else "healthy"
 
 
-def diagnose(peer: Peer, version: str, python: str, case: Case, half: Half, seed: int, seconds: float, limit_s: float) -> PeerRow:
+def diagnose(
+    peer: Peer,
+    version: str,
+    python: str,
+    case: Case,
+    half: Half,
+    seed: int,
+    seconds: float,
+    limit_s: float,
+) -> PeerRow:
     """Run the case and return its row. A failure is in `error`."""
     row = PeerRow(peer.name, version, case.id, case.name, half, seed, case.truth)
     begun = time.monotonic()
-    with burning(case.neighbours), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with (
+        burning(case.neighbours),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
         watched_s = max(seconds, case.watch_s + BEYOND_WATCHING_S)
         job = Job(python, Path(folder), case.id, half, seed, watched_s, limit_s)
         try:
             for command in peer.commands(job):
-                execute(command, job.folder, environment(python), begun + limit_s - time.monotonic())
+                execute(
+                    command, job.folder, environment(python), begun + limit_s - time.monotonic()
+                )
             row.said = tuple(peer.read(job.folder))
         except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             row.error = f"{type(error).__name__}: {error}" + last_words(job.folder)
@@ -64,9 +79,12 @@ def diagnose(peer: Peer, version: str, python: str, case: Case, half: Half, seed
 
 
 def execute(command: list[str], folder: Path, env: dict[str, str], limit_s: float) -> None:
-    """Run one command to its end; its standard output goes to `output.txt`. Raises SubprocessError if it fails or takes too long."""
+    """Run one command to its end; its standard output goes to `output.txt`. Raises SubprocessError
+    if it fails or takes too long."""
     with (folder / "output.txt").open("wb") as output, (folder / "errors.txt").open("wb") as errors:
-        process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+        )
         try:
             code = process.wait(timeout=max(1.0, limit_s))
         finally:
@@ -78,12 +96,17 @@ def execute(command: list[str], folder: Path, env: dict[str, str], limit_s: floa
 def last_words(folder: Path) -> str:
     """The last line that the last command wrote to its standard error."""
     path = folder / "errors.txt"
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if path.exists()
+        else []
+    )
     return f"; {lines[-1][:200]}" if lines else ""
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was given up, with all processes that it started: some start processes in sessions of their own."""
+    """End a process that was given up, with all processes that it started: some start processes in
+    sessions of their own."""
     if process.poll() is not None:
         return
     parent = psutil.Process(process.pid)
@@ -96,7 +119,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment(python: str) -> dict[str, str]:
-    """Our environment, with the benchmark importable, the tool's programs first on the PATH, and no GPU."""
+    """Our environment, with the benchmark importable, the tool's programs first on the PATH, and no
+    GPU."""
     programs = str(Path(python).parent)
     return {
         **os.environ,
@@ -107,6 +131,9 @@ def environment(python: str) -> dict[str, str]:
 
 
 def installed_version(python: str, package: str) -> str:
-    """The version of the package in that environment; raises OSError or CalledProcessError if it is missing."""
+    """The version of the package in that environment; raises OSError or CalledProcessError if it is
+    missing."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
-    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()

@@ -1,4 +1,5 @@
-"""From rows to figures. A tool without a word for a cause is not wrong about it: such runs are counted separately."""
+"""From rows to figures. A tool without a word for a cause is not wrong about it: such runs are
+counted separately."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def family_outcome(row: PeerRow, peer: Peer) -> Outcome:
 
 
 def report(rows: Sequence[PeerRow], peer: Peer) -> dict[str, Any]:
-    """The figures of one tool's rows. A faulty run without a verdict counts as missed; a healthy run without a verdict does not count."""
+    """The figures of one tool's rows. A faulty run without a verdict counts as missed; a healthy
+    run without a verdict does not count."""
     faulty = [row for row in rows if row.truth]
     healthy = [row for row in rows if not row.truth and not row.error]
     causes = Counter(cause_outcome(row, peer) for row in faulty)
@@ -73,7 +75,8 @@ def _misled(row: PeerRow, peer: Peer) -> bool:
 
 
 def _accuracy(level: str, outcomes: Counter[Outcome]) -> dict[str, Any]:
-    """The share of right verdicts among the runs that the tool has a word for, with Wilson's interval, and among all runs."""
+    """The share of right verdicts among the runs that the tool has a word for, with Wilson's
+    interval, and among all runs."""
     right, everything = outcomes["right"], outcomes.total()
     could = everything - outcomes["not applicable"]
     low, high = wilson(right, could)
@@ -99,8 +102,16 @@ def one_line(row: PeerRow, peer: Peer) -> str:
     if row.truth:
         mark = f"cause {cause_outcome(row, peer)}, family {family_outcome(row, peer)}"
     else:
-        mark = "no verdict" if row.error else "false positive" if verdict_of(row, peer).blames else "right"
-    words = row.error or ", ".join(f"{one.word} {one.detail}".strip() for one in row.said) or "nothing"
+        mark = (
+            "no verdict"
+            if row.error
+            else "false positive"
+            if verdict_of(row, peer).blames
+            else "right"
+        )
+    words = (
+        row.error or ", ".join(f"{one.word} {one.detail}".strip() for one in row.said) or "nothing"
+    )
     return f"{row.case:<4} {row.name:<30} seed {row.seed} {row.elapsed_s:6.1f} s  {mark}: {words}"
 
 
@@ -112,15 +123,24 @@ def page(rows: Sequence[PeerRow], peer: Peer, figures: dict[str, Any]) -> str:
     lines = [f"{'case':<36} {'cause':<16} {'family':<16} first words"]
     for case, runs in by_case.items():
         if runs[0].truth:
-            cause, family = (_counted([tell(row, peer) for row in runs]) for tell in (cause_outcome, family_outcome))
+            cause, family = (
+                _counted([tell(row, peer) for row in runs])
+                for tell in (cause_outcome, family_outcome)
+            )
         else:
             clean = sum(not row.error and not verdict_of(row, peer).blames for row in runs)
             cause, family = f"{clean}/{len(runs)} clean", ""
-        words = " | ".join(row.said[0].word if row.said else row.error[:40] or "nothing" for row in runs)
+        words = " | ".join(
+            row.said[0].word if row.said else row.error[:40] or "nothing" for row in runs
+        )
         lines.append(f"{case:<36} {cause:<16} {family:<16} {words}")
     return "\n".join([*lines, "", *(f"{name:<22} {value}" for name, value in figures.items())])
 
 
 def _counted(outcomes: Sequence[Outcome]) -> str:
     """Whether a tool has a word for a cause is the same in all runs of a case."""
-    return "not applicable" if "not applicable" in outcomes else f"{outcomes.count('right')}/{len(outcomes)}"
+    return (
+        "not applicable"
+        if "not applicable" in outcomes
+        else f"{outcomes.count('right')}/{len(outcomes)}"
+    )

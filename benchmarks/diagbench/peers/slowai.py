@@ -1,6 +1,8 @@
-"""slowai: `slowai diagnose FILE --json` imports a script and calls its `main()` twice, the second time under torch.profiler.
+"""slowai: `slowai diagnose FILE --json` imports a script and calls its `main()` twice, the second
+time under torch.profiler.
 
-The script runs few steps, because slowai needs minutes for the profile of twelve seconds. The JSON is on its standard output.
+The script runs few steps, because slowai needs minutes for the profile of twelve seconds. The JSON
+is on its standard output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""TraceML (`traceml-ai`): `traceml run`, and `trace_step` around each step in the script; the verdict is in `final_summary.json`.
+"""TraceML (`traceml-ai`): `traceml run`, and `trace_step` around each step in the script; the
+verdict is in `final_summary.json`.
 
-The whole body of the loop is in `trace_step`, logging and saving included, because TraceML sees nothing outside of it.
+The whole body of the loop is in `trace_step`, logging and saving included, because TraceML sees
+nothing outside of it.
 """
 
 from __future__ import annotations
@@ -51,17 +53,30 @@ MEANINGS = {
 
 
 def commands(job: Job) -> list[list[str]]:
-    run = [job.python, "-m", "traceml_ai.launcher.cli", "run", job.script("traceml"), "--mode", "summary"]
+    run = [
+        job.python,
+        "-m",
+        "traceml_ai.launcher.cli",
+        "run",
+        job.script("traceml"),
+        "--mode",
+        "summary",
+    ]
     where = ["--logs-dir", str(job.folder / "logs"), "--run-name", RUN]
-    return [[*run, *where, "--aggregator-port", str(free_port()), "--master-port", str(free_port())]]
+    return [
+        [*run, *where, "--aggregator-port", str(free_port()), "--master-port", str(free_port())]
+    ]
 
 
 def read(folder: Path) -> list[Said]:
-    return findings(json.loads((folder / "logs" / RUN / "final_summary.json").read_text(encoding="utf-8")))
+    return findings(
+        json.loads((folder / "logs" / RUN / "final_summary.json").read_text(encoding="utf-8"))
+    )
 
 
 def findings(summary: dict[str, Any]) -> list[Said]:
-    """The diagnosis of the run, then those of its sections. TraceML ranks the diagnosis of the run first."""
+    """The diagnosis of the run, then those of its sections. TraceML ranks the diagnosis of the run
+    first."""
     primary = summary["primary_diagnosis"]
     said = [Said(primary["kind"], str(primary.get("severity", "")))]
     for section in ("step_memory", "process", "system"):

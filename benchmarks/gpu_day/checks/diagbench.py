@@ -1,4 +1,5 @@
-"""The GPU cases of DiagBench, one seed: the first cause named is the right one. One check for each case."""
+"""The GPU cases of DiagBench, one seed: the first cause named is the right one. One check for each
+case."""
 
 from __future__ import annotations
 
@@ -45,8 +46,14 @@ def is_right(case: Case, day: Day) -> None:
     if row.error:
         raise RuntimeError(row.error)
     fired = ", ".join(row.fired) or "no cause"
-    right = row.fired[0] in case.truth if row.fired and case.truth else not row.fired and not case.truth
-    day.require("named first", right, fired if right else f"{fired}, expected {' or '.join(case.truth) or 'no cause'}")
+    right = (
+        row.fired[0] in case.truth if row.fired and case.truth else not row.fired and not case.truth
+    )
+    day.require(
+        "named first",
+        right,
+        fired if right else f"{fired}, expected {' or '.join(case.truth) or 'no cause'}",
+    )
     if row.found_s is not None:
         day.note("found after", row.found_s, "s")
     day.data["row"] = msgspec.to_builtins(row)

@@ -16,12 +16,17 @@ FINDING_S, TRIAL_S = 90.0, 120.0
 
 @check(value=93, seconds=80)
 def story(day: Day) -> None:
-    """The console shows a finding, Enter tries its fix; the session is recorded, with two pictures."""
+    """The console shows a finding, Enter tries its fix; the session is recorded, with two
+    pictures."""
     recording = day.folder / "story.jsonl"
     recording.unlink(missing_ok=True)
     verdict = asyncio.run(_story(day.device, recording, day.folder, day.simulated))
     day.require("the trial of the fix", verdict == "win", verdict)
-    day.require("recording", recording.stat().st_size > 10_000, f"{recording.name}, {recording.stat().st_size} bytes")
+    day.require(
+        "recording",
+        recording.stat().st_size > 10_000,
+        f"{recording.name}, {recording.stat().st_size} bytes",
+    )
     day.note("pictures", "story-finding.svg, story-proven.svg")
 
 
@@ -33,11 +38,16 @@ async def _story(device: str, recording: Path, folder: Path, simulated: bool) ->
     app = ConsoleApp(engine, scenario=SCENARIO, record=recording)
     title = f"gpuconsole{' on a simulated device' if simulated else ''}"
     async with app.run_test(size=SIZE) as pilot:
-        await _until(lambda: any(one.suggestions for run in engine.view().runs for one in run.findings), FINDING_S)
+        await _until(
+            lambda: any(one.suggestions for run in engine.view().runs for one in run.findings),
+            FINDING_S,
+        )
         await pilot.pause(2.5)
         (folder / "story-finding.svg").write_text(app.export_screenshot(title=title))
         await pilot.press("enter")
-        await _until(lambda: any(trial.state != "running" for trial in engine.view().trials), TRIAL_S)
+        await _until(
+            lambda: any(trial.state != "running" for trial in engine.view().trials), TRIAL_S
+        )
         await pilot.pause(5.0)
         (folder / "story-proven.svg").write_text(app.export_screenshot(title=title))
         verdict = engine.view().trials[-1].verdict

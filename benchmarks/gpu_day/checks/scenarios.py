@@ -1,4 +1,5 @@
-"""The scenarios: the top finding of each is what the scenario teaches. One check for each scenario."""
+"""The scenarios: the top finding of each is what the scenario teaches. One check for each
+scenario."""
 
 from __future__ import annotations
 
@@ -16,17 +17,20 @@ COMPILES = ("dynamic-shapes",)
 COMPILES_S = 45.0
 """These compile while they run: more seconds until a step is steady."""
 TWINS = (
-    "unfused-chain", "optimizer-heavy", "naive-attention", "fragmented-memory", "long-sequence", "tiny-batch", "finetune-lora", "train-gpt",
-    "zero-memory", "decode-one", "serve-batch", "kv-pressure", "serve-prefix", "context-cliff", "serve-long",
+    "unfused-chain", "optimizer-heavy", "naive-attention", "fragmented-memory", "long-sequence",
+    "tiny-batch", "finetune-lora", "train-gpt", "zero-memory", "decode-one", "serve-batch",
+    "kv-pressure", "serve-prefix", "context-cliff", "serve-long",
 )  # fmt: skip
-"""Scenarios whose fault a case of DiagBench has too (G01 to GV7), or whose figures another check measures: they come after those."""
+"""Scenarios whose fault a case of DiagBench has too (G01 to GV7), or whose figures another check
+measures: they come after those."""
 BESIDE = "host.cpu_contention"
 """Other programs on the machine are no cause of the scenario's own."""
 NOTHING = "no finding"
 
 
 def teaches(scenario: Scenario, duration_s: float, day: Day) -> None:
-    """The run ends well, its phases sum to 1, and its top finding is the one that the scenario teaches."""
+    """The run ends well, its phases sum to 1, and its top finding is the one that the scenario
+    teaches."""
     ranks = int(scenario.knobs_for("gpu").get("nproc", 1))
     gpus = sum(device.is_gpu for device in read().state.devices)
     if ranks > max(1, gpus):
@@ -35,7 +39,10 @@ def teaches(scenario: Scenario, duration_s: float, day: Day) -> None:
     recording.unlink(missing_ok=True)
     found = run(day, scenario.name, duration_s, "--record", str(recording)).runs[-1]
     fired = [one.rule for one in found.findings if one.state == "fires"]
-    top, taught = next((rule for rule in fired if rule != BESIDE), NOTHING), scenario.teaches.rule or NOTHING
+    top, taught = (
+        next((rule for rule in fired if rule != BESIDE), NOTHING),
+        scenario.teaches.rule or NOTHING,
+    )
     day.require("top finding", top == taught, top if top == taught else f"{top}, expected {taught}")
     if phases := summary(found).get("phases_ratio"):
         day.expect("sum of the phases", sum(phases.values()), low=0.999, high=1.001)

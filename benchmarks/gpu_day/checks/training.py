@@ -1,4 +1,5 @@
-"""Training: the efficiency of the healthy run, the account of the steps, the ladder of precisions."""
+"""Training: the efficiency of the healthy run, the account of the steps, the ladder of
+precisions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from benchmarks.headless import last_line
 from gpuconsole.model.run import Run
 
 SMALL = ("d_model=768", "n_layer=12", "seq_len=1024", "batch_size=16")
-"""A model of 85 M parameters, as GPT-2 small: a step in fp32 takes less than a second on every card, and twice the batch fits."""
+"""A model of 85 M parameters, as GPT-2 small: a step in fp32 takes less than a second on every
+card, and twice the batch fits."""
 LADDER = (
     ("fp32", ("precision=fp32",)),
     ("tf32", ("precision=tf32",)),
@@ -41,7 +43,8 @@ def tokens_per_s(found: Run) -> float:
 
 @check(value=94, seconds=60)
 def train_gpt_mfu(day: Day) -> None:
-    """train-gpt is a healthy run: at least half of the bf16 peak, phases that sum to 1, an overhead below 1 %."""
+    """train-gpt is a healthy run: at least half of the bf16 peak, phases that sum to 1, an overhead
+    below 1 %."""
     found = run(day, "train-gpt", 20.0).runs[-1]
     figures = summary(found)
     phases = figures.get("phases_ratio") or {}
@@ -51,8 +54,14 @@ def train_gpt_mfu(day: Day) -> None:
     day.expect("sum of the phases", sum(phases.values()), low=0.999, high=1.001)
     step_s = (figures.get("step_time_s") or {}).get("mean")
     overhead_s = figures.get("overhead_s_per_step")
-    day.expect("overhead per step", overhead_s / step_s if step_s and overhead_s is not None else None, high=0.01)
-    day.note("findings", ", ".join(one.rule for one in found.findings if one.state == "fires") or "none")
+    day.expect(
+        "overhead per step",
+        overhead_s / step_s if step_s and overhead_s is not None else None,
+        high=0.01,
+    )
+    day.note(
+        "findings", ", ".join(one.rule for one in found.findings if one.state == "fires") or "none"
+    )
     day.data["phases_ratio"] = phases
 
 
@@ -61,21 +70,39 @@ def account_against_profiler(day: Day) -> None:
     """The account of the steps by CUDA events agrees with torch.profiler about the same steps."""
     from benchmarks.gpu_day.account import NO_KERNELS, shares
 
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_day.account"], capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_day.account"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     if done.returncode == NO_KERNELS or "CUPTI" in last_line(done.stderr):
         raise NotHereError(f"torch.profiler saw no kernel: {last_line(done.stderr)}")
     if done.returncode:
         raise RuntimeError(last_line(done.stderr))
     account, profiler = shares(done.stdout)
     for phase in account:
-        day.expect(f"{phase}: account less profiler", 100 * (account[phase] - profiler[phase]), "points", low=-POINTS, high=POINTS)
+        day.expect(
+            f"{phase}: account less profiler",
+            100 * (account[phase] - profiler[phase]),
+            "points",
+            low=-POINTS,
+            high=POINTS,
+        )
     day.data.update(account=account, profiler=profiler)
 
 
 @check(value=86, seconds=60)
 def probes_change_nothing(day: Day) -> None:
-    """Every probe leaves weights, buffers, optimizer states and random states bit for bit as they were."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_day.probes"], capture_output=True, text=True, check=False)
+    """Every probe leaves weights, buffers, optimizer states and random states bit for bit as they
+    were."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_day.probes"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(last_line(done.stderr))
     if day.simulated:
@@ -86,12 +113,23 @@ def probes_change_nothing(day: Day) -> None:
 
 @check(value=82, seconds=200, limit_s=500)
 def memory_model(day: Day) -> None:
-    """The memory model predicts the measured peak of eight configurations within 10 %, checkpointing among them."""
+    """The memory model predicts the measured peak of eight configurations within 10 %,
+    checkpointing among them."""
     for name, knobs in SIZES:
-        found = run(day, "train-gpt", 2.0, *(word for knob in knobs for word in ("--set", knob))).runs[-1]
-        predicted = next((one.predicted for one in found.figures if one.name == "memory.allocated_peak_bytes"), None)
+        found = run(
+            day, "train-gpt", 2.0, *(word for knob in knobs for word in ("--set", knob))
+        ).runs[-1]
+        predicted = next(
+            (one.predicted for one in found.figures if one.name == "memory.allocated_peak_bytes"),
+            None,
+        )
         peak = summary(found).get("memory_peak_bytes")
-        day.expect(f"{name}: predicted over measured", predicted / peak if predicted and peak else None, low=0.9, high=1.1)
+        day.expect(
+            f"{name}: predicted over measured",
+            predicted / peak if predicted and peak else None,
+            low=0.9,
+            high=1.1,
+        )
 
 
 @check(value=92, seconds=200, limit_s=500)
@@ -99,7 +137,9 @@ def precision_ladder(day: Day) -> None:
     """train-gpt gets faster with tf32, bf16, compilation and a larger batch."""
     rates: dict[str, float] = {}
     for name, knobs in LADDER:
-        found = run(day, "train-gpt", 8.0, *(word for knob in (*SMALL, *knobs) for word in ("--set", knob))).runs[-1]
+        found = run(
+            day, "train-gpt", 8.0, *(word for knob in (*SMALL, *knobs) for word in ("--set", knob))
+        ).runs[-1]
         rates[name] = tokens_per_s(found)
         day.note(name, rates[name], "tokens/s")
         day.note(f"{name}: MFU", summary(found).get("mfu_ratio") or "n/a")

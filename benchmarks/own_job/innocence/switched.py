@@ -1,9 +1,12 @@
-"""Run a program as `gpuconsole run --headless` does, and make changes in it, without measuring their gain.
+"""Run a program as `gpuconsole run --headless` does, and make changes in it, without measuring
+their gain.
 
-    python -m benchmarks.own_job.innocence.switched [--keep] [--allow-loader] [--told FILE] NAME=VALUE ... -- COMMAND
+    python -m benchmarks.own_job.innocence.switched [--keep] [--allow-loader] [--told FILE]
+        NAME=VALUE ... -- COMMAND
 
-Each change is made and taken back twice, as in a trial. With `--keep`, each change is made once, and stays. FILE gets a line for each change: `made`, or why it was
-refused. The exit code is that of the command.
+Each change is made and taken back twice, as in a trial. With `--keep`, each change is made once,
+and stays. FILE gets a line for each change: `made`, or why it was refused. The exit code is that of
+the command.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ TIMES = 2
 
 
 class Switches(JobWork):
-    """Makes `changes` one after the other. `told`: the file for the result of each change. If a signal ends the job, the signal ends this process too."""
+    """Makes `changes` one after the other. `told`: the file for the result of each change. If a
+    signal ends the job, the signal ends this process too."""
 
     def __init__(self, changes: Knobs, keep: bool, told: Path | None) -> None:
         self._changes, self._keep, self._file = changes, keep, told
@@ -55,7 +59,9 @@ class Switches(JobWork):
             self._file.write_text(text)
         return text
 
-    async def _switch(self, worker: WorkerHandle, name: str, own: Value | None, value: Value) -> str:
+    async def _switch(
+        self, worker: WorkerHandle, name: str, own: Value | None, value: Value
+    ) -> str:
         """Make a change, and return its result in words."""
         for wanted in self._values(own, value):
             if wanted is None:
@@ -76,13 +82,21 @@ class Switches(JobWork):
 
 def main() -> int:
     arguments, command = sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("changes", nargs="*", metavar="NAME=VALUE")
-    parser.add_argument("--keep", action="store_true", help="make each change once, and let it stay")
-    parser.add_argument("--allow-loader", action="store_true", help="as the option of gpuconsole run")
+    parser.add_argument(
+        "--keep", action="store_true", help="make each change once, and let it stay"
+    )
+    parser.add_argument(
+        "--allow-loader", action="store_true", help="as the option of gpuconsole run"
+    )
     parser.add_argument("--told", type=Path, help="the file for the result of each change")
     own = parser.parse_args(arguments)
-    tries = [word for change in own.changes for word in ("--try", change)] + ["--allow-loader"] * own.allow_loader
+    tries = [word for change in own.changes for word in ("--try", change)] + [
+        "--allow-loader"
+    ] * own.allow_loader
     args = parse(["run", "--headless", "--quiet", "--summary", os.devnull, *tries, "--", *command])
     configure(args)
     work = Switches(assignments(args.tries, job_scenario("the job")), own.keep, own.told)

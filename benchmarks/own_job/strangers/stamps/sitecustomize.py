@@ -1,8 +1,11 @@
-"""Stamps of a program by torch's public hooks, without gpuconsole: the folder of this file stands on PYTHONPATH of a run of the corpus.
+"""Stamps of a program by torch's public hooks, without gpuconsole: the folder of this file stands
+on PYTHONPATH of a run of the corpus.
 
-Each process that makes steps writes PID.json into the folder STAMPS, once a second and at its end: the number of `optimizer.step()` calls, and the
-seconds from the stamped step SKIPPED on, in the thread of the steps: all, and those in the DataLoader while gradients are on, in backward passes, and in
-the optimizer, which is also zero_grad and clipping. The variable LAST_STEP ends the program after so many calls.
+Each process that makes steps writes PID.json into the folder STAMPS, once a second and at its end:
+the number of `optimizer.step()` calls, and the seconds from the stamped step SKIPPED on, in the
+thread of the steps: all, and those in the DataLoader while gradients are on, in backward passes,
+and in the optimizer, which is also zero_grad and clipping. The variable LAST_STEP ends the program
+after so many calls.
 """
 
 from __future__ import annotations
@@ -55,9 +58,16 @@ class Stamps:
     def write(self) -> None:
         if self.calls and os.getpid() == self.pid:
             self.written = _now()
-            told = {"script": sys.argv[0], "calls": self.calls, "wall_s": self.last - self.begun if self.begun else 0.0, **self.at_last}
+            told = {
+                "script": sys.argv[0],
+                "calls": self.calls,
+                "wall_s": self.last - self.begun if self.begun else 0.0,
+                **self.at_last,
+            }
             told |= {"batches": self.batches, "closure": self.closure}
-            with open(os.path.join(os.environ["STAMPS"], f"{self.pid}.json"), "w", encoding="utf-8") as file:
+            with open(
+                os.path.join(os.environ["STAMPS"], f"{self.pid}.json"), "w", encoding="utf-8"
+            ) as file:
                 json.dump(told, file)
 
 
@@ -81,7 +91,8 @@ def on_modules(module: Any) -> None:
 
 
 def on_clipping(module: Any) -> None:
-    """Clipping stands between the backward pass and the update: gpuconsole counts it as a part of the update."""
+    """Clipping stands between the backward pass and the update: gpuconsole counts it as a part of
+    the update."""
     module.clip_grad_norm_ = stamped("optimizer", module.clip_grad_norm_)
 
 
