@@ -14,12 +14,15 @@ from gpuconsole.tui.keys import Action, everywhere, of_replay, on
 PAGE = Path(__file__).with_name("keys.md")
 HEAD = """# Keys
 
-Made by `python docs/make_keys.py` from `gpuconsole/tui/keys.py`; a test checks that this page is current.
+Made by `python docs/make_keys.py` from `gpuconsole/tui/keys.py`; a test checks that this page is
+current.
 
-On the screen, `?` shows all keys, and the bar at the bottom shows the few keys that are useful now. A click presses a key of the bar, selects a finding, or opens the history
-of a metric. To select text, hold Shift while you drag.
+On the screen, `?` shows all keys, and the bar at the bottom shows the few keys that are useful now.
+A click presses a key of the bar, selects a finding, or opens the history of a metric. To select
+text, hold Shift while you drag.
 
-The configuration file changes keys, for example (the names of the actions are in `gpuconsole/tui/keys.py`; an unknown name lists the valid ones):
+The configuration file changes keys, for example (the names of the actions are in
+`gpuconsole/tui/keys.py`; an unknown name lists the valid ones):
 
     [keys]
     history = "H"
@@ -44,16 +47,21 @@ MOVES = ("up", "down", "page_up", "page_down", "first", "last", "back")
 FOOT = """
 ## Slow SSH lines and terminals
 
-The console sends only the cells that changed. A slow line gets fewer frames, never old frames. `--eco` updates the screen every two seconds, and `ssh -C` (compression) helps
-further. The console reads `NO_COLOR`, the number of colours and the character set from the environment. It works with 16 colours and with ASCII only.
+The console sends only the cells that changed. A slow line gets fewer frames, never old frames.
+`--eco` updates the screen every two seconds, and `ssh -C` (compression) helps further. The console
+reads `NO_COLOR`, the number of colours and the character set from the environment. It works with 16
+colours and with ASCII only.
 
-The title of the console shows its own CPU use. All NVML calls run in a child process: when a driver call hangs, the title shows which call hangs and for how long, and `q` still quits
-at once.
+The title of the console shows its own CPU use. All NVML calls run in a child process: when a driver
+call hangs, the title shows which call hangs and for how long, and `q` still quits at once.
 """
 
 
 def table(actions: Iterable[Action]) -> str:
-    rows = dict.fromkeys(f"| {', '.join(f'`{key}`' for key in action.written.split(', '))} | {action.help} |\n" for action in actions)
+    rows = dict.fromkeys(
+        f"| {', '.join(f'`{key}`' for key in action.written.split(', '))} | {action.help} |\n"
+        for action in actions
+    )
     return "| key | action |\n|---|---|\n" + "".join(rows)
 
 
@@ -65,7 +73,9 @@ def page() -> str:
         parts.append(f"\n## {title}\n\n{table(action for action in own if action not in replay)}")
         if replay:
             parts.append(f"\n## {title} of a recording\n\n{table(replay)}")
-    parts.append(f"\n## {LISTS}\n\n{table(action for action in on('scenarios') if action.id in MOVES)}")
+    parts.append(
+        f"\n## {LISTS}\n\n{table(action for action in on('scenarios') if action.id in MOVES)}"
+    )
     return "".join([*parts, FOOT])
 
 

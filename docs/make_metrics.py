@@ -13,11 +13,16 @@ from gpuconsole.model.metrics import CATALOGUE
 PAGE = Path(__file__).with_name("metrics.md")
 HEAD = """# Metrics
 
-Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics.py`; a test checks that this page is current.
+Made by `python docs/make_metrics.py` from `gpuconsole/model/metrics.py`; a test checks that this
+page is current.
 
-The name of a metric ends with its unit, if it has one. A ratio is 0 to 1. **source** is the reader that usually supplies the value: `nvml.gpm` are the hardware counters of Hopper and newer as averages between
-two readings, `nvml.field` are NVML's field values, `nvml` is a separate call, `derived` is computed here. If another source supplied the value (PCIe and NVLink before Hopper, DCGM), the device screen and
-`Sample.sources` name it. **needs** is the oldest hardware that reports the value. A value that a driver, a container or MIG withholds reads `n/a` with the reason, never zero.
+The name of a metric ends with its unit, if it has one. A ratio is 0 to 1. **source** is the reader
+that usually supplies the value: `nvml.gpm` are the hardware counters of Hopper and newer as
+averages between two readings, `nvml.field` are NVML's field values, `nvml` is a separate call,
+`derived` is computed here. If another source supplied the value (PCIe and NVLink before Hopper,
+DCGM), the device screen and `Sample.sources` name it. **needs** is the oldest hardware that reports
+the value. A value that a driver, a container or MIG withholds reads `n/a` with the reason, never
+zero.
 
 | metric | unit | kind | source | needs | meaning |
 |---|---|---|---|---|---|
@@ -26,7 +31,10 @@ two readings, `nvml.field` are NVML's field values, `nvml` is a separate call, `
 
 def page() -> str:
     rows = (
-        f"| `{metric.name}` | {metric.unit or '-'} | {metric.kind} | {metric.source} | {metric.needs} | {metric.meaning} |\n"
+        (
+            f"| `{metric.name}` | {metric.unit or '-'} | {metric.kind} | {metric.source} |"
+            f" {metric.needs} | {metric.meaning} |\n"
+        )
         for metric in CATALOGUE.values()
     )
     return HEAD + "".join(rows)
