@@ -1,10 +1,18 @@
-"""gpuconsole: run a GPU workload, see where its time goes, apply a fix live, and prove that it helped."""
+"""gpuconsole: run a GPU workload, see where its time goes, apply a fix live, and prove that it
+helped."""
 
-__all__ = ["Session", "WatchError", "__version__", "load_ipython_extension", "watch"]  # the types are in __init__.pyi
+# the types are in __init__.pyi
+__all__ = ["Session", "WatchError", "__version__", "load_ipython_extension", "watch"]
 __version__ = "0.1.0"
 
-_MODULES = {"Session": "session", "WatchError": "console", "load_ipython_extension": "magic", "watch": "session"}
-"""What a program or a notebook finds here, by name: the module in `gpuconsole.notebook`. It is imported when it is asked for: the console needs none of it."""
+_MODULES = {
+    "Session": "session",
+    "WatchError": "console",
+    "load_ipython_extension": "magic",
+    "watch": "session",
+}
+"""What a program or a notebook finds here, by name: the module in `gpuconsole.notebook`. It is
+imported when it is asked for: the console needs none of it."""
 
 
 def __getattr__(name: str) -> object:

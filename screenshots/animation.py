@@ -1,4 +1,5 @@
-"""The animated picture of the README: the recorded session of `gpuconsole --demo`, as one SVG that needs no script."""
+"""The animated picture of the README: the recorded session of `gpuconsole --demo`, as one SVG that
+needs no script."""
 
 from __future__ import annotations
 
@@ -31,10 +32,17 @@ async def demo() -> list[Path]:
     happened: set[object] = set()
 
     def moment() -> object:
-        """What is worth a frame: a step of the session, a block of the trial, some seconds of a run."""
+        """What is worth a frame: a step of the session, a block of the trial, some seconds of a
+        run."""
         view = replay.view()
         blocks = view.trials[-1].blocks // 2 if view.trials else 0
-        return narrate(view)[0], len(view.runs), blocks, bool(facts.firing(view.run)), int(view.running_s // 6) if view.run else -1
+        return (
+            narrate(view)[0],
+            len(view.runs),
+            blocks,
+            bool(facts.firing(view.run)),
+            int(view.running_s // 6) if view.run else -1,
+        )
 
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await until(lambda: replay.view().runs, 20)
@@ -55,7 +63,8 @@ async def demo() -> list[Path]:
 
 
 def animated(frames: list[tuple[float, str]]) -> str:
-    """One SVG that shows the frames one after the other, each from its second on, the last one for `LAST_S`. It needs no script."""
+    """One SVG that shows the frames one after the other, each from its second on, the last one for
+    `LAST_S`. It needs no script."""
     whole = frames[-1][0] + LAST_S
     head = re.match(r"<svg[^>]*>", frames[0][1])
     assert head is not None
@@ -64,10 +73,22 @@ def animated(frames: list[tuple[float, str]]) -> str:
         first = 0.0 if n == 0 else start
         end = frames[n + 1][0] if n + 1 < len(frames) else whole
         a, b = 100 * first / whole, 100 * end / whole
-        steps = [f"{a:.2f}% {{visibility:visible}}", *([f"{b:.2f}% {{visibility:hidden}}"] if b < 100 else [])]
+        steps = [
+            f"{a:.2f}% {{visibility:visible}}",
+            *([f"{b:.2f}% {{visibility:hidden}}"] if b < 100 else []),
+        ]
         steps = [*(["0% {visibility:hidden}"] if a > 0 else []), *steps]
-        styles.append(f"@keyframes f{n} {{{' '.join(steps)}}} .f{n} {{visibility:hidden; animation: f{n} {whole:.1f}s step-end infinite}}")
-        body = frame[frame.index(head[0]) + len(head[0]) if n == 0 else frame.index(">", frame.index("<svg")) + 1 : frame.rindex("</svg>")]
-        body = re.sub(r"<clipPath.*?</clipPath>| clip-path=\"url\([^\"]*\)\"", "", body, flags=re.DOTALL)
+        styles.append(
+            f"@keyframes f{n} {{{' '.join(steps)}}} .f{n} {{visibility:hidden; animation: f{n}"
+            f" {whole:.1f}s step-end infinite}}"
+        )
+        body = frame[
+            frame.index(head[0]) + len(head[0])
+            if n == 0
+            else frame.index(">", frame.index("<svg")) + 1 : frame.rindex("</svg>")
+        ]
+        body = re.sub(
+            r"<clipPath.*?</clipPath>| clip-path=\"url\([^\"]*\)\"", "", body, flags=re.DOTALL
+        )
         bodies.append(f'<g class="f{n}">{body}</g>')
     return f"{head[0]}<style>{' '.join(styles)}</style>{''.join(bodies)}</svg>"

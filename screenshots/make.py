@@ -1,15 +1,19 @@
-"""Makes every picture in this folder again: `python screenshots/make.py`. `--only PART` makes a part. The machine should be quiet.
+"""Makes every picture in this folder again: `python screenshots/make.py`. `--only PART` makes a
+part. The machine should be quiet.
 
-first: the overview of this machine, at three sizes in both themes, and the list of scenarios. healthy: `train-gpt`, a run without a fault.
-runs: a live session of `data-starved` with its finding, its trial and the kept change, and the sub-screens. serving: the embedded model
-server with too small a KV cache. tuning: a tuning session under way, and its certificate. box: eight GPUs of the tests' fake driver; the
-title of the picture says so. job: a Hugging Face Trainer of the user's own (needs transformers). line: a program whose loss is slow, with the line
-that the finding names, at 80x24 and 120x40, and the details. demo: the animated picture, from the
-recording of `gpuconsole --demo`. pages: the HTML report (`pages.py` says what it needs).
+first: the overview of this machine, at three sizes in both themes, and the list of scenarios.
+healthy: `train-gpt`, a run without a fault. runs: a live session of `data-starved` with its
+finding, its trial and the kept change, and the sub-screens. serving: the embedded model server with
+too small a KV cache. tuning: a tuning session under way, and its certificate. box: eight GPUs of
+the tests' fake driver; the title of the picture says so. job: a Hugging Face Trainer of the user's
+own (needs transformers). line: a program whose loss is slow, with the line that the finding names,
+at 80x24 and 120x40, and the details. demo: the animated picture, from the recording of
+`gpuconsole --demo`. pages: the HTML report (`pages.py` says what it needs).
 
-The moments first, healthy, finding, trial, kept, serving, tuning and eight-gpus have a picture at 80x24, 120x40 and 200x50, each in the dark
-and in the light theme. Other screens are taken at 120x40. Every PNG has the version of the program in its `Title` chunk, and a test compares
-it with the package. `shots.py` says what the pictures need.
+The moments first, healthy, finding, trial, kept, serving, tuning and eight-gpus have a picture at
+80x24, 120x40 and 200x50, each in the dark and in the light theme. Other screens are taken at
+120x40. Every PNG has the version of the program in its `Title` chunk, and a test compares it with
+the package. `shots.py` says what the pictures need.
 """
 
 from __future__ import annotations
@@ -58,7 +62,12 @@ async def healthy() -> list[Path]:
     engine = LiveSession()
     app = ConsoleApp(engine, scenario="train-gpt")
     async with app.run_test(size=ONE["120x40"]) as pilot:
-        await until(lambda: any(run.steady_from_s is not None and run.findings for run in engine.view().runs), 60)
+        await until(
+            lambda: any(
+                run.steady_from_s is not None and run.findings for run in engine.view().runs
+            ),
+            60,
+        )
         await pilot.pause(40)
         files = await shoot(pilot, "healthy")
         await pilot.press("q")
@@ -78,7 +87,9 @@ async def runs() -> list[Path]:
         files += await shoot(pilot, "trial", settle_s=0.2)
         await until(lambda: any(trial.state != "running" for trial in engine.view().trials), 90)
         if not engine.view().trials[-1].kept:
-            raise SystemExit("the change was not kept: other programs disturbed the trial; run again")
+            raise SystemExit(
+                "the change was not kept: other programs disturbed the trial; run again"
+            )
         await pilot.pause(20)
         files += await shoot(pilot, "kept")
         for key, name in (("d", "details"), ("h", "history"), ("S", "knobs"), ("i", "device")):
@@ -110,7 +121,11 @@ async def tuning() -> list[Path]:
     def further() -> bool:
         """Whether a trial runs after another one has finished."""
         view = engine.view()
-        return view.tuning is not None and bool(view.tuning.certificate.attempts) and facts.running_trial(view) is not None
+        return (
+            view.tuning is not None
+            and bool(view.tuning.certificate.attempts)
+            and facts.running_trial(view) is not None
+        )
 
     async with app.run_test(size=ONE["120x40"]) as pilot:
         await until(lambda: facts.suggestions(engine.view()), 60)
@@ -128,7 +143,8 @@ async def tuning() -> list[Path]:
 
 
 async def job() -> list[Path]:
-    """A Hugging Face Trainer that waits for its data: the finding, the trial, the proof, and the output of the job."""
+    """A Hugging Face Trainer that waits for its data: the finding, the trial, the proof, and the
+    output of the job."""
     engine = LiveSession()
     command = JobCommand((sys.executable, str(HERE / "hf_starved.py"), "20000"))
 
@@ -163,7 +179,8 @@ async def job() -> list[Path]:
 
 
 async def line() -> list[Path]:
-    """A program whose loss is slow: the finding with its line, and the details, which list the places that take most of a step."""
+    """A program whose loss is slow: the finding with its line, and the details, which list the
+    places that take most of a step."""
     engine = LiveSession()
     os.environ["SECONDS"] = "600"
     program = HERE.parent / "benchmarks" / "own_job" / "reports" / "programs" / "mask_in_loss.py"
@@ -208,7 +225,10 @@ async def box() -> list[Path]:
 def in_a_box() -> list[Path]:
     """Pictures of a box of fake GPUs whose figures move."""
     before = dict(os.environ)
-    with tempfile.TemporaryDirectory() as folder, FakeBox(Path(folder) / "box", build_driver(Path(folder)), GPUS) as fake:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FakeBox(Path(folder) / "box", build_driver(Path(folder)), GPUS) as fake,
+    ):
         os.environ.update(fake.environment())
         try:
             return asyncio.run(box())
@@ -232,7 +252,9 @@ PARTS: dict[str, Callable[[], list[Path]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=PARTS, help="a part of the pictures")
     args = parser.parse_args()
     check_tools()

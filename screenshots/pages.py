@@ -1,7 +1,8 @@
-"""Pictures of the HTML report of a training session and of a serving session, in a real browser: a phone and a desktop, light and dark.
+"""Pictures of the HTML report of a training session and of a serving session, in a real browser: a
+phone and a desktop, light and dark.
 
-The sessions come from the real command, and take about three minutes; run them on a machine that does nothing else. The pictures need
-`pip install playwright pillow` and a chromium on the PATH.
+The sessions come from the real command, and take about three minutes; run them on a machine that
+does nothing else. The pictures need `pip install playwright pillow` and a chromium on the PATH.
 """
 
 from __future__ import annotations
@@ -22,16 +23,27 @@ SESSIONS = {
 PICTURES = (("1280", 1280, "light"), ("390", 390, "light"), ("1280-dark", 1280, "dark"))
 TOP = 1060
 """Pixels of the picture in the README: the answer and the chart."""
-NO_BROWSER = "no pictures of the report: they need `pip install playwright pillow` and a chromium on the PATH"
+NO_BROWSER = (
+    "no pictures of the report: they need `pip install playwright pillow` and a chromium on the"
+    " PATH"
+)
 
 
 def gpuconsole(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "gpuconsole", *words], check=True, stdout=subprocess.DEVNULL, cwd=HERE.parent)
+    subprocess.run(
+        [sys.executable, "-m", "gpuconsole", *words],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd=HERE.parent,
+    )
 
 
 def pages() -> list[Path]:
-    """Both reports, each in every size. Without a browser: the pictures as they are, and a message."""
-    names = [f"report-{kind}-{label}.png" for kind in SESSIONS for label, _, _ in PICTURES] + ["report-training-top.png"]
+    """Both reports, each in every size. Without a browser: the pictures as they are, and a
+    message."""
+    names = [f"report-{kind}-{label}.png" for kind in SESSIONS for label, _, _ in PICTURES] + [
+        "report-training-top.png"
+    ]
     found = browser()
     if found is None or importlib.util.find_spec("playwright") is None:
         print(NO_BROWSER)
@@ -46,23 +58,48 @@ def pages() -> list[Path]:
             chromium = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
             for kind in SESSIONS:
                 for label, width, scheme in PICTURES:
-                    picture(chromium, Path(folder) / f"{kind}.html", HERE / f"report-{kind}-{label}.png", width, scheme)
-            picture(chromium, Path(folder) / "training.html", HERE / "report-training-top.png", 1280, "light", TOP)
+                    picture(
+                        chromium,
+                        Path(folder) / f"{kind}.html",
+                        HERE / f"report-{kind}-{label}.png",
+                        width,
+                        scheme,
+                    )
+            picture(
+                chromium,
+                Path(folder) / "training.html",
+                HERE / "report-training-top.png",
+                1280,
+                "light",
+                TOP,
+            )
             chromium.close()
     return [HERE / name for name in names]
 
 
-def picture(chromium: Any, page: Path, target: Path, width: int, scheme: str, height: int = 0) -> None:
-    """One picture of a page that has no network. `height`: only the top of the page. Fails where the page asks for anything but itself."""
-    context = chromium.new_context(viewport={"width": width, "height": height or 900}, color_scheme=scheme, offline=True)
+def picture(
+    chromium: Any, page: Path, target: Path, width: int, scheme: str, height: int = 0
+) -> None:
+    """One picture of a page that has no network. `height`: only the top of the page. Fails where
+    the page asks for anything but itself."""
+    context = chromium.new_context(
+        viewport={"width": width, "height": height or 900}, color_scheme=scheme, offline=True
+    )
     shown = context.new_page()
     asked: list[str] = []
     shown.on("request", lambda request: asked.append(request.url))
     shown.on("console", lambda message: asked.append(message.text))
     shown.goto(page.as_uri())
     assert asked == [page.as_uri()], asked
-    assert shown.evaluate("document.documentElement.scrollWidth") == width, "the page is wider than the screen"
-    save_png(target, shown.screenshot(full_page=not height), TITLE, shown.evaluate("document.body.innerText"))
+    assert shown.evaluate("document.documentElement.scrollWidth") == width, (
+        "the page is wider than the screen"
+    )
+    save_png(
+        target,
+        shown.screenshot(full_page=not height),
+        TITLE,
+        shown.evaluate("document.body.innerText"),
+    )
     context.close()
 
 

@@ -1,6 +1,8 @@
-"""Records the session of `gpuconsole --demo` again, with the real program in a terminal: `python screenshots/record_demo.py`.
+"""Records the session of `gpuconsole --demo` again, with the real program in a terminal:
+`python screenshots/record_demo.py`.
 
-The machine should be quiet. The program waits for the finding, presses Enter, waits for the verdict and for some steps with the kept change.
+The machine should be quiet. The program waits for the finding, presses Enter, waits for the verdict
+and for some steps with the kept change.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def read_for(terminal: Terminal, seconds: float) -> None:
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        with Terminal("run", "data-starved", "--record", "demo.jsonl", cwd=Path(folder)) as terminal:
+        with Terminal(
+            "run", "data-starved", "--record", "demo.jsonl", cwd=Path(folder)
+        ) as terminal:
             terminal.wait_for("Enter try", timeout_s=120)
             read_for(terminal, LOOK_S)
             terminal.press("enter")
