@@ -92,6 +92,21 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(".".join(module.relative_to(ROOT).with_suffix("").parts))
 
 
+LEFT_OUT = frozenset(
+    line
+    for line in Path(__file__).with_name("left_out_of_ci.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that CI leaves out."""
+    for item in items:
+        if item.nodeid in LEFT_OUT:
+            item.add_marker(pytest.mark.matrix)
+
+
 def pytest_collection_finish() -> None:
     """Leave what the collection has made, torch and all modules, out of later garbage collections:
     each would look at millions of objects."""
