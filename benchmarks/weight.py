@@ -5,8 +5,9 @@
 Prints files and lines by folder, and the number of rules, knobs, signals, commands and options: at
 COMMIT, in the working tree, and the difference. COMMIT: the merge base with `origin/main`, or the
 commit before HEAD where there is none. Lines are those that `ruff format` makes at 100 columns, so
-that a change of the line length changes no figure. A count that this commit's code does not give
-reads n/a.
+that a change of the line length changes no figure of the code. It cuts no comments and no texts:
+those of a commit before the 100 columns count as they stand there. A count that this commit's code
+does not give reads n/a.
 """
 
 from __future__ import annotations
