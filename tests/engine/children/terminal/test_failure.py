@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpuconsole.engine.children.terminal.lines import MAX_COLUMNS, failure_words
+from gpuconsole.engine.children.terminal.lines import MAX_ANSWER, failure_words
 
 TRACEBACK = [
     "Traceback (most recent call last):",
@@ -112,7 +112,7 @@ def test_the_words_are_safe_and_short() -> None:
         failure_words(1, [*TRACEBACK[:3], "ValueError: \x1b[31m \u202e hidden"])
         == "ValueError: \\x1b[31m \\u202e hidden"
     )
-    assert len(failure_words(1, [*TRACEBACK[:3], "ValueError: " + "x" * 9000])) == MAX_COLUMNS
+    assert len(failure_words(1, [*TRACEBACK[:3], "ValueError: " + "x" * 9000])) == MAX_ANSWER
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_output_is_the_bytes_of_the_job_and_goes_to_a_file_too(tmp_path: Path) -
             process,
         ):
             await until(lambda: process.poll() == 0, 10, "the job ends")
-            await until(lambda: terminal.lines.last == "end", 10, "the last output")
+            await until(lambda: terminal.lines.last == "end", 60, "the last output")
         assert terminal.lines.text()[-3:] == ["20000", "100%", "end"]
         assert terminal.lines[0] == "10003"
         assert not (tmp_path / "job.log").exists()
@@ -123,9 +123,9 @@ def test_a_job_that_prints_without_end_is_not_slowed_and_its_newest_lines_are_sh
     async def work() -> None:
         async with job(tmp_path, "sh", "-c", "seq 1 3000000; echo end") as (terminal, process):
             await until(
-                lambda: process.poll() == 0, 10, "the job ends although the console reads slowly"
+                lambda: process.poll() == 0, 60, "the job ends although the console reads slowly"
             )
-            await until(lambda: terminal.lines.last == "end", 10, "the last output")
+            await until(lambda: terminal.lines.last == "end", 60, "the last output")
         assert terminal.lines.text()[-2] == "3000000"
 
     run(work)
