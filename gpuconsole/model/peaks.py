@@ -1,5 +1,5 @@
 """Figures of devices by name: peaks of the datasheet (data/devices.toml) and published training
-throughput (data/published.toml). Nothing is guessed."""
+throughput (data/published.toml). A device that the files do not name has no figures."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ from gpuconsole.model.machine import Peaks, Published
 T = TypeVar("T")
 
 OTHER_PRODUCT = r"(?!\s+(?:Ti|SUPER|D|Laptop|Max-Q|Mobile|NVL|PCIe)\b)"
-"""Words that make another device if they follow a name: an "RTX 4090 Laptop GPU" is not an RTX
-4090, and an "H200 NVL" is not an H200."""
+"""Words that, after the name of a device, make the name of another device: an "RTX 4090 Laptop GPU"
+is not an RTX 4090, and an "H200 NVL" is not an H200."""
 PARTS = re.compile(r"-\d+[ABCQ]$|\bMIG\b", re.IGNORECASE)
 """Names of parts of a GPU, such as the vGPU "A40-12Q" or a MIG slice. A part does not reach the
 peaks of the whole GPU."""
 
 
 class _DevicePeaks(Peaks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of data/devices.toml. `match`: the names of the device."""
+
     match: list[str]
 
 
 class _PublishedRun(Published, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of data/published.toml. `match`: the names of the device."""
+
     match: list[str]
 
 
 @cache
 def _entries(file: str, table: str, kind: type[T]) -> list[T]:
-    """The entries of `table` in data/`file`, in the order of the file. Raises
-    msgspec.ValidationError at the first use if a key is misspelt."""
+    """Return the entries of `table` in data/`file`, in the order of the file. Raise
+    msgspec.ValidationError at the first call if a key is misspelt."""
     text = files("gpuconsole").joinpath("data", file).read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)[table], list[kind])  # type: ignore[valid-type]
 
@@ -46,14 +50,14 @@ def _device_peaks() -> list[_DevicePeaks]:
 
 
 def is_device(match: str, name: str) -> bool:
-    """Whether NVML's `name` is the device `match`. Only whole words match: "H200" does not match
-    "GH200", "L4" does not match "L40"."""
+    """Return whether NVML's `name` is a name of the device `match`. Only whole words match: "H200"
+    does not match "GH200", and "L4" does not match "L40"."""
     pattern = rf"(?<![A-Za-z0-9]){re.escape(match)}(?![A-Za-z0-9]){OTHER_PRODUCT}"
     return re.search(pattern, name, re.IGNORECASE) is not None and PARTS.search(name) is None
 
 
 def peaks_of(name: str) -> Peaks:
-    """The peaks of the device with NVML's name `name`, or empty Peaks."""
+    """Return the peaks of the device with NVML's name `name`; empty Peaks if no entry names it."""
     for entry in _device_peaks():
         if any(is_device(match, name) for match in entry.match):
             return Peaks(**{field: getattr(entry, field) for field in Peaks.__struct_fields__})
@@ -61,7 +65,7 @@ def peaks_of(name: str) -> Peaks:
 
 
 def known_devices() -> list[str]:
-    """The names of the devices with peaks, without the manufacturer."""
+    """Return the names of the devices with peaks, without the manufacturer."""
     return [match for entry in _device_peaks() for match in entry.match]
 
 
@@ -69,8 +73,8 @@ def known_devices() -> list[str]:
 
 
 def published_of(name: str) -> tuple[Published, ...]:
-    """The published entries of the device with NVML's name `name`; empty if there are no
-    entries."""
+    """Return the published throughput of the device with NVML's name `name`; empty if there is
+    none."""
     runs = [
         run
         for run in _entries("published.toml", "run", _PublishedRun)

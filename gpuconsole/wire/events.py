@@ -40,14 +40,11 @@ from gpuconsole.model.stacks import StackSample
 # --- steps in the form in which a worker sends them -----------------------------------------------
 # The console adds up the phases, because this work is slow in a training thread with cold caches.
 
-NotFinite = Literal["nan", "inf", "-inf"]
-"""A loss that is not finite: JSON has no number for it."""
-
 
 def step_of(marked: MarkedStep) -> Step:
-    """The step with the sums of wall time and run-queue delay of each phase. Raises IndexError or
-    ValueError where the step has no marks, an unknown phase, different numbers of phases and times,
-    or a loss that is no number."""
+    """Return the step with the wall time and the run-queue delay of each phase added up. Raise
+    IndexError or ValueError where the step has no marks, an unknown phase, different numbers of
+    phases and times, or a loss that is no number."""
     if min(marked.ended, default=0) < 0:
         raise ValueError("a phase below 0")
     return Step(
@@ -65,12 +62,12 @@ def step_of(marked: MarkedStep) -> Step:
 
 
 def _by_phase(ended: list[int], readings: list[float]) -> tuple[float, ...]:
-    """The increase of a reading in each phase. `readings` begins with the reading at the start of
-    the step."""
-    phases = [0.0] * len(PHASES)
+    """Return the increase of a reading in each phase. `readings` begins with the reading at the
+    start of the step."""
+    increases = [0.0] * len(PHASES)
     for phase, (before, after) in zip(ended, itertools.pairwise(readings), strict=True):
-        phases[phase] += after - before
-    return tuple(phases)
+        increases[phase] += after - before
+    return tuple(increases)
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -167,7 +164,8 @@ class SourceState(Event, frozen=True):
 
 
 class Progress(Event, frozen=True):
-    """The activity of a worker before its first step: importing, calibrating, building, warming."""
+    """The activity of a worker before its first step: importing, calibrating, building,
+    warming up."""
 
     stage: str
     detail: str = ""
@@ -213,16 +211,21 @@ def leads(joined: Collection[RankJoined], rank: int) -> bool:
     return any(event.leads for event in joined if event.rank == rank) if joined else True
 
 
+NotFinite = Literal["nan", "inf", "-inf"]
+"""A loss that is not finite, as text: JSON has no number for it."""
+
+
 class Steps(Event, frozen=True):
     """Steps done since the last message, with the training thread's cumulative CPU and run-queue
     seconds at `t`.
 
     `overhead_s` is the cumulative time of measuring; `dropped` counts messages lost because of a
     full pipe. `counters`: totals since the process began (garbage collection, epochs of the loader,
-    exchanges of gradients, compilation), and its present memory. `exchanges`: those that
-    DistributedDataParallel has timed in a user's job. `collectives`: what torch has recorded there,
-    in some messages. `not_finite`: the losses that are NaN or infinite, by the place of their step
-    in `steps`, because JSON has no number for such a loss. The steps have these losses too.
+    exchanges of gradients, compilation), and its present memory. `exchanges`: the exchanges
+    of gradients that DistributedDataParallel has timed in a user's job. `collectives`: the
+    collectives that torch has recorded in a user's job; only some messages have them. `not_finite`:
+    the losses that are NaN or infinite, by the place of their step in `steps`, because JSON has no
+    number for such a loss. The steps have these losses too.
     """
 
     steps: list[Step]
@@ -245,7 +248,8 @@ class Steps(Event, frozen=True):
         }
         if losses:
             msgspec.structs.force_setattr(self, "not_finite", losses)
-        for place, loss in self.not_finite.items():  # after decoding, the steps lack these losses
+        # The steps of a decoded message lack the losses that are not finite: put them back.
+        for place, loss in self.not_finite.items():
             if place < len(self.steps):
                 self.steps[place] = msgspec.structs.replace(self.steps[place], loss=float(loss))
 
@@ -264,8 +268,8 @@ class MarkedSteps(Event, frozen=True):
     counters: dict[str, float] = {}
 
     def added_up(self) -> Steps:
-        """The same as `Steps`. Raises IndexError or ValueError where a step has no marks, or
-        different numbers of phases and times."""
+        """Return the message as `Steps`, with the times of each phase added up. Raise IndexError or
+        ValueError where `step_of` refuses a step."""
         steps = [step_of(step) for step in self.steps]
         return Steps(
             self.t,
@@ -305,9 +309,9 @@ class JobProcess(Event, frozen=True):
 
 
 class JobKnown(Event, frozen=True):
-    """What the agent in the process `rank` knows about the program; replaces what was known before.
-    That of the leading process stands for the run. The knobs in force and the facts come with
-    `Started`."""
+    """What the agent in the process `rank` knows about the program; replaces the previous message
+    of this process. The message of the leading process stands for the run. The knobs in force and
+    the facts about the workload come with `Started`."""
 
     rank: int
     facts: JobFacts
@@ -438,10 +442,12 @@ class KnobsSet(Event, frozen=True):
 
     `at_step`: the step of a user's job before which the process made the change, where several
     processes have agreed on it; a loader may have older batches under way then, so `step` may be
-    later. Else it is `step`; 0: not said. `steps`: the same for each rank. Of one process only,
-    between the stages of a change: `prepared`: the process is ready at `step` and has changed
-    nothing yet. `late`: the process was past the agreed step, or not ready, and has changed
-    nothing.
+    later. In other jobs `at_step` is `step`; 0: not reported. `steps`: the value of `at_step` for
+    each rank.
+
+    One process alone reports the stages of a change. `prepared`: the process is ready at `step` and
+    has changed nothing yet. `late`: the process was past the agreed step, or not ready, and has
+    changed nothing.
     """
 
     request: int
@@ -621,8 +627,8 @@ AnyEvent = (
 
 
 def confirmed_knobs(event: AnyEvent) -> Knobs | None:
-    """The knobs that a worker confirms to be in force by this event; None for all other events. A
-    refused change confirms the old knobs."""
+    """Return the knobs that a worker confirms to be in force by `event`; None for all other events.
+    A refused change confirms the old knobs."""
     return event.knobs if isinstance(event, Started | KnobsSet) else None
 
 
@@ -660,7 +666,8 @@ class QueryActivity(OwnCommand, tag="whatnow", frozen=True):
 
 Command: TypeAlias = Start | QueryActivity | SetKnobs | RunProbe | Profile | Pause | Resume | Stop
 
-TEXTS = ("detail cause down error reason text").split()  # noqa: SIM905  one text: single words would count as words of the screen
+# One string, split: separate strings would count as words of the screen.
+TEXTS = ("detail cause down error reason text").split()  # noqa: SIM905
 """Fields of events that hold the text of an exception, or may quote one."""
 _TEXTS_OF = {
     kind: fields
@@ -670,8 +677,8 @@ _TEXTS_OF = {
 
 
 def without_credentials(event: AnyEvent) -> AnyEvent:
-    """`event` without passwords and tokens in its texts. A child cuts nothing: what it sends ends
-    here, before anything records or shows it."""
+    """Return `event` without passwords and tokens in its texts. A child does not remove them, so
+    the console does, before it records or shows the event."""
     changes: dict[str, Any] = {}
     for name in _TEXTS_OF.get(type(event), ()):
         text = getattr(event, name)
@@ -684,7 +691,8 @@ _TAGS: dict[type, str] = {kind: tag for tag, kind in COMMANDS.items()}
 
 
 def encode(value: object) -> bytes:
-    """An event or a command as one JSON line, without the newline. Surrogates become escapes."""
+    """Return an event or a command as one JSON line, without the newline, and with surrogates as
+    escapes."""
     tag = _TAGS.get(type(value))
     return encoding.encode(value if tag is None else {"command": tag, **vars(value)})
 
@@ -693,13 +701,14 @@ _decode_sent = msgspec.json.Decoder(AnyEvent | MarkedSteps).decode
 
 
 def decode_event(line: bytes | str) -> AnyEvent:
-    """The event in `line`, without credentials in its texts. Raises msgspec.DecodeError where it
-    holds none."""
+    """Return the event in `line`, without credentials in its texts. Raise msgspec.DecodeError where
+    `line` holds no event."""
     try:
         event = _decode_sent(line)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"not UTF-8: {error.reason}") from None
-    except msgspec.DecodeError:  # the agent writes surrogates, in names of files of the job
+    except msgspec.DecodeError:
+        # The agent writes surrogates where the name of a file of the job has them.
         if (mended := encoding.without_surrogates(line)) is None:
             raise
         event = _decode_sent(mended)
@@ -715,7 +724,7 @@ _decode_own = msgspec.json.Decoder(Start | QueryActivity).decode
 
 
 def decode_command(line: bytes | str) -> Command:
-    """The command in `line`. Raises msgspec.DecodeError where it holds none."""
+    """Return the command in `line`. Raise msgspec.DecodeError where `line` holds no command."""
     fields = msgspec.json.decode(line)
     kind = COMMANDS.get(fields.pop("command", "")) if isinstance(fields, dict) else None
     return _decode_own(line) if kind is None else msgspec.convert(fields, kind)

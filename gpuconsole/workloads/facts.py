@@ -16,8 +16,8 @@ MEASURED_AGAIN = ("seq_len", "varied_lengths", "precision", "num_threads")
 
 
 class Described(Protocol):
-    """A task or a piece of repeated work. A method `facts(knobs)`, where it has one, gives further
-    facts."""
+    """A task, or a piece of repeated work. If its class has a method `facts(knobs)`, that method
+    returns further facts."""
 
     model: nn.Module
     dense_kind: Kind
@@ -36,40 +36,40 @@ class WorkloadFacts:
         self._measured: dict[object, dict[str, float]] = {}
 
     def under(self, knobs: Knobs) -> dict[str, float]:
-        """All facts under `knobs`. Unit in each name; `peak_flops_per_s` is the sum over all
-        processes."""
+        """Return all facts with the values of `knobs`. The name of a fact contains its unit;
+        `peak_flops_per_s` is the sum over all processes."""
         facts = model_facts(self._task, knobs)
-        key = tuple(knobs.get(name) for name in MEASURED_AGAIN)
-        if key not in self._measured:
+        setting = tuple(knobs.get(name) for name in MEASURED_AGAIN)
+        if setting not in self._measured:
             precision = str(knobs.get("precision", "fp32"))
-            self._measured[key] = {
-                "flops_per_sample": self._task.flops_per_sample(knobs),
-                "peak_flops_per_s": dense_flops_per_s(
-                    self._task.dense_kind, self._device, precision
-                )
-                * self._processes,
+            flops = self._task.flops_per_sample(knobs)
+            peak = dense_flops_per_s(self._task.dense_kind, self._device, precision)
+            self._measured[setting] = {
+                "flops_per_sample": flops,
+                "peak_flops_per_s": peak * self._processes,
             }
             if "bytes_per_sample" in facts:
-                self._measured[key]["peak_bytes_per_s"] = best_copy_bytes_per_s(self._device)
+                self._measured[setting]["peak_bytes_per_s"] = best_copy_bytes_per_s(self._device)
         if self._task.dense_kind == "3x3 convolution":
             facts["dense_is_convolution"] = 1.0
-        here = {"threads": float(torch.get_num_threads()), "world_size": float(self._processes)}
-        return {**self._measured[key], **facts, **here}
+        of_job = {"threads": float(torch.get_num_threads()), "world_size": float(self._processes)}
+        return {**self._measured[setting], **facts, **of_job}
 
 
 def model_facts(task: Described, knobs: Knobs) -> dict[str, float]:
-    """Numbers of parameters: all, trained, and in Linear layers (the head counts, embeddings do
-    not); and the workload's further facts."""
+    """Return the numbers of parameters, and the further facts of the task. The numbers are of all
+    parameters, of the trained ones, and of those in Linear layers: the head is a Linear layer, an
+    embedding is not."""
     parameters = list(task.model.parameters())
     linear = sum(
         module.weight.numel() for module in task.model.modules() if isinstance(module, nn.Linear)
     )
-    own = getattr(task, "facts", None)
+    further_facts = getattr(task, "facts", None)
     return {
         "parameters": float(sum(parameter.numel() for parameter in parameters)),
         "trainable_parameters": float(
             sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         ),
         "linear_parameters": float(linear),
-        **(own(knobs) if own is not None else {}),
+        **(further_facts(knobs) if further_facts is not None else {}),
     }

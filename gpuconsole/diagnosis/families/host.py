@@ -1,5 +1,5 @@
-"""Shared by the rules about the host: whether threads of the job find a core, and side work
-(logging, checkpoints, evaluation)."""
+"""Shared by the rules about the host: whether threads of the job find a core, modes for debugging,
+the interpreter's lock, and side work (logging, checkpoints, evaluation)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ DELAY = Threshold(
 
 
 def waits_for_core(case: Case) -> bool:
-    """Whether the training thread spends too much time on the run queue."""
+    """Return whether the training thread spends too much time on the run queue."""
     return case.get("runq_ratio", 0.0) >= DELAY
 
 
 def threads_wait_for_each_other(case: Case) -> bool:
-    """Whether threads of the job wait for a core, and the job has more threads than there are cores
-    without other programs.
+    """Return whether threads of the job wait for a core, and the job has more threads than the
+    number of cores that other programs leave.
 
-    The fixed cost of a step is then the time that threads wait for each other. If others use half a
-    core or more, it counts as a whole core. On a GPU one thread issues the work, and waits for no
-    other thread.
+    The fixed cost of a step is then the time that threads wait for each other. The cores that other
+    programs use are rounded to a whole number. On a GPU one thread issues the work, and waits for
+    no other thread.
     """
     if case.get("is_gpu", 0.0):
         return False
-    left = case.get("cores", math.inf)
+    cores_left = case.get("cores", math.inf)
     if case.has("host.others_cpu_ratio", "cores"):
-        left -= round(case.value("host.others_cpu_ratio") * left)
+        cores_left -= round(case.value("host.others_cpu_ratio") * cores_left)
     return (
         waits_for_core(case)
-        and case.get("threads", 0.0) * max(1.0, case.get("host.processes", 1.0)) > left
+        and case.get("threads", 0.0) * max(1.0, case.get("host.processes", 1.0)) > cores_left
     )
 
 
@@ -51,33 +51,33 @@ ON = Threshold(
     0.5,
     "ratio",
     (
-        "a profiler with a schedule records some steps only; a mode that was left on is on in each"
-        " step"
+        "a profiler with a schedule records some steps only;"
+        " a mode that was left on is on in each step"
     ),
 )
 
 
 def in_anomaly_mode(case: Case) -> bool:
-    """Whether anomaly mode is on in most steps. Each operator of a forward pass takes longer then,
-    and so does each gradient."""
+    """Return whether anomaly mode is on in most steps. Each operator of a forward pass takes longer
+    then, and so does each gradient."""
     return case.get("mode.anomaly_ratio", 0.0) >= ON
 
 
 def is_profiled(case: Case) -> bool:
-    """Whether a profiler of the program records most steps. Each operator takes longer then, also
-    in the optimizer."""
+    """Return whether a profiler of the program records most steps. Each operator takes longer then,
+    also in the optimizer."""
     return case.get("mode.profiler_ratio", 0.0) >= ON
 
 
 def is_debugged(case: Case) -> bool:
-    """Whether a mode for debugging is on in most steps. The times of passes are then not those of
-    the program alone."""
+    """Return whether a mode for debugging is on in most steps. The times of the passes then include
+    the cost of that mode."""
     return in_anomaly_mode(case) or is_profiled(case)
 
 
 def launches_wait(case: Case) -> bool:
-    """Whether CUDA_LAUNCH_BLOCKING makes the host wait for each kernel: how far the host runs
-    ahead, and its waits, say nothing then."""
+    """Return whether CUDA_LAUNCH_BLOCKING makes the host wait for each kernel. How far the host
+    runs ahead, and how long it waits, then say nothing about the program."""
     return case.get("environment.CUDA_LAUNCH_BLOCKING", 0.0) >= ON
 
 
@@ -99,13 +99,13 @@ CAUGHT_UP = Threshold(
     "where the GPU still has work at the end of most steps, the time of the host costs nothing",
 )
 SLEEPS, SLEEPS_BESIDE = ("data_wait", "comm"), ("logging", "checkpoint")
-"""The phases in which the training thread sleeps for another reason, and those of them that are
-side work."""
+"""The phases in which the training thread sleeps for another reason than the interpreter's lock:
+first the phases of the step itself, then the phases of side work."""
 
 
 def idle_ratio(case: Case) -> float:
-    """The share of time in which the training thread neither runs nor waits for a core, without
-    phases in which it sleeps for another reason. Raises Missing."""
+    """Return the share of time in which the training thread neither runs nor waits for a core,
+    without the phases in SLEEPS and SLEEPS_BESIDE. Raise Missing if the share was not measured."""
     asleep = sum(case.get(f"{phase}_ratio", 0.0) for phase in SLEEPS) + sum(
         case.recent(phase, 0.0) for phase in SLEEPS_BESIDE
     )
@@ -113,8 +113,8 @@ def idle_ratio(case: Case) -> float:
 
 
 def waits_for_lock(case: Case) -> bool:
-    """Whether another thread of the program keeps the training thread waiting for the interpreter's
-    lock, as far as it is known."""
+    """Return whether another thread of the program keeps the training thread waiting for the
+    interpreter's lock; False where the signals were not measured."""
     if not case.has("stack.thread_ratio", "host.training_idle_ratio") or (
         case.on_gpu and case.get("host.caught_up_ratio", 0.0) < CAUGHT_UP
     ):
@@ -138,29 +138,32 @@ SCRIPT = Threshold(
     0.10,
     "ratio",
     (
-        "10 % of step time outside all named phases; without a DataLoader also the time in which"
-        " batches are made"
+        "10 % of step time outside all named phases;"
+        " without a DataLoader also the time in which batches are made"
     ),
 )
 TIMES_RARER = 20
+"""A suggestion makes side work this many times less frequent."""
+MAX_SHARED_SHARE = 0.5
+"""Two threads in Python have the interpreter half of the time each."""
 
 
 class SideWorkRule(Rule):
-    """A rule about one kind of side work. `phase` of the step breakdown, `every`: the knob that
-    says how often it runs; the first threshold is that of the share."""
+    """A rule about one kind of side work. `phase`: its phase in the step breakdown. `every`: the
+    knob for the steps between two runs. The first threshold is the limit of its share."""
 
     phase: ClassVar[str]
     every: ClassVar[str]
 
     @abstractmethod
     def summary(self, case: Case, share: float, every: int | None) -> str:
-        """What takes `share` of step time. `every`: steps between two runs of the work; None where
-        they are not known."""
+        """Return a sentence about the work that takes `share` of step time. `every`: steps between
+        two runs of the work; None where the number is not known."""
 
     @abstractmethod
     def rarer(self, case: Case, every: int, predicted: Interval) -> Suggestion | None:
-        """`every`: steps between two runs of the work, 20 times as many as now. `predicted`: the
-        speed-up from that change."""
+        """Return a change that runs the work less often. `every`: steps between two runs after the
+        change, 20 times as many as now. `predicted`: the speed-up from the change."""
 
     def otherwise(self, case: Case) -> Suggestion | None:
         """Return a change that makes the work itself shorter."""
@@ -198,8 +201,8 @@ class SideWorkRule(Rule):
 
 
 def mean_step(case: Case) -> str:
-    """Return the name of the signal with the mean step, of which the shares of side work are. A
-    snapshot of an earlier version has the step of the last seconds only."""
+    """Return the name of the signal with the mean step time; the shares of side work are shares of
+    this time. A snapshot of an earlier version has only the step time of the last seconds."""
     return name if case.has(name := "step_with_side_work_s") else "step_s"
 
 
@@ -209,10 +212,10 @@ def every_steps(every: int | None) -> str:
 
 
 def rarer_speedup(case: Case, share: float, phase: str) -> Interval:
-    """Speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), from the share in the
-    account to the share that P3 measured. A thread that writes what the step hands over shares the
-    interpreter with the rest of the step, which then becomes shorter too: the upper end counts
-    that."""
+    """Return the speed-up if the work runs 20 times less often: 1 / (1 - s (1 - 1/20)), where s is
+    the share in the step breakdown, or the share that probe P3 measured. A thread that writes the
+    data of a step shares the interpreter with the rest of the step, which also becomes shorter: the
+    upper end of the interval counts that gain."""
     removed = share * (1 - 1 / TIMES_RARER)
     estimates = [1 / (1 - removed)]
     all_side_work = sum(
@@ -223,16 +226,16 @@ def rarer_speedup(case: Case, share: float, phase: str) -> Interval:
         estimates.append(
             1 / (1 - min(0.95, max(0.0, by_probe) * share / all_side_work * (1 - 1 / TIMES_RARER)))
         )
-    if at_line := at_line_of(case, phase):
-        estimates.append(1 / (1 - min(0.95, removed + at_line * (1 - 1 / TIMES_RARER))))
-    if writes := case.get("stack.thread_ratio", 0.0):
-        estimates.append(max(estimates) / (1 - min(MAX_SHARED_SHARE, writes)))
+    if share_at_line := at_line_of(case, phase):
+        estimates.append(1 / (1 - min(0.95, removed + share_at_line * (1 - 1 / TIMES_RARER))))
+    if thread_ratio := case.get("stack.thread_ratio", 0.0):
+        estimates.append(max(estimates) / (1 - min(MAX_SHARED_SHARE, thread_ratio)))
     low, high = min(estimates), max(estimates)
     return Interval(1 + (low - 1) * 0.85, 1 + (high - 1) * 1.15)
 
 
 def line_of(case: Case, signal: str) -> str:
-    """The `file:line` that stack samples name for a signal; empty where there is none."""
+    """Return the `file:line` that stack samples name for a signal; empty if they name no line."""
     if not case.has(signal):
         return ""
     place: str = case.signal(signal).source.rpartition(" at ")[2]
@@ -240,11 +243,8 @@ def line_of(case: Case, signal: str) -> str:
 
 
 def at_line_of(case: Case, phase: str) -> float:
-    """The share of a step that the script's own Python takes at the line of this side work, such as
-    making the values that a log record has. Rarer side work makes that rarer too."""
+    """Return the share of a step that the script's own Python takes at the line of this side work,
+    for example to make the values of a log record. If the side work runs less often, so does this
+    Python."""
     script, side_work = line_of(case, "stack.line_ratio"), line_of(case, f"stack.{phase}_ratio")
     return case.value("stack.line_ratio") if script and script == side_work else 0.0
-
-
-MAX_SHARED_SHARE = 0.5
-"""Two threads in Python have the interpreter half of the time each."""

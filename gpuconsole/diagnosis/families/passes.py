@@ -18,16 +18,18 @@ from gpuconsole.diagnosis.rule import (
 
 
 def compute_ratio(case: Case) -> float:
-    """Share of a step in forward and backward passes, with the loss between them. Raises
-    Missing."""
+    """Return the share of a step in forward and backward passes, with the loss between them. Raise
+    Missing if it was not measured."""
     return case.value("forward_ratio") + case.get("loss_ratio", 0.0) + case.value("backward_ratio")
 
 
 def graphs_keep_gradients(case: Case, passes: int | None = None) -> bool:
-    """Whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the gradients of
-    the pass before, unless they are in DDP buckets."""
-    count = int(case.knobs.get("gradient_accumulation_steps", 1)) if passes is None else passes
-    return count == 1 or case.knobs.get("sharding", "none") != "none"
+    """Return whether CUDA graphs keep accumulated gradients. A replayed graph overwrites the
+    gradients of the previous pass, unless these gradients are in DDP buckets."""
+    passes_per_step = (
+        int(case.knobs.get("gradient_accumulation_steps", 1)) if passes is None else passes
+    )
+    return passes_per_step == 1 or case.knobs.get("sharding", "none") != "none"
 
 
 # --- probe P5 runs a pass in another way ----------------------------------------------------------
@@ -40,8 +42,9 @@ UNKNOWN_SPREAD = 0.1
 
 @dataclass(frozen=True)
 class Swap:
-    """The passes run in another way, `name`: the signals are `probe.{name}_speedup` and
-    `probe.{name}_spread`. All figures may raise Missing."""
+    """What a step gains if its passes run in another way, as probe P5 measured it. `name` stands
+    for that way in the signals `probe.{name}_speedup` and `probe.{name}_spread`. A property raises
+    Missing where a signal that it needs was not measured."""
 
     case: Case
     name: str
@@ -59,15 +62,11 @@ class Swap:
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The figures of the probe, and the shares of the step that they apply to."""
-        least = 1 / (1 - min(0.9, GAIN / max(compute_ratio(self.case), 0.1)))
-        measured = self.case.evidence((f"probe.{self.name}_speedup", least)) + self.case.if_known(
-            f"probe.{self.name}_spread"
-        )
-        return (
-            measured
-            + self.case.evidence("forward_ratio", "backward_ratio")
-            + self.case.if_known("loss_ratio")
-        )
+        min_speedup = 1 / (1 - min(0.9, GAIN / max(compute_ratio(self.case), 0.1)))
+        measured = self.case.evidence((f"probe.{self.name}_speedup", min_speedup))
+        measured += self.case.if_known(f"probe.{self.name}_spread")
+        shares = self.case.evidence("forward_ratio", "backward_ratio")
+        return measured + shares + self.case.if_known("loss_ratio")
 
     @property
     def confidence(self) -> Confidence:
@@ -90,8 +89,8 @@ class Swap:
         return self.case.get(f"probe.{self.name}_spread", UNKNOWN_SPREAD)
 
 
-# --- step time that belongs to one rule: other rules subtract it, so that no two findings claim the
-# same milliseconds ---
+# --- step time that belongs to one rule -----------------------------------------------------------
+# Other rules subtract this time, so that no two findings claim the same milliseconds.
 
 UNFUSED = ("adamw", "adamw_foreach")
 """Values of `optim` that a fused optimizer would replace."""
@@ -114,8 +113,8 @@ AdamW)."""
 
 
 def optimizer_claim(case: Case) -> float:
-    """Share of the step that a fused optimizer would save (gpu.optimizer_unfused); 0 if it is fused
-    or was not measured."""
+    """Return the share of the step that a fused optimizer would save (gpu.optimizer_unfused); 0 if
+    the optimizer is fused, or was not measured."""
     present = case.get("probe.optim_present_step_s", 0.0)
     if case.knobs.get("optim") not in UNFUSED or present <= 0:
         return 0.0
@@ -125,8 +124,8 @@ def optimizer_claim(case: Case) -> float:
 
 
 def embedding_claim(case: Case) -> float:
-    """Share of the step that sparse embedding gradients would save; 0 where
-    gpu.dense_embedding_grad does not apply. Raises Missing.
+    """Return the share of the step that sparse embedding gradients would save; 0 where
+    gpu.dense_embedding_grad does not apply. Raise Missing where a signal was not measured.
 
     The gradient and update of the table take the time of backward pass and optimizer, minus twice
     the time of forward pass and loss.
@@ -142,9 +141,10 @@ def embedding_claim(case: Case) -> float:
 
 
 def attention_claim(case: Case) -> float:
-    """Share of the step in which operators on the scores of attention move these through the memory
-    of the GPU, at least: their bytes at the full bandwidth. 0 where the agent has seen no such
-    operators, or runs on a CPU, whose caches may hold them. Raises Missing."""
+    """Return the smallest share of the step in which the operators on attention scores can move the
+    scores through the memory of the GPU: their bytes at the full bandwidth. The share is 0 where
+    the agent has seen no such operators, or on a CPU, whose caches may hold the scores. Raise
+    Missing where a signal was not measured."""
     moved = case.get("attention.scores_bytes", 0.0)
     if not moved or not case.get("is_gpu", 0.0):
         return 0.0
@@ -163,13 +163,14 @@ LIMITS = {
     "eval_ratio": host.EVALUATION,
     "other_ratio": host.SCRIPT,
 }
-"""For each phase beside the passes and the optimizer, but `comm`, its limit: the threshold of the
-rule about this phase."""
+"""The limit of each phase other than the passes, the optimizer and `comm`: the threshold of the
+rule about that phase."""
 
 
 def lost_beside_passes(case: Case) -> tuple[tuple[Evidence, ...], str]:
-    """Evidence of the phases within their limits, and the first phase beyond its limit in words (""
-    if none). Raises Missing."""
+    """Return the evidence of the phases within their limits, and a text about the first phase
+    beyond its limit. The text is empty if no phase is beyond its limit. Raise Missing where a phase
+    was not measured."""
     evidence: tuple[Evidence, ...] = ()
     for signal, limit in LIMITS.items():
         if case.value(signal) >= limit:

@@ -10,6 +10,7 @@ STEPS = Threshold(
     "steps", 0.5, "ratio", "what fewer than half of the steps do is no work of each step"
 )
 TIMES_RARER = 20
+"""The recoverable time counts on one reduction in this many steps."""
 
 
 class CommOutsideBackward(Rule):
@@ -42,11 +43,8 @@ Recoverable: all but one twentieth of the time, as with one reduction in 20 step
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
             return self.clear(summary="one process only, or processes that exchange nothing")
-        ratio, limit, calls = (
-            case.value("comm.outside_ratio"),
-            comm.EXPOSED,
-            case.get("comm.outside_calls_per_step", 1.0),
-        )
+        ratio, limit = case.value("comm.outside_ratio"), comm.EXPOSED
+        calls = case.get("comm.outside_calls_per_step", 1.0)
         evidence = case.evidence(("comm.outside_ratio", limit), ("comm.outside_steps_ratio", STEPS))
         evidence += case.if_known(
             "comm.outside_calls_per_step", "stack.comm_ratio", "ranks.least_comm_ratio"
@@ -55,17 +53,18 @@ Recoverable: all but one twentieth of the time, as with one reduction in 20 step
             return self.clear(ratio / limit, evidence)
         if case.value("comm.outside_steps_ratio") < STEPS:
             return self.clear(0.0, evidence, "few steps have such collectives")
-        place = (
+        code_line = (
             case.signal("stack.comm_ratio").source.rpartition(" most of them at ")[2]
             if case.has("stack.comm_ratio")
             else ""
         )
-        number = f"{calls:.0f} collectives" if calls >= 1.5 else "a collective"
+        at_line = f", most of that time at {code_line}" if code_line else ""
+        calls_in_words = f"{calls:.0f} collectives" if calls >= 1.5 else "a collective"
         summary = (
-            f"{percent(ratio)} of each step is in {number} outside of the backward"
-            f" pass{f', most of that time at {place}' if place else ''}. They exchange no"
-            " gradients. If they reduce metrics: keep the values on the device, and reduce them in"
-            " one call, once in many steps"
+            f"{percent(ratio)} of each step is in {calls_in_words} outside of the backward pass"
+            f"{at_line}. They exchange no gradients."
+            " If they reduce metrics: keep the values on the device,"
+            " and reduce them in one call, once in many steps"
         )
         recoverable = ratio * (1 - 1 / TIMES_RARER)
         return self.fires(

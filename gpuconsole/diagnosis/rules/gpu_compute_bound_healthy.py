@@ -6,7 +6,8 @@ from gpuconsole.diagnosis.families import comm, device, passes
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, high_if, percent
 
 SURE = 1.25
-"""MFU over its threshold from which the confidence is high: 50 % by the full count."""
+"""The confidence is high if the MFU is at least this many times its threshold: 50 % where all
+scores of attention count."""
 
 
 class GpuComputeBoundHealthy(Rule):
@@ -45,10 +46,10 @@ mathematics: precision, attention, model shape."""
                 "there are no matrix products to compare with a peak",
             )
         mfu = case.value("mfu_ratio")
-        phases, lost = passes.lost_beside_passes(case)
-        evidence, level = device.mfu_evidence(case) + phases, device.mfu_level(case)
-        if lost:
-            return self.clear(0.0, evidence, lost)
+        phase_evidence, phase_over_limit = passes.lost_beside_passes(case)
+        evidence, level = device.mfu_evidence(case) + phase_evidence, device.mfu_level(case)
+        if phase_over_limit:
+            return self.clear(0.0, evidence, phase_over_limit)
         if level < 1:
             return self.clear(min(0.59, level), evidence)
         if comm.several(case) and comm.exposed_ratio(case) >= comm.EXPOSED:
@@ -56,35 +57,32 @@ mathematics: precision, attention, model shape."""
                 0.0, evidence, f"{percent(comm.exposed_ratio(case))} of a step is communication"
             )
         threads, cores = case.get("threads", 0), case.get("cores", 0)
-        on_cpu = (
-            (
-                f"; {threads:.0f} of {cores:.0f} cores compute; the rest is for the loader and the"
-                " console"
-            )
+        cores_in_words = (
+            f"; {threads:.0f} of {cores:.0f} cores compute;"
+            " the rest is for the loader and the console"
             if case.get("is_gpu", 0) == 0
             else ""
         )
-        causal = (
+        causal_in_words = (
             f" ({percent(case.value('mfu_causal_ratio'))} by the causal count)"
             if case.has("mfu_causal_ratio")
             else ""
         )
-        again = (
-            (
-                f"; {percent(case.value('hfu_ratio'))} with what the backward pass computes a"
-                " second time"
-            )
+        hfu_in_words = (
+            f"; {percent(case.value('hfu_ratio'))}"
+            " with what the backward pass computes a second time"
             if case.has("hfu_ratio")
             else ""
         )
         clock = device.capped_clock(case)
-        capped = (
-            (
-                f"; the power cap lowers the SM clock to {percent(clock)} of the datasheet's, and"
-                " the threshold with it"
-            )
+        cap_in_words = (
+            f"; the power cap lowers the SM clock to {percent(clock)} of the datasheet's,"
+            " and the threshold with it"
             if clock < 1
             else ""
         )
-        summary = f"MFU {percent(mfu)}{causal}{again}{capped}; no bottleneck found{on_cpu}"
+        summary = (
+            f"MFU {percent(mfu)}{causal_in_words}{hfu_in_words}{cap_in_words};"
+            f" no bottleneck found{cores_in_words}"
+        )
         return self.note(level, evidence, summary, confidence=high_if(level >= SURE))

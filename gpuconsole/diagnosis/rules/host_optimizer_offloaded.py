@@ -10,8 +10,8 @@ SHARE = Threshold(
 )
 ON_HOST = Threshold("on_host", 0.5, "ratio", "half of the optimizer's parameters")
 FITS = 0.5
-"""Share of the GPU's memory: parameters, gradients and states below it leave as much for the
-activations."""
+"""Parameters, gradients and states fit if they take less than this share of the GPU's memory: the
+other half is for the activations."""
 STATES = ("memory.parameters_bytes", "memory.gradients_bytes", "memory.optimizer_bytes")
 
 
@@ -38,34 +38,35 @@ fused=True, gradient accumulation, which makes the update rarer."""
 
     def judge(self, case: Case) -> Finding:
         share, on_host = case.value("optimizer_ratio"), case.value("optimizer.on_host_ratio")
-        evidence = case.evidence(
-            ("optimizer_ratio", SHARE), ("optimizer.on_host_ratio", ON_HOST)
-        ) + case.if_known(*STATES, "hw.memory_bytes")
+        evidence = case.evidence(("optimizer_ratio", SHARE), ("optimizer.on_host_ratio", ON_HOST))
+        evidence += case.if_known(*STATES, "hw.memory_bytes")
         if on_host < ON_HOST:
             return self.clear(0.0, evidence, "the optimizer's parameters are on the GPU")
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence)
         summary = (
-            f"{percent(share)} of a step is the update on the CPU: parameters and optimizer states"
-            f" are kept in the memory of the host. {_room(case)}"
+            f"{percent(share)} of a step is the update on the CPU:"
+            " parameters and optimizer states are kept in the memory of the host."
+            f" {_advice(case)}"
         )
         return self.fires(
             level, evidence, summary, recoverable=min(MAX_SHARE, share), confidence="high"
         )
 
 
-def _room(case: Case) -> str:
-    """Whether what is kept on the host fits in the memory of the GPU."""
+def _advice(case: Case) -> str:
+    """Return a sentence: what to do with the parameters and states on the host, from their size and
+    the memory of the GPU."""
     if not case.has(*STATES, "hw.memory_bytes"):
         return "Keep them on the GPU if they fit there"
-    need, memory = sum(map(case.value, STATES)), case.value("hw.memory_bytes")
+    needed_bytes, gpu_bytes = sum(map(case.value, STATES)), case.value("hw.memory_bytes")
     sizes = (
-        f"Parameters, gradients and states of this process take {need / 1e9:.1f} GB, and the GPU"
-        f" has {memory / 1e9:.0f} GB"
+        f"Parameters, gradients and states of this process take {needed_bytes / 1e9:.1f} GB,"
+        f" and the GPU has {gpu_bytes / 1e9:.0f} GB"
     )
     return (
         f"{sizes}: keep them there"
-        if need < FITS * memory
+        if needed_bytes < FITS * gpu_bytes
         else f"{sizes}: more GPUs, or smaller states, make room for them"
     )

@@ -54,33 +54,33 @@ Similar case: a transform that computes (input.cpu_transform) has a CPU share ne
             return self.clear(
                 level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT))
             )
-        workers, wanted = loader.suggested_workers(case), loader.wanted_workers(case)
-        cpu, now = loader.loading_cpu_ratio(case), int(case.knobs["num_workers"])
-        speedup = max(1.0, loader.predicted(case, wanted)) if wanted > now else 1.0
-        helps = workers > now and loader.predicted(case, workers) >= HELPS
-        limit = (
+        suggested, wanted = loader.suggested_workers(case), loader.wanted_workers(case)
+        cpu_ratio, present = loader.loading_cpu_ratio(case), int(case.knobs["num_workers"])
+        speedup = max(1.0, loader.predicted(case, wanted)) if wanted > present else 1.0
+        helps = suggested > present and loader.predicted(case, suggested) >= HELPS
+        why_not_more = (
             loader.no_memory(case)
             if speedup >= HELPS
             else ". More workers would get no more from the storage"
         )
         summary = (
-            f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}. The"
-            f" loading processes wait for storage: they use the CPU only {percent(cpu)} of the"
-            f" time{limit}"
+            f"a step waits {percent(wait)} of its time for data{loader.parts_in_words(case)}."
+            " The loading processes wait for storage:"
+            f" they use the CPU only {percent(cpu_ratio)} of the time{why_not_more}"
         )
         evidence = loader.evidence(case, loader.SLEEPS)
         why = "waiting workers need no core, so their waits overlap"
         code = (
-            loader.worker_code(case, workers)
+            loader.worker_code(case, suggested)
             + "\n# or: stage the data on local disk, or pack small files into shards"
         )
         gain = (
-            speedup_interval(loader.predicted(case, workers), loader.PREDICTION_ERROR)
+            speedup_interval(loader.predicted(case, suggested), loader.PREDICTION_ERROR)
             if helps
             else None
         )
-        change = case.suggest({"num_workers": workers}, gain, why, code) if helps else None
-        confidence = high_if(wait >= 0.2 and cpu < 0.4)
+        change = case.suggest({"num_workers": suggested}, gain, why, code) if helps else None
+        confidence = high_if(wait >= 0.2 and cpu_ratio < 0.4)
         return self.fires(
             level,
             evidence,

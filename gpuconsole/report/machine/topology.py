@@ -19,6 +19,8 @@ from gpuconsole.session.api import View
 
 SELF, UNKNOWN = "X", "?"
 CELL = 5
+_FRAME = 7
+"""Rows around the matrix: a sentence, the heads, the legend, and blanks."""
 _MEANINGS = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -61,13 +63,13 @@ def read_net(devices: Sequence[Device], links: Sequence[Link]) -> Net:
             groups.append([gpu])
     used = {net.path(a.id, b.id) for a in gpus for b in gpus if a is not b}
     net = net._replace(
-        groups=tuple(tuple(group) for group in groups), used=tuple(sorted(used, key=_rank))
+        groups=tuple(tuple(group) for group in groups), used=tuple(sorted(used, key=_speed_order))
     )
     return net._replace(sentence=_sentence(net))
 
 
 def _alike(net: Net, gpu: Device, other: Device) -> bool:
-    """Whether both GPUs have the same path to every other GPU, and the same place."""
+    """Return whether both GPUs have the same path to every other GPU, and the same place."""
     if _place(gpu) != _place(other):
         return False
     return all(
@@ -78,20 +80,17 @@ def _alike(net: Net, gpu: Device, other: Device) -> bool:
 
 
 def _place(gpu: Device) -> tuple[str, str]:
+    """Return the NUMA node and the CPUs of the GPU; each is empty if it is not known."""
     return gpu.facts.get("numa_node", ""), gpu.facts.get("cpu_affinity", "")
 
 
 def wants_folding(net: Net, width: int, height: int) -> bool:
-    """Whether the matrix of single GPUs does not fit, and groups would be fewer."""
+    """Return whether the matrix of single GPUs does not fit, and a matrix of groups is smaller."""
     count = len(net.gpus)
     room = height - _FRAME
     return len(net.groups) < count and (
         _label_width(net, False) + CELL * count > width or count > room
     )
-
-
-_FRAME = 7
-"""Rows around the matrix: a sentence, the heads, the legend, and blanks."""
 
 
 class _MatrixLine(NamedTuple):
@@ -108,11 +107,11 @@ class _TopologyColumn(NamedTuple):
 
 
 def topology_lines(view: View, net: Net, folded: bool, first_column: int, width: int) -> Lines:
-    """A sentence, the matrix from `first_column` on, and the meaning of its words. `folded`: groups
-    in place of single GPUs."""
+    """Return a sentence about the topology, the matrix from `first_column` on, and the meaning of
+    the words in the matrix. `folded`: the lines are groups in place of single GPUs."""
     if len(net.gpus) < 2:
-        return text_lines(_too_few(view, net, width))
-    lines, columns = _lines(net, folded), _columns(view, net, folded)
+        return text_lines(_no_matrix(view, net, width))
+    lines, columns = _matrix_lines(net, folded), _columns(view, net, folded)
     label = _label_width(net, folded)
     visible = _fitting(columns, first_column, width - label)
     more = len(columns) - first_column - len(visible)
@@ -121,13 +120,8 @@ def topology_lines(view: View, net: Net, folded: bool, first_column: int, width:
     def row(n: int, selected: bool) -> Row:
         gpus = lines[n].gpus
         lost = any(gpu.id in view.lost for gpu in gpus)
-        style = (
-            "alert"
-            if lost
-            else "accent"
-            if any(gpu.id == view.device.partition("/")[0] for gpu in gpus)
-            else ""
-        )
+        current = any(gpu.id == view.device.partition("/")[0] for gpu in gpus)
+        style = "alert" if lost else "accent" if current else ""
         painted = line(
             width,
             (fit(lines[n].label, label), style),
@@ -145,7 +139,7 @@ def topology_lines(view: View, net: Net, folded: bool, first_column: int, width:
 
 
 def last_column(view: View, net: Net, folded: bool, width: int) -> int:
-    """The first column of the last page: from this column on, all columns are visible."""
+    """Return the first column of the last page: from this column on, all columns are visible."""
     columns = _columns(view, net, folded)
     room = width - _label_width(net, folded)
     return next(
@@ -154,12 +148,12 @@ def last_column(view: View, net: Net, folded: bool, width: int) -> int:
 
 
 def _fitting(columns: list[_TopologyColumn], first: int, room: int) -> list[_TopologyColumn]:
-    """Whole columns from `first` on."""
+    """Return the columns from `first` on that are completely visible in `room`."""
     ends = accumulate(column.width for column in columns[first:])
     return [column for column, end in zip(columns[first:], ends, strict=True) if end <= room]
 
 
-def _lines(net: Net, folded: bool) -> list[_MatrixLine]:
+def _matrix_lines(net: Net, folded: bool) -> list[_MatrixLine]:
     if not folded:
         return [_MatrixLine(gpu.id, (gpu,)) for gpu in net.gpus]
     return [
@@ -169,22 +163,27 @@ def _lines(net: Net, folded: bool) -> list[_MatrixLine]:
 
 
 def _label_width(net: Net, folded: bool) -> int:
-    return min(40, max(len(entry.label) for entry in _lines(net, folded)) + 1) if net.gpus else 0
+    if not net.gpus:
+        return 0
+    return min(40, max(len(entry.label) for entry in _matrix_lines(net, folded)) + 1)
 
 
 def _columns(view: View, net: Net, folded: bool) -> list[_TopologyColumn]:
-    """A path to each GPU or group, then the place of the GPUs and the traffic on their links."""
+    """Return a column for the path to each GPU or group, then columns for the place of the GPUs and
+    the traffic on their links."""
     to_others = [
         _TopologyColumn(
-            letters(n) if folded else to.label.partition(":")[2], CELL, partial(_path, net, to=to)
+            letters(n) if folded else to.label.partition(":")[2],
+            CELL,
+            partial(_path_cell, net, to=to),
         )
-        for n, to in enumerate(_lines(net, folded))
+        for n, to in enumerate(_matrix_lines(net, folded))
     ]
     traffic = [
-        _TopologyColumn(heading, 11, partial(_traffic, view, metric))
+        _TopologyColumn(heading, 11, partial(_traffic_cell, view, metric))
         for heading, metric in (("in", NVLINK.metric), ("out", NVLINK.beside))
     ]
-    counts = _TopologyColumn("NVLinks", 10, lambda entry: _padded(_counts(view, entry), 10))
+    counts = _TopologyColumn("NVLinks", 10, lambda entry: _padded(_nvlink_counts(view, entry), 10))
     places = [
         _fact_column(net, "NUMA", "numa_node", 8),
         _fact_column(net, "CPUs", "cpu_affinity", 8),
@@ -206,26 +205,24 @@ def _padded(text: str, width: int) -> Segment:
     return fit(text, width, ">"), "dim" if text == units.NA else ""
 
 
-def _path(net: Net, entry: _MatrixLine, to: _MatrixLine) -> Segment:
-    """The path to another line; within a group, the path between any two of its GPUs."""
+def _path_cell(net: Net, entry: _MatrixLine, to: _MatrixLine) -> Segment:
+    """Return the path to another line; within a group, the path between any two of its GPUs."""
     other = to.gpus[-1] if entry == to else to.gpus[0]
     path = net.path(entry.gpus[0].id, other.id)
-    return f"{path:>{CELL}}"[:CELL], "accent" if path.startswith("NV") else "dim" if path in (
-        SELF,
-        UNKNOWN,
-    ) else ""
+    style = "accent" if path.startswith("NV") else "dim" if path in (SELF, UNKNOWN) else ""
+    return f"{path:>{CELL}}"[:CELL], style
 
 
 def _latest(view: View, metric: str, gpus: Sequence[Device]) -> list[float]:
-    """The values of the GPUs that report one."""
+    """Return the latest values of `metric`, of the GPUs that report it."""
     values = (
         view.latest.get(series_key(metric, gpu.id)) for gpu in gpus if gpu.id not in view.lost
     )
     return [value for value in values if value is not None]
 
 
-def _counts(view: View, entry: _MatrixLine) -> str:
-    """The number of active NVLinks of each GPU."""
+def _nvlink_counts(view: View, entry: _MatrixLine) -> str:
+    """Return the number of active NVLinks of each GPU of the line, in words."""
     counts = [int(value) for value in _latest(view, "gpu.nvlinks_active", entry.gpus)]
     if not counts:
         return units.NA
@@ -233,38 +230,38 @@ def _counts(view: View, entry: _MatrixLine) -> str:
     return (str(counts[0]) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}") + each
 
 
-def _traffic(view: View, metric: str, entry: _MatrixLine) -> Segment:
-    """Traffic over NVLink, summed over the GPUs of the line."""
+def _traffic_cell(view: View, metric: str, entry: _MatrixLine) -> Segment:
+    """Return the traffic over NVLink, summed over the GPUs of the line."""
     rates = _latest(view, metric, entry.gpus)
     return _padded(units.si(sum(rates), "B/s") if rates else units.NA, 11)
 
 
 def letters(n: int) -> str:
-    """A, B, ... Z, AA, AB, ..."""
+    """Return the letters of group `n`, from 0 on: A, B, ... Z, AA, AB, ..."""
     return (letters(n // 26 - 1) if n >= 26 else "") + chr(ord("A") + n % 26)
 
 
 def _sentence(net: Net) -> str:
-    """The topology in one sentence."""
+    """Return a sentence that describes the topology."""
     count = len(net.gpus)
     if net.used == (UNKNOWN,):
         return "The driver did not report how the GPUs are linked."
     if len(net.used) == 1:
         return (
-            f"{spans(gpu.id for gpu in net.gpus)}: {_in_words(net.used[0])} from each to every"
-            " other."
+            f"{spans(gpu.id for gpu in net.gpus)}:"
+            f" {_in_words(net.used[0])} from each to every other."
         )
     within = {net.path(group[0].id, group[-1].id) for group in net.groups if len(group) > 1}
     between = {net.path(a[0].id, b[0].id) for a in net.groups for b in net.groups if a is not b}
     inside = f"{_either(within)} within a group, " if within else ""
     return (
-        f"{count} GPUs in {len(net.groups)} groups with equal links: {inside}{_either(between)}"
-        " between groups."
+        f"{count} GPUs in {len(net.groups)} groups with equal links:"
+        f" {inside}{_either(between)} between groups."
     )
 
 
 def _either(paths: set[str]) -> str:
-    return " or ".join(sorted(paths, key=_rank))
+    return " or ".join(sorted(paths, key=_speed_order))
 
 
 def _in_words(path: str) -> str:
@@ -277,15 +274,15 @@ def _meaning(path: str) -> str:
     return _MEANINGS.get(path, "")
 
 
-def _rank(path: str) -> tuple[int, int, str]:
-    """The fastest first."""
+def _speed_order(path: str) -> tuple[int, int, str]:
+    """Return the sort key of a path: the fastest path comes first."""
     if path.startswith("NV"):
         return 0, -int(path[2:]) if path[2:].isdecimal() else 0, path
     return 1, list(_MEANINGS).index(path) if path in _MEANINGS else 99, path
 
 
 def _legend(net: Net, width: int) -> list[Row]:
-    """The meaning of the words in use, the fastest path first."""
+    """Return rows with the meaning of the words in the matrix, the fastest path first."""
     meanings = [f"{path}: {_meaning(path)}" for path in net.used] + [
         f"{SELF}: itself",
         "in, out: current traffic over NVLink",
@@ -300,7 +297,7 @@ def _legend(net: Net, width: int) -> list[Row]:
     return [*rows, line(width, (text, "dim"))]
 
 
-def _too_few(view: View, net: Net, width: int) -> list[Row]:
+def _no_matrix(view: View, net: Net, width: int) -> list[Row]:
     if not net.gpus:
         return paragraph(
             f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here.", width

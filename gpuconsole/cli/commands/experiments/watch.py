@@ -1,4 +1,4 @@
-"""`gpuconsole watch`."""
+"""The command `gpuconsole watch`: its help, its options, and how it starts."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ OPTIONS = (
     options.SNAPSHOT,
     options.TRY._replace(
         help=(
-            "try a lower limit (max_num_seqs, max_num_batched_tokens) under the traffic that comes;"
-            " it is taken back"
+            "try a lower limit (max_num_seqs, max_num_batched_tokens)"
+            " under the traffic that comes; it is taken back"
         )
     ),
     Option(
         "--probe",
         (
-            f"send {PROBE_REQUESTS} small requests of ours, once: how long a client waits before"
-            " the engine counts"
+            f"send {PROBE_REQUESTS} small requests of ours, once:"
+            " how long a client waits before the engine counts"
         ),
         refused={"screen": "goes with --headless; on the screen, press P"},
         dest="probe_server",
@@ -66,8 +66,8 @@ OPTIONS = (
     Option(
         "--slo",
         (
-            "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99. A"
-            " limit that is tried wins only if it keeps them"
+            "latencies to keep, in seconds, of ttft, itl or e2e: mean, p50, p90, p95 or p99."
+            " A limit that is tried wins only if it keeps them"
         ),
         "ttft_p99=S,itl_mean=S",
         parse_latency_bounds,
@@ -81,7 +81,7 @@ OPTIONS = (
 
 
 def live_limits(texts: list[str]) -> Knobs:
-    """The values of `--try NAME=VALUE`. Raises UsageError."""
+    """Return the values of the options `--try NAME=VALUE`. Raise UsageError if one is not valid."""
     try:
         return dict(parse_assignment(text, LIVE_KNOBS, "a running server") for text in texts)
     except KnobError as error:
@@ -89,6 +89,8 @@ def live_limits(texts: list[str]) -> Knobs:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Watch the server, on the screen or without it, and return the exit code. Raise UsageError if
+    an option is not valid."""
     check_url(args.url, "URL", "http://127.0.0.1:8000")
     check_url(args.metrics_url, "--metrics-url", "http://127.0.0.1:8000/metrics")
     check_api_key(args)
