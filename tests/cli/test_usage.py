@@ -159,7 +159,10 @@ def test_help_and_version_and_lists(cli: Cli) -> None:
         "train-gpt",
         "data-starved",
     }
-    assert "storage_latency_ms" in cli("scenarios", "data-starved").stdout
+    shown = cli("scenarios", "data-starved").stdout
+    assert "storage_latency_ms" in shown
+    needed = shown.splitlines()[-1].removeprefix("memory of a GPU at the peak").split()
+    assert needed[0] == "n/a" and float(needed[1]) > 0 and needed[2] in ("MiB", "GiB")
     assert "input.slow_storage" in cli("rules").stdout
     assert "Thresholds" in cli("rules", "input.slow_storage").stdout
     schema = json.loads(cli("snapshot-schema").stdout)

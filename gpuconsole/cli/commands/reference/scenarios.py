@@ -10,7 +10,9 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.cli.output import to_json
 from gpuconsole.cli.scenario import scenario
+from gpuconsole.diagnosis.models.run_memory import CONTEXT_BYTES, PEAKS
 from gpuconsole.engine.catalog import scenarios, user_folder
+from gpuconsole.model import units
 from gpuconsole.model.knobs.catalogue import CATALOGUE, show
 from gpuconsole.model.knobs.knob import APPLY, Knobs
 from gpuconsole.model.scenario import Scenario, ScenarioError, gigabytes, grouped
@@ -94,7 +96,16 @@ def details(chosen: Scenario) -> str:
         knob = CATALOGUE[name]
         values = "".join(f"{show(values[name]):<12} " for values in scales.values())
         lines.append(f"{name:<28} {values}{APPLY[knob.apply]:<8} {knob.allowed()}")
-    return "\n".join(lines)
+    needed = "".join(f"{_memory(chosen, scale, knobs):<12} " for scale, knobs in scales.items())
+    return "\n".join([*lines, "", f"{'memory of a GPU at the peak':<28} {needed}".rstrip()])
+
+
+def _memory(chosen: Scenario, scale: str, knobs: Knobs) -> str:
+    """Return the memory that a GPU needs for the scenario, computed from the settings."""
+    if scale == "cpu":
+        return "n/a"
+    needed = PEAKS[chosen.workload.name](knobs)
+    return "n/a" if needed is None else units.size_bytes(needed + CONTEXT_BYTES).strip()
 
 
 def _assigned(changes: Knobs) -> str:
