@@ -29,8 +29,8 @@ PERIOD_S = 0.05
 SEND_BYTES = 1 << 16
 KEPT_BYTES = 1 << 21
 TAIL_BYTES = 1 << 16
-LAST_S = 1.0
-"""Seconds for the last bytes to reach the console."""
+MAX_SILENT_S = 5.0
+"""Seconds in which a console that takes none of the last bytes is given up."""
 JOB_ENDED = b"e"
 MAX_NAMES = 100
 MODE = 0o600
@@ -137,9 +137,10 @@ class Holder:
 
     def _send_rest(self) -> None:
         if self._connected and self._pending:
-            self._console.settimeout(LAST_S)
+            self._console.settimeout(MAX_SILENT_S)
             with contextlib.suppress(OSError):
-                self._console.sendall(self._pending)
+                while self._pending:
+                    del self._pending[: self._console.send(self._pending[:SEND_BYTES])]
 
     def _write(self, data: bytes) -> None:
         """Append to the file. A file that takes no more (a full disk) is left alone: the job must

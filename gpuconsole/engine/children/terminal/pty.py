@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 from gpuconsole.engine.children.terminal.lines import OutputLines
@@ -19,8 +20,10 @@ from gpuconsole.host.files import open_own
 
 _HERE = Path(__file__).parent
 LAST_S = 1.5
-"""Seconds to wait for the last output after the end of the job. A child that the job has left
-behind may keep the terminal open."""
+"""Seconds to wait for further output after the end of the job. A child that the job has left behind
+may keep the terminal open."""
+MAX_LAST_S = 10.0
+"""Seconds to wait for the last output while more and more of it comes: such a child may print."""
 
 
 class JobTerminal:
@@ -113,8 +116,13 @@ class JobTerminal:
 
     async def last_output(self) -> list[str]:
         """The lines of a job that has ended; its last output is waited for."""
-        if self._reading is not None:
+        until = time.monotonic() + MAX_LAST_S
+        version = -1
+        while self._reading is not None and version != self.lines.version:
+            version = self.lines.version
             await asyncio.wait([self._reading], timeout=LAST_S)
+            if self._reading.done() or time.monotonic() > until:
+                break
         return self.lines.text()
 
     async def close(self, ended: bool) -> None:

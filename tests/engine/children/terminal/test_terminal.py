@@ -248,3 +248,27 @@ def test_a_terminal_with_nothing_to_read_after_all_is_not_at_its_end(
         ours.close()
         theirs.close()
     assert not holding.is_alive(), "the holder ends with the job"
+
+
+def test_a_console_that_reads_slowly_gets_the_last_output_whole(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    master, slave = os.openpty()
+    holder = Holder(master, theirs, -1, str(tmp_path / "job.log"))
+    printed = b"x" * (1 << 21)
+    holder._pending += printed
+    os.close(slave)  # the job has ended
+    received = bytearray()
+
+    def read() -> None:
+        while chunk := ours.recv(1 << 16):
+            received.extend(chunk)
+            threading.Event().wait(0.05)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    holder.run()
+    theirs.close()
+    reader.join()
+    assert received == printed
+    ours.close()
+    os.close(master)
