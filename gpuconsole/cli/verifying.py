@@ -95,7 +95,11 @@ def report(result: Verified, certificate: Certificate) -> Report:
                 " follow from the pairs"
             )
         ),
-        labelled("claimed", visible(gain(certificate) or "nothing"), column=10),
+        labelled(
+            "claimed",
+            visible(gain(certificate) or "n/a: the total speedup was not measured in one trial"),
+            column=10,
+        ),
     ]
     lines += [
         labelled("differs", visible(f"{name}: {there} there, {here} here"), column=10)

@@ -161,7 +161,7 @@ def test_help_and_version_and_lists(cli: Cli) -> None:
     }
     shown = cli("scenarios", "data-starved").stdout
     assert "storage_latency_ms" in shown
-    needed = shown.splitlines()[-1].removeprefix("memory of a GPU at the peak").split()
+    needed = shown.splitlines()[-1].removeprefix("GPU memory, predicted").split()
     assert needed[0] == "n/a" and float(needed[1]) > 0 and needed[2] in ("MiB", "GiB")
     assert "input.slow_storage" in cli("rules").stdout
     assert "Thresholds" in cli("rules", "input.slow_storage").stdout

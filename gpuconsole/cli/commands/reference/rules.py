@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 
 from gpuconsole.cli.exits import OK
@@ -66,7 +67,9 @@ def as_data(rule: Rule) -> dict[str, object]:
 
 def explain(rule: Rule) -> str:
     """The text of `gpuconsole rules ID`."""
-    lines = [f"{rule.id}: {rule.title}", "", rule.text, "", "Thresholds:"]
+    # a line that ends with a sentence ends a paragraph
+    paragraphs = (textwrap.fill(part, 100) for part in re.split(r"(?<=\.)\n", rule.text))
+    lines = [f"{rule.id}: {rule.title}", "", *paragraphs, "", "Thresholds:"]
     lines += [f"  {t.name} {t.value:g} {t.unit}: {t.source}" for t in rule.thresholds]
     if any("survey " in t.source for t in rule.thresholds):
         lines.append(

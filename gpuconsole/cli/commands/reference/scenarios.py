@@ -97,7 +97,7 @@ def details(chosen: Scenario) -> str:
         values = "".join(f"{show(values[name]):<12} " for values in scales.values())
         lines.append(f"{name:<28} {values}{APPLY[knob.apply]:<8} {knob.allowed()}")
     needed = "".join(f"{_memory(chosen, scale, knobs):<12} " for scale, knobs in scales.items())
-    return "\n".join([*lines, "", f"{'memory of a GPU at the peak':<28} {needed}".rstrip()])
+    return "\n".join([*lines, "", f"{'GPU memory, predicted':<28} {needed}".rstrip()])
 
 
 def _memory(chosen: Scenario, scale: str, knobs: Knobs) -> str:
