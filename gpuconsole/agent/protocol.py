@@ -256,8 +256,9 @@ class PlainError(RuntimeError):
 
 
 def reason(problem: BaseException) -> str:
-    """Say in one line why something failed, without the name of an exception class. If the message
-    alone says nothing, as for a missing key, the line calls the error unexpected."""
+    """Return one line that says why something failed, without the name of an exception class. Some
+    messages explain nothing alone, for example the message of a KeyError: the line then says
+    "an unexpected error"."""
     lines = str(problem).strip().splitlines()
     if not lines:
         return UNEXPECTED

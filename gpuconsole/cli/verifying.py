@@ -1,5 +1,5 @@
-"""`gpuconsole tune --verify`: whether what a snapshot of `tune` claims follows from its pairs of
-blocks, and whether it holds on this machine."""
+"""`gpuconsole tune --verify`: check that the claims of a snapshot of `tune` follow from its pairs
+of blocks. With `--measure`, also check that the claimed speedup holds on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpuconsole.session.api import SessionError
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Check the snapshot of --verify; with --measure, try its settings on this machine too. Returns
+    """Check the snapshot of --verify. With --measure, also try its settings on this machine. Return
     the exit code. Raises UsageError."""
     writable(args, "--record")
     snapshot, certificate = read_tuned(args.verify)
@@ -60,9 +60,9 @@ def verify(args: argparse.Namespace) -> int:
 
 
 class Verified(msgspec.Struct):
-    """The result. `mistakes`: what does not follow from the pairs. `measured`: the trial on this
-    machine; None without --measure. `differences`: name of a part of the environment to its values
-    there and here."""
+    """The result of a check. `mistakes`: the claims that do not follow from the pairs. `measured`:
+    the trial on this machine; None without --measure. `differences`: for each part of the
+    environment that differs, its value in the snapshot and its value on this machine."""
 
     file: str
     scenario: str
@@ -76,7 +76,7 @@ class Verified(msgspec.Struct):
 
 
 def report(result: Verified, certificate: Certificate) -> Report:
-    """The result for people."""
+    """Return the result as lines for the terminal."""
     if result.mistakes:
         return [
             text(
@@ -124,8 +124,8 @@ def report(result: Verified, certificate: Certificate) -> Report:
 
 
 async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[Trial, Environment]:
-    """A trial of all kept changes together, beginning with the settings of the start; and the
-    environment here. Raises CommandFailed."""
+    """Start the scenario with the settings of the start, and try all kept changes together. Return
+    the trial and the environment of this machine. Raises CommandFailed."""
     chosen = scenario(certificate.scenario)
     async with session(args, CommandFailed) as engine:
         start: Knobs = {
@@ -144,7 +144,7 @@ async def _measure(args: argparse.Namespace, certificate: Certificate) -> tuple[
 
 
 def _differences(tuned: Environment, here: Environment) -> dict[str, tuple[str, str]]:
-    """What differs between the machine of the snapshot and this machine."""
+    """Return the differences between the machine of the snapshot and this machine."""
     differences = {}
     for name in ("cpu", "cores", "torch", "cuda", "driver"):
         there, now = getattr(tuned, name), getattr(here, name)
@@ -154,5 +154,5 @@ def _differences(tuned: Environment, here: Environment) -> dict[str, tuple[str, 
 
 
 def count(number: int, noun: str) -> str:
-    """`1 trial`, `2 trials`."""
+    """Return the number with its noun: `1 trial`, `2 trials`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -215,8 +215,9 @@ def parts(side: MeasuredRun) -> dict[str, str]:
 
 
 def unlike(now: MeasuredRun, kept: MeasuredRun) -> Unequal:
-    """The differing parts: hardware, software, then knobs. A knob that exists on one side only was
-    added later and does not count; nor does a knob that both programs change by themselves."""
+    """Return the parts that differ: hardware, software, then knobs. Two kinds of knobs do not
+    count: a knob that only one side has (it was added later), and a knob that both programs change
+    by themselves."""
     here, there = parts(now), parts(kept)
     unequal = [(part, there[name]) for name, part in here.items() if part != there[name]]
     knobs, others, vary = now.run.knobs, kept.run.knobs, {*now.run.varies} & {*kept.run.varies}

@@ -1,4 +1,4 @@
-"""The machine and the console's process: fingerprint, calibration, overhead of the console.
+"""Describe this machine (the fingerprint), and store its calibrations.
 
 This module does not import torch. The fingerprint contains no environment variables and no command
 lines."""
@@ -35,14 +35,14 @@ class _File(msgspec.Struct):
 
 
 def cache_path() -> Path:
-    """The file of all calibrations (on Linux `~/.cache/gpuconsole/calibration.json`, or below
-    `$XDG_CACHE_HOME`)."""
+    """Return the path of the file with all calibrations (on Linux
+    `~/.cache/gpuconsole/calibration.json`, or below `$XDG_CACHE_HOME`)."""
     return platformdirs.user_cache_path("gpuconsole") / "calibration.json"
 
 
 def machine_of(environment: Environment) -> Machine:
-    """The hardware and software that a calibration depends on. With any difference the calibration
-    is not valid."""
+    """Return the hardware and software that a calibration depends on. If anything of this differs,
+    the calibration is not valid."""
     return Machine(
         host=environment.host,
         cpu=environment.cpu,
@@ -54,8 +54,8 @@ def machine_of(environment: Environment) -> Machine:
 
 
 def load(environment: Environment, device: str) -> CalibrationRecord | None:
-    """The calibration of `device` on this machine. None: never calibrated, or the hardware or
-    software has changed since."""
+    """Return the calibration of `device` on this machine. None: the device was never calibrated, or
+    the hardware or software has changed since the calibration."""
     machine = machine_of(environment)
     return next(
         (record for record in _records() if record.machine == machine and record.device == device),
@@ -64,19 +64,19 @@ def load(environment: Environment, device: str) -> CalibrationRecord | None:
 
 
 def of_this_machine(environment: Environment) -> list[CalibrationRecord]:
-    """The valid calibrations of all devices of this machine, the newest first."""
+    """Return the valid calibrations of all devices of this machine, the newest first."""
     machine = machine_of(environment)
     return [record for record in _records() if record.machine == machine]
 
 
 def figures(environment: Environment, device: str) -> dict[str, float]:
-    """The calibrated rates of `device` in SI units, by name; empty without a calibration."""
+    """Return the calibrated rates of `device` in SI units, by name; empty without a calibration."""
     record = load(environment, device)
     return record.figures if record else {}
 
 
 def save(record: CalibrationRecord) -> Path:
-    """Store `record` in place of the previous record of the same device; returns the path of the
+    """Store `record` in place of the previous record of the same device. Return the path of the
     file. Raises OSError."""
     others = [
         other
@@ -94,8 +94,8 @@ def save(record: CalibrationRecord) -> Path:
 
 
 def _records() -> list[CalibrationRecord]:
-    """All records, the newest first. Empty if the file is missing, damaged or of another version,
-    because calibrating again is easy."""
+    """Return all records, the newest first. Empty if the file is missing, damaged or of another
+    version, because calibrating again is easy."""
     try:
         kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
     except (OSError, *encoding.UNREADABLE):
@@ -103,15 +103,11 @@ def _records() -> list[CalibrationRecord]:
     return kept.records if kept.schema == SCHEMA else []
 
 
-"""Number of rounds between two readings of the memory size. This reading is the most expensive
-system call of a round."""
-
-
 def fingerprint(
     devices: list[Device], driver: str | None, cuda: str = "", device: str = ""
 ) -> Environment:
-    """The machine now, with the calibration of `device`, if there is one. `driver` and `cuda` are
-    versions."""
+    """Describe this machine as it is now, with the calibration of `device` if there is one.
+    `driver` and `cuda` are versions."""
     cpu = next((device.name for device in devices if device.id == "cpu"), platform.processor())
     environment = Environment(
         host=platform.node(),
@@ -131,7 +127,8 @@ def fingerprint(
 
 
 def installed_torch() -> TorchBuild | None:
-    """The torch of this Python, as its files say; None without torch. Does not import torch."""
+    """Read the build of the installed torch from the files of torch. Return None without torch.
+    Does not import torch."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -140,7 +137,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def cuda_of(version_file: Path) -> str:
-    """The `cuda` that torch's generated version.py names; empty for a build without CUDA."""
+    """Return the CUDA version in torch's generated version.py; empty for a build without CUDA."""
     try:
         text = version_file.read_text(encoding="utf-8")
     except OSError:
@@ -152,8 +149,8 @@ def cuda_of(version_file: Path) -> str:
 def unusable_gpus(
     torch: TorchBuild, driver: Driver, devices: Iterable[Device]
 ) -> dict[str, list[str]]:
-    """Why this torch cannot use GPUs of this machine: the ids of the GPUs, by the reason in one
-    line. Empty where nothing speaks against it."""
+    """Find the GPUs of this machine that this torch cannot use. Return the ids of these GPUs for
+    each reason (one line). Empty if no reason is known."""
     gpus: dict[str, list[str]] = {}
     for device in devices:
         if device.is_gpu and not device.is_mig:

@@ -1,4 +1,4 @@
-"""Reading files of bounded size, and writing a file completely or not at all."""
+"""Read files of bounded size, and write a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import IO
 
 MAX_NAMES = 100
-"""Files of one name, with numbers."""
+"""The numbers that are added to a name that is taken are below this limit."""
 PERMISSIONS = 0o777
-"""The bits of a mode that are kept: not setuid, setgid and sticky."""
+"""The bits of a file's mode that are kept. Setuid, setgid and sticky are not kept."""
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """The content of `path`. Raises OSError, also for a larger file: a file from elsewhere must not
-    take all memory."""
+    """Return the content of `path`. Raises OSError, also for a file of more than `most_bytes`: a
+    large file must not take all memory."""
     with path.open("rb") as file:
         return _limited(file, path, most_bytes)
 
@@ -33,22 +33,22 @@ def _limited(file: IO[bytes], path: Path, most_bytes: int) -> bytes:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file. Raises OSError, also for a larger file, and for devices and
-    pipes, which may never end."""
+    """Return the content of a regular file. Raises OSError, also for a file of more than
+    `most_bytes`, and for devices and pipes, because reading them may never end."""
     with _regular(path) as file:
         return _limited(file, path, most_bytes)
 
 
 def read_start(path: Path, most_bytes: int = 4096) -> bytes:
-    """The first bytes of a regular file. Raises OSError, also for devices and pipes."""
+    """Return the first bytes of a regular file. Raises OSError, also for devices and pipes."""
     with _regular(path) as file:
         return file.read(most_bytes)
 
 
 @contextlib.contextmanager
 def _regular(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file, open for reading. Raises OSError for another kind."""
-    # a pipe without a writer would wait
+    """Open a regular file for reading. Raises OSError for other kinds of files."""
+    # O_NONBLOCK: the open of a pipe without a writer would wait
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -57,7 +57,7 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 
 def make_writable_folder(folder: Path) -> None:
-    """Create `folder` where it does not exist, and check that files can be written there. Raises
+    """Create `folder` if it does not exist, and check that files can be written in `folder`. Raises
     OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
@@ -65,8 +65,9 @@ def make_writable_folder(folder: Path) -> None:
 
 
 def new_folder(path: Path) -> Path:
-    """Make the folder `path`, or that name with a number where the name is taken; returns which. An
-    existing one may be another user's. Only the user can write the new one. Raises OSError."""
+    """Create the folder `path`, or the same name with a number if the name is taken, because an
+    existing folder may belong to another user. Return the path of the new folder. Only the user can
+    write in the new folder. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for target in _numbered(path):
         with contextlib.suppress(FileExistsError):
@@ -76,7 +77,7 @@ def new_folder(path: Path) -> Path:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`path`, and the same name with the numbers 2, 3, ..."""
+    """Yield `path`, then the same name with the numbers 2, 3, ..."""
     yield path
     for number in range(2, MAX_NAMES):
         yield path.with_stem(f"{path.stem}-{number}")
@@ -89,15 +90,16 @@ def write_whole(path: Path, data: bytes, *, follow: bool = True) -> None:
 
 
 def write_new(path: Path, data: bytes) -> Path:
-    """Write `data` whole to a new file `path`, or to that name with a number where the name is
-    taken, as by another console that ends in the same second; returns where. A link, which another
-    user could have made, is replaced. Raises OSError."""
+    """Write `data` completely to a new file `path`, or to the same name with a number if the name
+    is taken (for example by another console that ends in the same second). Return the path of the
+    file. A link at this path is replaced, because another user could have made it. Raises
+    OSError."""
     for target in _numbered(path):
         with contextlib.suppress(FileExistsError):
             if target.is_symlink():
                 write_whole(target, data, follow=False)
                 return target
-            # the name is ours now
+            # from here on the name belongs to this process
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             try:
                 write_whole(target, data, follow=False)
@@ -110,13 +112,14 @@ def write_new(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
-    """A file that takes the name `path` once it is complete and synced. Raises OSError.
+    """Open a temporary file for writing. The file gets the name `path` when it is complete and
+    synced. Raises OSError.
 
-    The permissions are those of the file that it replaces, where that file is the user's own, else
-    those of the umask: another user must not decide who may write our files, or run them with our
-    rights. A device or a pipe is written, not replaced. With `follow` a link is followed. Without
-    `follow` the link itself is replaced: for names that another user could guess and link to a file
-    of ours.
+    If the new file replaces a file of the user, it keeps the permissions of that file. Otherwise
+    the umask decides the permissions: another user must not decide who may write the user's files
+    or run them. A device or a pipe is written, not replaced. With `follow`, the function writes to
+    the target of a link. Without `follow`, the new file replaces the link itself. Use this for
+    names that another user could guess: such a link could point to a file of the user.
     """
     target = path.resolve() if follow else path.parent.resolve() / path.name
     before = _status(target)
@@ -150,11 +153,11 @@ def writing(path: Path, *, follow: bool = True) -> Iterator[IO[bytes]]:
 
 
 def open_own(path: Path, *, new: bool = False, append: bool = False) -> int:
-    """A descriptor that writes to `path` in place, from its begin or with `append` from its end. A
-    file that is made now is for the user alone.
+    """Return a descriptor that writes to `path` in place: from the begin of the file, or with
+    `append` from the end. Only the user can read and write a file that this function creates.
 
-    `new`: the file must not exist, not even as a link: for names that another user could guess.
-    Raises OSError, also for a file that belongs to another user, who could read what is written.
+    `new`: the file must not exist, not even as a link. Use this for names that another user could
+    guess. Raises OSError, also for a file of another user, because that user could read the output.
     """
     mode = (os.O_EXCL if new else 0) | (os.O_APPEND if append else 0)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o600)
@@ -186,8 +189,8 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _temporary_file(target: Path) -> tuple[Path, int]:
-    """A new file in the folder of `target`, with the permissions of the umask, and its
-    descriptor."""
+    """Create a file in the folder of `target`, with the permissions of the umask. Return the path
+    and the descriptor of the file."""
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(FileExistsError):
@@ -195,8 +198,8 @@ def _temporary_file(target: Path) -> tuple[Path, int]:
 
 
 def check_writable(path: Path, *, in_place: bool = False) -> None:
-    """Raise OSError if `path` cannot be written, with `in_place` by `open_own`. Called before a run
-    starts, so that the run does not lose its result at its end."""
+    """Raise OSError if `path` cannot be written. `in_place`: `open_own` will write the file. This
+    check runs before a run starts, so that the result of the run is not lost at the end."""
     path = path.resolve()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory")

@@ -1,8 +1,9 @@
-"""Private folders: where no other user of the machine can create, rename or replace anything.
+"""Find and create private folders, in which no other user of the machine can create, rename or
+replace anything.
 
-Programs of the user's job find code by paths in these folders, also after gpuconsole has ended and
-removed them. So a folder that is removed must never be free for another user to make again. Folders
-for temporary files do not qualify: everybody can write there.
+Programs of the user's job search for code in these folders, also after gpuconsole has ended and
+removed the folders. So another user must never be able to create a removed folder again. Folders
+such as /tmp are not private: everybody can write in them.
 
 The process that uses a folder holds a lock on it (flock). The kernel releases the lock when the
 process ends, however it ends. All containers of one machine see the lock. Other machines that share
@@ -34,12 +35,12 @@ FORGOTTEN_S = 14 * 86400.0
 without a change."""
 MODE = 0o700
 MAX_LOOKUPS = 400
-"""Entries on the way to a folder; Linux follows 40 links."""
+"""Most entries on the way to a folder. Linux follows 40 links."""
 
 
 class NoPrivateFolder(OSError):
-    """Every candidate for a private folder is open to other users, or cannot be written. The
-    message is one line that says what helps."""
+    """Raised if other users can write each candidate for a private folder, or the user cannot write
+    it. The message is one line that says what the user can do."""
 
     def __init__(self, reasons: list[str]) -> None:
         tried = "; ".join(reasons) or "neither HOME nor the list of users names a home directory"
@@ -54,8 +55,8 @@ class NoPrivateFolder(OSError):
 
 
 def runtime_folder() -> Path:
-    """The folder for sockets, stores and the agent: below `$XDG_RUNTIME_DIR` where that folder is
-    the user's alone, otherwise `data_folder()`.
+    """Return the folder for sockets, stores and the agent. It is below `$XDG_RUNTIME_DIR` if only
+    the user has permissions for that folder; otherwise it is `data_folder()`.
 
     Raises NoPrivateFolder, OSError.
     """
@@ -63,22 +64,22 @@ def runtime_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """The folder for data on disk, such as checkpoints and traces: `~/.cache/gpuconsole/run` (below
-    `$XDG_CACHE_HOME` where that is set).
+    """Return the folder for data on disk, such as checkpoints and traces: `~/.cache/gpuconsole/run`
+    (below `$XDG_CACHE_HOME` if that is set).
 
-    `$XDG_RUNTIME_DIR` is in memory, and often small: it comes last. Raises NoPrivateFolder,
-    OSError.
+    `$XDG_RUNTIME_DIR` is the last choice, because it is in memory and often small. Raises
+    NoPrivateFolder, OSError.
     """
     return _first_private([*_caches(), os.environ.get(RUNTIME, "")])
 
 
 def _caches() -> list[str]:
-    """The user's cache folders: by the environment, and by the list of users, because HOME may
-    belong to another user (sudo)."""
+    """Return the user's cache folders: the folder that the environment names, and the folder in the
+    home directory from the list of users. With sudo, HOME may belong to another user."""
     caches = []
     with contextlib.suppress(RuntimeError):  # neither HOME nor an entry in the list of users
         caches.append(platformdirs.user_cache_dir())
-    with contextlib.suppress(KeyError):  # a container may run under any number
+    with contextlib.suppress(KeyError):  # a container may run under a user id without an entry
         caches.append(os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".cache"))
     return list(dict.fromkeys(caches))
 
@@ -103,11 +104,11 @@ def _first_private(parents: list[str]) -> Path:
 
 
 def _make(folder: Path) -> None:
-    """Create `folder` and what is missing above it, for the user alone. A folder of the user's own
-    that is open to others is closed.
+    """Create `folder` and the missing folders above it, with permissions for the user only. If
+    `folder` exists and belongs to the user, remove the permissions of other users.
 
-    The folders above have been checked: in a folder of another user, a folder of ours would be in
-    that user's way.
+    The caller has checked the folders above: this function must not create a folder in a folder of
+    another user.
     """
     for missing in reversed([path for path in folder.parents if not path.exists()]):
         missing.mkdir(mode=MODE, exist_ok=True)
@@ -122,11 +123,11 @@ def _make(folder: Path) -> None:
 
 
 def why_not_private(folder: Path) -> str:
-    """Why another user could replace `folder` or create entries in it, in one line; empty where
-    only its owner and root can.
+    """Say in one line why another user could replace `folder` or create entries in it. Empty if
+    only the owner of `folder` and root can do this.
 
-    All folders above count too, because a folder can be renamed by everybody who can write the one
-    above it. Raises OSError.
+    All folders above count too: everybody who can write the parent of a folder can rename the
+    folder. Raises OSError.
     """
     if reason := _why_open(folder):
         return f"{folder}: {reason}"
@@ -134,8 +135,9 @@ def why_not_private(folder: Path) -> str:
 
 
 def _why_others_write_above(folder: Path) -> str:
-    """Why another user could replace a folder above `folder`, or a link on the way to it; empty
-    where nobody can. Folders that do not exist yet are left out. Raises OSError."""
+    """Say in one line why another user could replace a folder above `folder`, or a link on the way
+    to `folder`. Empty if no other user can. Ignores folders that do not exist yet. Raises
+    OSError."""
     for path in _way_to(folder):
         parent = path.parent
         if os.path.lexists(parent) and (reason := _who_else_writes(parent, path)):
@@ -144,9 +146,9 @@ def _why_others_write_above(folder: Path) -> str:
 
 
 def _way_to(folder: Path) -> list[Path]:
-    """The entries that the system looks up one after the other on the way to `folder`, from the
-    root, following one link at a time. No parent is a link itself. Raises OSError for links that
-    lead nowhere but to each other."""
+    """Return the entries that the system looks up on the way to `folder`, in this order, from the
+    root. Links are followed one at a time, so the parent of an entry is never a link. Raises
+    OSError for links that form a loop."""
     way: list[Path] = []
     here, rest = Path("/"), list(folder.absolute().parts[1:])
     for _ in range(MAX_LOOKUPS):
@@ -168,8 +170,8 @@ def _way_to(folder: Path) -> list[Path]:
 
 
 def _who_else_writes(parent: Path, below: Path) -> str:
-    """Which other user could replace `below`, an entry of `parent`; empty where nobody can. Raises
-    OSError."""
+    """Say in one line which other users could replace `below`, an entry of `parent`. Empty if no
+    other user can. Raises OSError."""
     status, users = parent.lstat(), _trusted_users()
     if status.st_uid not in users:
         return f"{parent} belongs to another user"
@@ -184,8 +186,8 @@ def _who_else_writes(parent: Path, below: Path) -> str:
 
 
 def _trusted_users() -> tuple[int, ...]:
-    """The user and root. In a user namespace without root (an unprivileged container) root's files
-    belong to the number for unknown users."""
+    """Return the ids of the user and of root. In a user namespace without root (an unprivileged
+    container), root's files have the id for unknown users."""
     with contextlib.suppress(OSError, ValueError):
         mapped = [
             line.split()
@@ -200,8 +202,8 @@ def _trusted_users() -> tuple[int, ...]:
 
 
 def _why_open(folder: Path) -> str:
-    """Why `folder` is not the user's own, or is open to others; empty where only the user has
-    permissions."""
+    """Say why `folder` does not belong to the user, or gives permissions to other users. Empty if
+    only the user has permissions."""
     try:
         status = folder.lstat()
     except OSError as error:
@@ -216,9 +218,9 @@ def _why_open(folder: Path) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether the user is alone in the group: many systems give each user a group of the same name,
-    and folders that the group can write. The list of a group does not name the users whose primary
-    group it is."""
+    """Return whether the user is the only member of the group. Many systems give each user a group
+    of the same name, and let this group write the user's folders. The member list of a group does
+    not name the users who have the group as their primary group."""
     try:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -238,36 +240,36 @@ def _group_name(number: int) -> str:
 
 
 def _machine() -> str:
-    """The first letters of this machine's `boot_id`, which changes at each boot; empty where the
-    system has none."""
+    """Return the first letters of this machine's `boot_id`, which changes at each boot. Empty if
+    the system has no `boot_id`."""
     with contextlib.suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii")[:8]
     return ""
 
 
 class Scratch:
-    """A new private folder in `parent`, one of the two above. `close` removes it with all that is
-    in it."""
+    """A new private folder in `parent`, which is `runtime_folder()` or `data_folder()`. `close`
+    removes the new folder and its contents."""
 
     def __init__(self, parent: Path) -> None:
-        """Raises OSError where no folder can be made."""
+        """Create the folder and lock it. Raises OSError if no folder can be created."""
         while True:
             self.path = Path(
                 tempfile.mkdtemp(prefix=f"{PREFIX}{_machine()}-{os.getpid()}-", dir=parent)
             )
             try:
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:  # another console swept the folder at once
+            except FileNotFoundError:  # another console has just removed the folder
                 continue
-            # a file system without locks: the folder is then never swept
+            # a file system without locks: no console removes the folder then
             with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
-            os.close(self._lock)  # another console swept the folder before it was locked
+            os.close(self._lock)  # another console removed the folder before it was locked
 
     def close(self) -> None:
-        """A second call changes nothing."""
+        """Remove the folder and release the lock. A second call does nothing."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -275,8 +277,8 @@ class Scratch:
 
 
 def sweep_scratch() -> None:
-    """Remove the user's scratch folders that no living process of this machine has locked, and very
-    old ones. What cannot be removed stays."""
+    """Remove the user's scratch folders from this machine and boot that no process has locked. Also
+    remove other scratch folders that are very old. Ignore folders that cannot be removed."""
     for choose in (runtime_folder, data_folder):
         with contextlib.suppress(OSError):
             for folder in choose().glob(f"{PREFIX}*"):
@@ -291,7 +293,7 @@ def sweep_scratch() -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove `folder` where it is the user's own and nobody has locked it. Raises OSError,
+    """Remove `folder` if it belongs to the user and no process has locked it. Raises OSError,
     RecursionError."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

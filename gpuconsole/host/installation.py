@@ -1,5 +1,5 @@
-"""Where gpuconsole was installed from, and the command that installs one of its extras there. No
-index has gpuconsole, so its name alone installs nothing."""
+"""Find the source from which gpuconsole was installed, and the command that installs one of its
+extras. No package index has gpuconsole, so `pip install gpuconsole` installs nothing."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 CLONE = Path(__file__).parents[2]
-"""The folder with pyproject.toml where the program runs from a clone."""
+"""The folder of the clone, with pyproject.toml, if the program runs from a clone."""
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra (`torch`, `completion`) for the Python that runs this
-    program.
+    """Return the command that installs an extra (`torch`, `completion`) for the Python that runs
+    this program.
 
-    From a clone, editable or not, it installs the clone with the extra. From a wheel, a repository
-    or an index it installs the requirements of the extra, which the metadata of the package name.
+    If gpuconsole was installed from a clone, editable or not, the command installs the clone with
+    the extra. If it was installed from a wheel, a repository or an index, the command installs the
+    requirements of the extra. The metadata of the package name these requirements.
     """
     try:
         package = metadata.distribution("gpuconsole")
     except metadata.PackageNotFoundError:  # `python -m gpuconsole` in a clone that is not installed
         return _install_folder(CLONE, extra, editable=True)
-    # PEP 610; an index leaves no such file
+    # PEP 610: an installation from an index has no such file
     origin: dict[str, Any] = json.loads(package.read_text("direct_url.json") or "{}")
     folder = Path(unquote(urlsplit(origin.get("url", "")).path))
     if "dir_info" in origin and (folder / "pyproject.toml").is_file():
@@ -60,8 +61,9 @@ def _install_folder(folder: Path, extra: str, editable: bool) -> str:
 
 
 def _installer() -> str:
-    """The command that installs into the environment of this Python: pip where the shell finds this
-    environment's own, else by the Python's path."""
+    """Return the command that installs packages into the environment of this Python. The command is
+    `pip install` if the shell finds the pip of this environment. Otherwise the command contains the
+    path of this Python."""
     pip = shutil.which("pip")
     if pip and Path(pip).parent == Path(sys.executable).parent:
         return "pip install"

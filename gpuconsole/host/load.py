@@ -1,5 +1,5 @@
-"""CPU load of other programs on the CPUs that a run may use: the whole load there, minus the load
-of this console and its processes."""
+"""Measure the CPU load of other programs on the CPUs that a run may use. This is the whole load of
+these CPUs, minus the load of this console and its processes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class OtherLoad:
 
     @property
     def ratio(self) -> float | None:
-        """Share of the usable CPUs that other programs kept busy, 0 to 1; None before the second
-        reading."""
+        """Return the share of the usable CPUs that other programs kept busy, 0 to 1. None before
+        the second reading."""
         if self._first is None or self._last is None:
             return None
         seconds, all_s, own_s = (
@@ -54,11 +54,11 @@ class OtherLoad:
 
 
 def busy_s() -> float:
-    """CPU seconds of all programs since the start of the machine, on the CPUs that this process may
-    use.
+    """Return the CPU seconds of all programs since the start of the machine, on the CPUs that this
+    process may use.
 
-    psutil lists the online CPUs without their numbers. If the list does not match the kernel's
-    list, the container has its own CPU numbers (lxcfs); then all listed CPUs count.
+    psutil lists the online CPUs without their numbers. If this list and the kernel's list differ in
+    length, the container has its own CPU numbers (lxcfs). Then all listed CPUs count.
     """
     times = psutil.cpu_times(percpu=True)
     online = _online()
@@ -69,8 +69,8 @@ def busy_s() -> float:
 
 
 def _online() -> list[int]:
-    """The numbers of the CPUs that are online, in ascending order; empty where the kernel does not
-    list them."""
+    """Return the numbers of the online CPUs in ascending order. Empty if the kernel does not list
+    the online CPUs."""
     try:
         ranges = [part.partition("-") for part in ONLINE.read_text().strip().split(",") if part]
     except OSError:
@@ -81,28 +81,28 @@ def _online() -> list[int]:
 
 
 def _reading() -> tuple[float, float, float]:
-    """The clock, the CPU seconds of all programs, and the CPU seconds of this process and its
-    children, ended children included."""
+    """Return the clock, the CPU seconds of all programs, and the CPU seconds of this process and
+    its children, including ended children."""
     busy = busy_s()
     own = 0.0
     console = psutil.Process(os.getpid())
     for process in (console, *console.children(recursive=True)):
         try:
             own += sum(process.cpu_times()[:4])
-        except psutil.Error:  # the process has ended: its parent's time now contains its time
+        except psutil.Error:  # an ended process: the time of its parent now contains its time
             continue
     return time.monotonic(), busy, own
 
 
 class OtherCores:
-    """Number of CPUs that other processes keep busy since the construction of this object. This
-    process and its ended children do not count."""
+    """Mean number of CPUs that other processes have kept busy since the creation of this object.
+    This process and its ended children do not count."""
 
     def __init__(self) -> None:
         self._since, self._busy_s, self._own_s = time.monotonic(), busy_s(), _own_s()
 
     def mean(self) -> float:
-        """Mean number of busy CPUs among the CPUs that this process may use."""
+        """Return the mean number of busy CPUs among the CPUs that this process may use."""
         wall_s = time.monotonic() - self._since
         return max(0.0, (busy_s() - self._busy_s - (_own_s() - self._own_s)) / wall_s)
 
@@ -123,8 +123,8 @@ class OwnProcesses:
         self._known: dict[tuple[int, float], bool] = {}
 
     def has(self, process: Process) -> bool:
-        """False also for an invisible process (of another container or user), and for a process
-        that has just ended."""
+        """Return whether `process` is the console or was started by it. False also for an invisible
+        process (of another container or user), and for a process that has just ended."""
         if process.started <= 0:
             return False
         key = process.pid, process.started

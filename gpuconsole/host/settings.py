@@ -1,8 +1,7 @@
-"""Settings: what a user always wants, from `config.toml` and from `GPUCONSOLE_*` environment
-variables.
+"""Read the user's settings from `config.toml` and from `GPUCONSOLE_*` environment variables.
 
-An option on the command line comes before the environment, the environment before the file, and the
-file before the built-in value.
+An option on the command line overrides the environment. The environment overrides the file. The
+file overrides the built-in value.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ class SettingsError(ValueError):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force, without the options of a command.
 
-    `interval`: seconds between two samples. `price`: of the machine per hour, in any currency.
-    `theme` is empty where the user chose none. `keys`: action id to key, only those that the user
-    changed. `baselines`: the directory of the baselines; None: the user's data folder. `device`,
-    `dcgm`, `serve`, `token_file`, `eco`, `color` and `quiet` are as the options of these names.
-    `sources`: setting to the place of its value, for the settings that are not built-in.
+    `interval`: seconds between two samples. `price`: price of the machine per hour, in any
+    currency. `theme` is empty if the user chose no theme. `keys`: action id to key, for the actions
+    that have another key than the built-in one. `baselines`: the directory of the baselines; None:
+    the user's data folder. `device`, `dcgm`, `serve`, `token_file`, `eco`, `color` and `quiet` have
+    the meaning of the options of the same name. `sources`: for each setting that is not built-in,
+    the place that sets its value.
     """
 
     interval: float = 1.0
@@ -61,17 +61,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str] = {}
 
     def source(self, name: str) -> str:
-        """Where the value of `name` comes from."""
+        """Return the place that sets the value of `name`."""
         return self.sources.get(name, BUILT_IN)
 
     def mistake(self, name: str, problem: str) -> SettingsError:
-        """The error for a value that only its user can check, for example the name of a key.
-        `problem` says what is allowed."""
+        """Return the error for a value that only the code that uses it can check, for example the
+        name of a key. `problem` says what is allowed."""
         return SettingsError(f"{self.source(name)}: {visible(problem)}")
 
 
 def seconds(value: object) -> float:
-    """A duration in seconds, 0.05 to 10 000 000. Raises ValueError."""
+    """Check a duration in seconds, 0.05 to 10 000 000. Raises ValueError."""
     number = _number(value, "a number of seconds")
     if not 0.05 <= number <= 1e7:
         raise ValueError(f"{value} s: allowed are 0.05 s to 10 000 000 s")
@@ -79,7 +79,7 @@ def seconds(value: object) -> float:
 
 
 def price(value: object) -> float:
-    """A price per hour, 0 or more, in any currency. Raises ValueError."""
+    """Check a price per hour, 0 or more, in any currency. Raises ValueError."""
     number = _number(value, "a price per hour")
     if not 0 <= number < 1e9:
         raise ValueError(f"{value}: a price per hour is 0 or more")
@@ -87,7 +87,8 @@ def price(value: object) -> float:
 
 
 def address(value: object) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, an IPv6 address in brackets. Raises ValueError."""
+    """Split `HOST:PORT` into host and port. An IPv6 address stands in brackets. Raises
+    ValueError."""
     host, _, port = _text(value).rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise ValueError("must be HOST:PORT, such as 127.0.0.1:9835 or [::1]:9835")
@@ -95,8 +96,8 @@ def address(value: object) -> tuple[str, int]:
 
 
 def url(value: object, example: str = "http://127.0.0.1:9400/metrics") -> str:
-    """An http or https address without a user name, a password and a query: addresses are shown,
-    recorded and exported. Raises ValueError."""
+    """Check an http or https address. It must not contain a user name, a password or a query,
+    because addresses are shown, recorded and exported. Raises ValueError."""
     text = _text(value)
     try:
         parts = urlsplit(text)
@@ -135,7 +136,7 @@ def _switch(value: object) -> bool:
 
 
 def _word(*allowed: str) -> Callable[[object], str]:
-    """The check of a value that is one of these words."""
+    """Return a check that accepts only these words."""
 
     def check(value: object) -> str:
         if value not in allowed:
@@ -161,7 +162,8 @@ def _path(value: object) -> Path:
 
 
 def _keys(value: object) -> dict[str, str]:
-    """A table of action and key; in the environment `quit=x,tuning=T`."""
+    """Check a table of actions and keys. In the environment this table is a text:
+    `quit=x,tuning=T`."""
     if isinstance(value, str):
         pairs = [part.partition("=") for part in value.split(",") if part.strip()]
         value = {action.strip(): key.strip() for action, _, key in pairs}
@@ -176,8 +178,8 @@ def _keys(value: object) -> dict[str, str]:
 
 
 class Setting(NamedTuple):
-    """One setting: how its value is checked, and what it means. `check` raises ValueError with what
-    is allowed."""
+    """One setting: the check of its value, and its meaning. `check` raises ValueError with a
+    message that says what is allowed."""
 
     check: Callable[[object], Any]
     meaning: str
@@ -200,24 +202,24 @@ SETTINGS: dict[str, Setting] = {
     "theme": Setting(_word(*THEMES), "colours of the screen: dark, dark-contrast or light"),
     "keys": Setting(_keys, "table of actions and keys"),
 }
-"""All settings, in the order of the documentation. The names are the keys in the file, and in upper
-case after `GPUCONSOLE_` the variables."""
+"""All settings, in the order of the documentation. The names are the keys in the file.
+`GPUCONSOLE_` with the name in upper case is the environment variable."""
 
 
 def config_path() -> Path:
-    """The configuration file (on Linux `~/.config/gpuconsole/config.toml`, or below
-    `$XDG_CONFIG_HOME`)."""
+    """Return the path of the configuration file (on Linux `~/.config/gpuconsole/config.toml`, or
+    below `$XDG_CONFIG_HOME`)."""
     return platformdirs.user_config_path("gpuconsole") / "config.toml"
 
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process, read once. Raises SettingsError."""
+    """Read the settings of this process, once. Raises SettingsError."""
     return load(config_path(), os.environ)
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
-    """The settings in the file `path`, which need not exist, and in `environ`. Raises
+    """Read the settings in the file `path` and in `environ`. The file need not exist. Raises
     SettingsError."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -242,7 +244,8 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like a misspelt setting, each with the setting that it may mean."""
+    """Find variables that look like a misspelt setting. Return a hint for each variable: the name
+    of the most similar setting."""
     unknown = [
         name
         for name in environ
@@ -261,7 +264,7 @@ def _checked(name: str, value: object, place: str, key: str) -> Any:
 
 
 def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
-    """The contents of the file, and the line of each key. Raises SettingsError."""
+    """Return the contents of the file, and the line of each key. Raises SettingsError."""
     try:
         text = read_limited(path, MAX_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
@@ -279,7 +282,7 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The line of each key outside tables, and of each table."""
+    """Return the line of each key outside tables, and of each table."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,5 +1,5 @@
-"""Which builds of torch run on which NVIDIA driver and card, and what to install where the
-installed build does not.
+"""Decide whether a build of torch runs on an NVIDIA driver and card. If the installed build does
+not run, name the build to install.
 
 Sources: driver by CUDA version:
 docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1. Wheels and
@@ -18,16 +18,16 @@ OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver branch for programs of each major version of CUDA. A driver runs all minor
 versions of its major version."""
 TURING, BLACKWELL = (7, 5), (10, 0)
-"""The oldest compute capability of CUDA 13; the one for which only CUDA 12.8 and newer make code
-(release notes of the CUDA toolkit)."""
+"""TURING: the oldest compute capability that CUDA 13 supports. BLACKWELL: the oldest compute
+capability that needs CUDA 12.8 or newer (release notes of the CUDA toolkit)."""
 
 Numbers = tuple[int, ...]
 
 
 class TorchBuild(NamedTuple):
-    """An installed torch. `cuda`: the CUDA version that it is built for, such as `13.0`; empty for
-    a build without CUDA. `archs`: what `torch.cuda.get_arch_list()` reports, such as `sm_80` and
-    `compute_120`; empty where nobody has asked."""
+    """An installed torch. `cuda`: the CUDA version of the build, such as `13.0`; empty for a build
+    without CUDA. `archs`: the answer of `torch.cuda.get_arch_list()`, such as `sm_80` and
+    `compute_120`; empty if the answer is not known."""
 
     version: str
     cuda: str = ""
@@ -38,32 +38,31 @@ class TorchBuild(NamedTuple):
 
     @property
     def release(self) -> str:
-        """The version without the part that names the build: `2.13.0`."""
+        """Return the version without the part that names the build: `2.13.0`."""
         return self.version.partition("+")[0]
 
 
 class Driver(NamedTuple):
-    """An NVIDIA driver. `version`: such as `535.104.05`. `cuda`: the newest CUDA version that it
-    runs, such as `12.2`; with a package for forward compatibility (cuda-compat) that is newer than
-    the version of the driver tells. A part that is not known is empty."""
+    """An NVIDIA driver. `version`: such as `535.104.05`. `cuda`: the newest CUDA version that the
+    driver runs, such as `12.2`. A package for forward compatibility (cuda-compat) makes this
+    version newer than the driver alone allows. An unknown part is empty."""
 
     version: str = ""
     cuda: str = ""
 
 
 class Card(NamedTuple):
-    """A GPU: its name, and its compute capability such as `9.0`. A part that is not known is
-    empty."""
+    """A GPU: its name, and its compute capability such as `9.0`. An unknown part is empty."""
 
     name: str = ""
     capability: str = ""
 
 
 class Wheel(NamedTuple):
-    """Builds of torch for Linux. `tag`: the folder of INDEX; empty: PyPI's own. `driver`: the
-    oldest driver branch. `lowest`, `highest`: the compute capabilities that they have code for.
-    `began`: the first release with this build. `ended`: the first one without it; empty where
-    releases still come."""
+    """Builds of torch for Linux. `tag`: the folder of INDEX; empty: the build on PyPI. `driver`:
+    the oldest driver branch. `lowest`, `highest`: the range of compute capabilities that the builds
+    have code for. `began`: the first release with these builds. `ended`: the first release without
+    them; empty if new releases still have them."""
 
     tag: str
     driver: int
@@ -79,15 +78,15 @@ WHEELS = (
     Wheel("cu128", OLDEST_DRIVERS[12], TURING, (12, 0), "2.7", "2.12"),
     Wheel("cu118", OLDEST_DRIVERS[11], (5, 0), (9, 0), "2.6", "2.8"),
 )
-"""The best first: the first row whose driver and capabilities fit is the one to install."""
+"""The builds, the best first. Install the first row that fits the driver and the compute
+capability."""
 
 
 def why_unusable(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:  # noqa: B008  # an immutable value
-    """Why this torch cannot use the GPU, and what to install, in one line; empty where nothing
-    speaks against it.
+    """Say in one line why this torch cannot use the GPU, and what to install. Empty if no reason is
+    known.
 
-    A build for ROCm is not judged: `torch.cuda` may be empty there, so the caller asks only about
-    NVIDIA's GPUs.
+    The caller asks only about NVIDIA GPUs: `torch.cuda` may be empty in a build for ROCm.
     """
     if not driver.version and not driver.cuda:
         return ""
@@ -110,8 +109,8 @@ def why_unusable(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:
 
 
 def is_too_old(torch: TorchBuild, driver: Driver) -> bool:
-    """Whether the driver is too old for the CUDA version of this torch. False where it is not
-    known."""
+    """Return whether the driver is too old for the CUDA version of this torch. False if this is
+    not known."""
     if not torch.cuda:
         return False
     major = _numbers(torch.cuda)[0]
@@ -121,11 +120,12 @@ def is_too_old(torch: TorchBuild, driver: Driver) -> bool:
 
 
 def lacks_code(torch: TorchBuild, card: Card) -> bool:
-    """Whether this torch has no code that the card runs. False where it is not known.
+    """Return whether this torch has no code that runs on the card. False if this is not known.
 
-    A card runs the code (`sm_`) of its own major capability up to its minor one, and any older
-    intermediate code (`compute_`, PTX). Code for one card alone (`sm_90a`) counts for that card.
-    Without a list of `torch`, only the limits of the CUDA toolkit are known.
+    A card runs machine code (`sm_`) for its own major compute capability, up to its own minor
+    number. A card also runs intermediate code (`compute_`, PTX) for its own or any lower
+    capability. Code for one capability only (`sm_90a`) counts only for cards with this capability.
+    Without `torch.archs`, only the limits of the CUDA toolkit are known.
     """
     if not card.capability or not torch.cuda:
         return False
@@ -143,7 +143,7 @@ def lacks_code(torch: TorchBuild, card: Card) -> bool:
 
 
 def remedy(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:  # noqa: B008
-    """What makes torch usable: a command for pip, or a newer driver."""
+    """Say what makes torch usable: a command for pip, or a newer driver."""
     branch = _branch(driver)
     own = _numbers(card.capability) if card.capability else None
     for wheel in WHEELS:
@@ -154,18 +154,18 @@ def remedy(torch: TorchBuild, driver: Driver, card: Card = Card()) -> str:  # no
             elif _numbers(torch.release) < _numbers(wheel.began):
                 wanted = f"'torch>={wheel.began}'"
             index = f" --index-url {INDEX}{wheel.tag}" if wheel.tag else ""
-            # without --force-reinstall pip takes a release for installed whatever it is built for
+            # without --force-reinstall, pip keeps an installed build of the same release
             return f"pip install --force-reinstall {wanted}{index}"
     return "no build of torch runs on this driver and card; install a newer driver"
 
 
 def _branch(driver: Driver) -> int:
-    """The branch of the driver, such as 535; where CUDA tells more than the version (forward
-    compatibility), the branch that CUDA needs."""
+    """Return the branch of the driver, such as 535. With forward compatibility, return the branch
+    that the newest CUDA version needs, if this branch is newer."""
     branch = _numbers(driver.version)[0] if driver.version else 0
     return max(branch, OLDEST_DRIVERS.get(_numbers(driver.cuda)[0], 0) if driver.cuda else 0)
 
 
 def _numbers(version: str) -> Numbers:
-    """`2.13.0` as numbers; (0,) for a text without numbers."""
+    """Return `2.13.0` as numbers; (0,) for a text without numbers."""
     return tuple(int(part) for part in re.findall(r"\d+", version)) or (0,)

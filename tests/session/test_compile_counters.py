@@ -35,8 +35,7 @@ def test_the_first_report_is_the_base() -> None:
 
 
 def test_a_job_that_holds_its_first_steps_back_has_compiled_for_each_step_since_its_first() -> None:
-    """A job's message after its first step has no steps; neither has the message after its second
-    step."""
+    """The first two messages of a job, after its first and its second step, contain no steps."""
     counts = CompileCounts()
     base, second = report(8.0, 0, 1, 7.0), report(11.0, 0, 2, 10.0)
     counts.add(msgspec.structs.replace(base, counters={**base.counters, "work.steps": 1.0}))

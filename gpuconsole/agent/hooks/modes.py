@@ -1,9 +1,9 @@
 """Modes of torch that slow each step: anomaly mode, a running profiler, deterministic algorithms.
 
-One look takes some attributes of torch, at the start of a backward pass: a program may turn a mode
-on for its passes only, as `with torch.autograd.detect_anomaly()` does. The looks are counted, and
-so are those that find a mode. The console takes differences: a mode that the program turns off
-again is no cause of later steps.
+The agent reads a few attributes of torch at the start of a backward pass, because a program may
+turn a mode on only for its passes (`with torch.autograd.detect_anomaly()`). The agent counts these
+readings, and the readings that find a mode. The console uses the increase of both counts. So a mode
+that the program has turned off again does not explain later steps.
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ OF_FP32 = Threshold(
     "products that reach 20 % of the fp32 peak over the step take at least 20 % of the step",
 )
 REACHED = 0.6
-"""Share of their dense peak that bf16 and TF32 products of usual sizes reach on tensor cores (60 to
-75 % for large ones)."""
+"""Share of the dense peak that bf16 and TF32 products of usual sizes reach on tensor cores. Large
+products reach 60 to 75 %."""
 UNCOUNTED = 0.3
-"""Share of the step in products where the FLOPs are not known: less than in any of the built-in
-models with products."""
+"""Share of the step that products take, assumed where the FLOPs are not known. In each built-in
+model with products, the products take a larger share."""
 BF16_CODE = "with torch.autocast(device_type, dtype=torch.bfloat16): loss = model(batch)"
 TF32_CODE = 'torch.set_float32_matmul_precision("high")'
 PERMISSION = ". This changes the numbers, so it needs your permission: watch the loss"

@@ -33,10 +33,11 @@ class ServeSeatsTooFew(Rule):
     )  # fmt: skip
     text = """max_num_seqs limits how many sequences take part in an iteration. If all sequence
 slots are in use, requests wait, and the KV cache has room, a larger batch would serve them at once.
-Each iteration takes longer but reads the weights once for more sequences. How much longer depends
-on the device, so the gain is measured and not predicted. Not every reading shows all slots in use:
-answers of one length end together, and the server is read while slots change. In an open loop any
-number of slots fills in the end: see serve.over_capacity."""
+Each iteration then takes longer, but one read of the weights serves more sequences. The device
+decides how much longer an iteration takes. Therefore the rule predicts no gain: a trial measures
+the gain. Some readings show free slots although requests wait: answers of the same length end
+together, and a reading can fall between the end of one request and the start of the next. In an
+open loop, requests above the capacity fill any number of slots: see serve.over_capacity."""
 
     def judge(self, case: Case) -> Finding:
         taken, waiting = (

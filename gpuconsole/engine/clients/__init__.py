@@ -1,7 +1,7 @@
-"""Result files of other clients: `vllm bench serve`, SGLang's bench_serving, AIPerf and GuideLLM. A
-file is recognised by its content, never by its name.
+"""Read result files of other clients: `vllm bench serve`, SGLang's bench_serving, AIPerf and
+GuideLLM. The content of a file decides its format, never the name.
 
-The tables in `formats` make a `Result` of a file; `run_of` makes a run of a result.
+The tables in `formats` convert a file to a `Result`. `run_of` converts a `Result` to a run.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ALLOWED = (
 )
 MAX_RESULTS = 1000
 MAX_NEIGHBOURS = 20
-"""Files of a folder in which the other half of a result of AIPerf is looked for."""
+"""The largest number of files that are searched for the other half of an AIPerf result."""
 SAME = 1e-3
-"""The summary and the single requests of one run agree on its rates: the end of a run may be
-counted a little differently."""
+"""The largest relative difference between the rates of both files of one run. The files may count
+the end of the run a little differently."""
 
 
 def read_runs(path: Path, data: bytes) -> Snapshot:
-    """The runs of a result file with these bytes. Raises ClientFileError, with one line, also for a
-    file that is of no known format."""
+    """Return the runs of the result file `path`, whose bytes are `data`. Raises ClientFileError
+    with one line, also for a file of an unknown format."""
     runs = [
         run_of(_joined(result, path), str(number))
         for number, result in enumerate(read_results(data), 1)
@@ -47,7 +47,7 @@ def read_runs(path: Path, data: bytes) -> Snapshot:
 
 
 def read_results(data: bytes) -> list[Result]:
-    """Return the results that the bytes of a file hold: one or more. Raises ClientFileError."""
+    """Return the results in the bytes of a file: one or more. Raises ClientFileError."""
     if not data.strip():
         raise ClientFileError(f"the file is empty; allowed: {ALLOWED}")
     objects = _objects(finite_json(data))
@@ -63,8 +63,8 @@ def read_results(data: bytes) -> list[Result]:
 
 
 def _joined(result: Result, path: Path) -> Result:
-    """The summary and the single requests of a run of AIPerf, which writes two files, each with
-    what the other one lacks. `result` itself where the other half is not beside `path`."""
+    """Join the two files that AIPerf writes for one run: the summary and the single requests.
+    Return `result` unchanged if the other file is not in the folder of `path`."""
     for other in (
         _beside(path)
         if result.client == AIPERF.client and not (result.load and result.requests)
@@ -90,8 +90,8 @@ def _joined(result: Result, path: Path) -> Result:
 
 
 def _beside(path: Path) -> Iterator[Result]:
-    """The results of AIPerf in the other files of the folder. What cannot be read is passed over:
-    nobody has named it."""
+    """Yield the AIPerf results in the other files of the folder of `path`. Unreadable files are
+    skipped without an error, because the user did not name these files."""
     with contextlib.suppress(OSError):
         for file in sorted(other for other in path.parent.iterdir() if other.name != path.name)[
             :MAX_NEIGHBOURS
@@ -105,7 +105,8 @@ def _beside(path: Path) -> Iterator[Result]:
 
 
 def _objects(data: bytes) -> list[Fields]:
-    """The JSON objects of the file: one, or one on each line. Raises ClientFileError."""
+    """Return the JSON objects of the file: one object, or one object on each line. Raises
+    ClientFileError."""
     kind = dict[str, msgspec.Raw]
     try:
         return [Fields(msgspec.json.decode(data, type=kind))]

@@ -1,5 +1,5 @@
-"""The fields of a JSON object from elsewhere: read one by one, so that what nobody asks for
-(prompts, answers) takes no memory."""
+"""Read the fields of a JSON object that another program wrote. Each field is decoded only when it
+is read. So fields that nobody reads (prompts, answers) need no further memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_FINITE = re.compile(rb"(?<=[\[,:\s])-?(?:Infinity|NaN)(?=[\s,\]}])")
 MAX_TEXT_LENGTH = 200
 CLOCKS_S = 0.01
 MAX_SECONDS = 1e8
-"""The longest time that counts as one: three years."""
+"""The longest time that is accepted: three years."""
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
 
@@ -26,22 +26,23 @@ class ClientFileError(ValueError):
 
 
 def finite_json(data: bytes) -> bytes:
-    """`data` with null in place of Infinity and NaN, which Python writes and JSON does not have."""
+    """Replace Infinity and NaN in `data` by null: Python writes both words, but JSON does not allow
+    them."""
     return NOT_FINITE.sub(b"null", data) if b"Infinity" in data or b"NaN" in data else data
 
 
 class Fields:
-    """An object. A path has the keys from object to object, `metrics.ttft.mean`; `a|b` is the first
-    path with a value. A field that is missing or null reads None; a field of another kind raises
-    ClientFileError."""
+    """A JSON object. A path lists the keys from object to object: `metrics.ttft.mean`. The paths
+    `a|b` mean the first path with a value. The value of a missing field or a null is None. A field
+    of another type raises ClientFileError."""
 
     def __init__(self, raw: dict[str, msgspec.Raw], name: str = "") -> None:
         self.raw, self._name = raw, name
         self._inner: dict[str, Fields] = {}
 
     def inner(self, path: str) -> Fields:
-        """The object at a path; without fields where there is none. The empty path is this
-        object."""
+        """Return the object at a path; an object without fields if the path leads to none. The
+        empty path means this object."""
         key, _, rest = path.partition(".")
         if key and key not in self._inner:
             self._inner[key] = Fields(
@@ -50,14 +51,14 @@ class Fields:
         return self._inner[key].inner(rest) if key else self
 
     def has(self, path: str) -> bool:
-        """Whether there is such a field, with a value or null."""
+        """Return whether the field exists, with a value or null."""
         way, _, key = path.rpartition(".")
         with contextlib.suppress(ClientFileError):
             return key in self.inner(way).raw
         return False
 
     def value(self, paths: str, kind: Any) -> Any:
-        """The field as this kind."""
+        """Return the field as a value of type `kind`; None if no path has a value."""
         for path in paths.split("|"):
             way, _, key = path.rpartition(".")
             if (value := self.inner(way)._decoded(key, kind)) is not None:
@@ -71,11 +72,11 @@ class Fields:
             raise ClientFileError(f"{self._name}{key}: {visible(str(error))}") from None
 
     def text(self, paths: str) -> str:
-        """A text; empty where there is none. A long text is cut."""
+        """Return a text; empty if there is no text. A long text is cut."""
         return cut(visible(self.value(paths, str) or ""), MAX_TEXT_LENGTH)
 
     def number(self, paths: str) -> float | None:
-        """A number of 0 or more."""
+        """Return a number of 0 or more; None if no path has a value."""
         number: float | None = self.value(paths, float)
         if number is not None and not 0 <= number < math.inf:
             raise ClientFileError(f"{self._name}{paths}: {number} must be 0 or more")
@@ -86,8 +87,8 @@ class Fields:
         return None if number is None else round(number)
 
     def limit(self, paths: str) -> float | None:
-        """The first of the paths that holds a number above 0. Raises nothing: a list, or a word
-        such as `inf`, is no limit."""
+        """Return the first number above 0 at the paths; None if there is none. Raises nothing: a
+        list or a word such as `inf` means that there is no limit."""
         for path in paths.split("|"):
             with contextlib.suppress(ClientFileError):
                 value = self.value(path, object)
@@ -96,7 +97,8 @@ class Fields:
         return None
 
     def seconds(self, paths: str) -> float | None:
-        """A time in seconds. A difference of two clocks may be a little below 0: it counts as 0."""
+        """Return a time in seconds. A time may be the difference of two clocks and a little below
+        0: such a time counts as 0."""
         for path in paths.split("|"):
             number: float | None = self.value(path, float)
             if number is not None:
@@ -106,8 +108,8 @@ class Fields:
         return None
 
     def unit(self, path: str) -> float:
-        """The seconds of the unit of a field, which stands in a field `unit` beside it or in a key
-        of the path (`time_ms`); 1 where there is none."""
+        """Return the unit of a field in seconds. The unit is in the field `unit` of the same
+        object, or in a key of the path (`time_ms`). Without a unit the answer is 1."""
         own, beside = re.search(r"_(ns|us|ms)\b", path), f"{path.rpartition('.')[0]}.unit"
         name = self.text(beside) if "." in path and self.has(beside) else own[1] if own else "s"
         if name not in UNITS:
@@ -115,7 +117,7 @@ class Fields:
         return UNITS[name]
 
     def numbers(self, path: str) -> list[float]:
-        """A list of numbers of 0 or more, 0 for null. Empty where there is no list."""
+        """Return a list of numbers of 0 or more, with 0 for null; empty if there is no list."""
         values = [
             0.0 if number is None else number
             for number in self.value(path, list[float | None]) or []
@@ -125,14 +127,14 @@ class Fields:
         return values
 
     def sums(self, path: str) -> list[float]:
-        """The sum of each list in a list: one list after the other, because all together are
-        large."""
+        """Return the sum of each list in a list. Decodes one list after the other, because all
+        lists together are large."""
         return [
             sum(Fields({path: raw}, self._name).numbers(path))
             for raw in self.value(path, list[msgspec.Raw]) or []
         ]
 
     def each(self, path: str) -> list[Fields]:
-        """The objects of a list; empty where there is none."""
+        """Return the objects of a list; empty if there is no list."""
         found = self.value(path, list[dict[str, msgspec.Raw]]) or []
         return [Fields(raw, f"{self._name}{path}[{place}].") for place, raw in enumerate(found)]

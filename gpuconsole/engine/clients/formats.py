@@ -1,13 +1,14 @@
-"""The result files of other clients as tables: how each format is recognised, and where each figure
-stands. Names and meanings come from the programs that write the files.
+"""Describe the result files of other clients in tables: the keys that identify each format, and the
+path of each figure. Names and meanings come from the programs that write the files.
 
 - vLLM: `vllm/benchmarks/serve.py` at 009e6d4 (2026), `benchmarks/benchmark_serving.py` at 0049e29
   (2025). Older files have no `failed`, `start_times`, `latencies` and `queue_times`, and write
   `request_goodput:` with a colon. Its ITL is the gap between two chunks. `date` is the end of the
   run in the local time of the client.
-- SGLang 0.5.23: `sglang/benchmark/serving.py`. The file has no time of the run (a tag that is a
-  time counts as its start), and without details no failures. The backend `sglang` divides the gap
-  of a chunk among its tokens; the ITL of the other backends is the gap between chunks.
+- SGLang 0.5.23: `sglang/benchmark/serving.py`. The file does not hold the time of the run. If the
+  tag is a time, the time counts as the start of the run. A file without details has no failures.
+  The backend `sglang` divides the gap before a chunk among the tokens of the chunk. The ITL of the
+  other backends is the gap between chunks.
 - AIPerf 0.2.0 to 0.13.0: `aiperf/common/models/export_models.py`, `record_models.py`. Its ITL is
   (E2E - TTFT) / (output tokens - 1): TPOT here. `profile_export.jsonl` has the single requests
   without the load and the model. The configuration has `loadgen` in older versions and `phases` in
@@ -34,8 +35,8 @@ from gpuconsole.model.text import cut, visible
 from gpuconsole.session.figures.distributions import distribution
 
 Table = dict[str, tuple[str, str, str]]
-"""A path (see `Fields`) for vLLM and SGLang, for AIPerf, and for GuideLLM; empty where a file does
-not tell."""
+"""Three paths (see `Fields`): for vLLM and SGLang, for AIPerf, and for GuideLLM. A path is empty if
+the files do not hold the figure."""
 TEXTS: Table = {
     "version": ("", "aiperf_version", ""),
     "model": (
@@ -82,7 +83,8 @@ LENGTHS: Table = {
         "metrics.output_token_count.successful.{}",
     ),
 }
-"""The tokens of all requests, or the statistics of a request."""
+"""Paths without {}: the tokens of all requests. Paths with {}: the statistics of the tokens per
+request."""
 LATENCIES: Table = {
     "ttft_s": (
         "{}_ttft_ms",
@@ -108,7 +110,7 @@ STATISTICS = {
     "p50": ("median", "p50", "median"),
     **{share: (share, share, f"percentiles.{share}") for share in ("p90", "p95", "p99")},
 }
-"""The words for {}."""
+"""The words that replace {} in a path, for each of the three columns."""
 STARTED = ("date|tag", "start_time", "start_time")
 REQUEST: Table = {
     "issued": ("", "metadata.credit_issued_ns", ""),
@@ -121,7 +123,7 @@ REQUEST: Table = {
     "chunks": ("", "metrics.inter_chunk_latency.value", ""),
     "error": ("", "error.type|error.message", "error|info.error"),
 }
-"""A single request, where each is an object."""
+"""The paths of a single request, in formats that write an object for each request."""
 LISTS, METRICS, REPORT = range(3)
 ENGINES = {
     "openai": "",
@@ -144,15 +146,17 @@ LIMITS = "|".join(
     for place in ("", ".args", ".attributes")
     for key in ("", f".{name}", ".max_num", ".count")
 )
-"""GuideLLM's limit of requests: a number, or an object that holds the number, in some versions
-among its attributes. A list has a limit for each benchmark."""
+"""The paths of GuideLLM's limit of requests. The limit is a number, or an object that holds the
+number (in some versions in the attributes of the object). A list holds one limit for each
+benchmark."""
 NOT_COUNTED = "the single requests in the file are not those that its figures count"
 
 
 class Format(NamedTuple):
-    """One format: an object that has all `keys`, or a list `parts` of such objects. `column`: its
-    place in the tables. `requests`: the single requests, from the fields and the duration.
-    `adjust`: what no path says. `no_times`: what to do where the file has no single requests."""
+    """One format: an object that has all `keys`, or a list `parts` of such objects. `column`: the
+    column of the format in the tables. `requests`: a function that returns the single requests,
+    from the fields and the duration. `adjust`: a function that sets the figures that have no path.
+    `no_times`: a hint for the user of a file without single requests."""
 
     client: str
     keys: tuple[str, ...]
@@ -171,7 +175,7 @@ class Format(NamedTuple):
         return bool(parts) and all(part.has(key) for part in parts for key in self.keys)
 
     def read(self, fields: Fields) -> list[Result]:
-        """The results of an object. Raises ClientFileError."""
+        """Return the results of an object. Raises ClientFileError."""
         return [
             self._result(part, fields)
             for part in (fields.each(self.parts) if self.parts else [fields])
@@ -236,7 +240,7 @@ class Format(NamedTuple):
         return result
 
     def _lengths(self, fields: Fields, answered: int) -> tuple[dict[str, Any], dict[str, float]]:
-        """The mean lengths that are known, and their standard errors as shares of them."""
+        """Return the known mean lengths, and the relative standard error of each mean."""
         means, errors = {}, {}
         for name, paths in LENGTHS.items():
             path = paths[self.column]
@@ -251,7 +255,8 @@ class Format(NamedTuple):
         return means, errors
 
     def _latencies(self, fields: Fields, answered: int) -> dict[str, Distribution]:
-        """The latencies with a mean and a median. A mean of 0 is none."""
+        """Return the latencies that have a mean and a median. A mean of 0 means that the latency
+        was not measured."""
         known = {}
         for name, paths in LATENCIES.items():
             if path := paths[self.column]:
@@ -278,8 +283,9 @@ def load_of(
     arrivals: str = "",
     burstiness: float | None = None,
 ) -> Knobs:
-    """How requests were sent: at a rate, whatever the answers, or by a number of users at a time.
-    `arrivals`: how the intervals are distributed."""
+    """Return the knobs that describe how the client sent requests: at a rate that does not depend
+    on the answers, or with a fixed number of concurrent users. `arrivals`: the distribution of the
+    intervals between requests."""
     load: Knobs = {} if requests is None else {"requests": round(requests)}
     if rate or arrivals == "trace":
         load |= (
@@ -298,7 +304,7 @@ def load_of(
 
 
 def in_order(requests: Sequence[Request]) -> list[Request]:
-    """The requests in the order in which they were sent."""
+    """Sort the requests by the time of sending."""
     return sorted(requests, key=lambda request: request.t - (request.e2e_s or 0.0))
 
 
@@ -306,7 +312,8 @@ def in_order(requests: Sequence[Request]) -> list[Request]:
 
 
 def _of_lists(fields: Fields, duration_s: float) -> list[Request]:
-    """Without times of sending, or with times that cannot be, `t` is 0."""
+    """Return the requests of a file of lists. If the file has no times of sending, or impossible
+    times, the `t` of all requests is 0."""
     names = ("ttfts", "output_lens", "input_lens", "start_times", "latencies", "queue_times")
     ttfts, outputs, prompts, starts, latencies, queued = map(fields.numbers, names)
     totals, errors = fields.sums("itls"), fields.value("errors", list[str | None]) or []
@@ -345,7 +352,8 @@ def _of_lists(fields: Fields, duration_s: float) -> list[Request]:
 
 
 def _load_of_lists(fields: Fields, count: int) -> Knobs:
-    """Without a limit, all requests were sent at the start. A dataset of SGLang has its options."""
+    """Return the load of a file of lists. Without a limit of rate or users, the client sent all
+    requests at the start. The text of the dataset contains the options of SGLang's dataset."""
     users, rate, burstiness = (
         fields.count("max_concurrency"),
         fields.limit("request_rate"),
@@ -401,7 +409,7 @@ NO_TIME = (
 
 
 def _request(fields: Fields, column: int, begun: float, error: str) -> Request:
-    """The request of an object. `begun`: the clock at the start of the run."""
+    """Return the request that an object describes. `begun`: the clock at the start of the run."""
     path = {name: paths[column] for name, paths in REQUEST.items()}
     issued, sent, ended = (
         (fields.number(path[name]) or 0.0) * fields.unit(path[name])
@@ -467,7 +475,7 @@ def _adjust_metrics(fields: Fields, result: Result) -> None:
 
 
 def is_record(fields: Fields) -> bool:
-    """Whether this is a single request of AIPerf."""
+    """Return whether the object is a single request of AIPerf."""
     return all(map(fields.has, ("metrics", "metadata.request_start_ns", "metadata.request_end_ns")))
 
 
@@ -524,7 +532,8 @@ def read_records(records: Sequence[Fields]) -> Result:
 
 
 def _load_of_report(fields: Fields, count: int) -> Knobs:
-    """The strategy, and the number of requests where it was the limit."""
+    """Return the strategy of the load. If the run had a limit of requests, return this limit
+    too."""
     strategy = fields.inner("config.strategy" if fields.has("config") else "args.strategy")
     kind, rate = strategy.text("type_"), strategy.number("rate")
     users = 1 if kind == "synchronous" else strategy.count("streams|max_concurrency")
@@ -550,7 +559,7 @@ def _requests_of_report(fields: Fields, duration_s: float) -> list[Request]:
 
 
 def _adjust_report(fields: Fields, result: Result) -> None:
-    if not fields.has("config"):  # up to 0.3 it is the mean of something else
+    if not fields.has("config"):  # up to 0.3 the file's mean is not the rate
         result.tokens_per_s = (
             result.output_tokens or 0.0
         ) * result.answered / result.duration_s or None

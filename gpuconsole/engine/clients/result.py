@@ -1,4 +1,4 @@
-"""What a client measured, in the words of this program; and the run that reports and comparisons
+"""Hold the figures that a client measured, and convert them to the run that reports and comparisons
 read.
 
 The rates, means and percentiles that the client printed are not computed again: the user knows
@@ -43,13 +43,14 @@ NO_TIMES = "the file has no times of single requests"
 class Result(msgspec.Struct, kw_only=True):
     """One run of a client.
 
-    - `load`: how requests were sent; every entry must be equal in runs that are compared. `failed`
-      is None where the file does not tell. `prompt_tokens`, `output_tokens`: the means of an
-      answered request; `length_errors`: their standard errors as shares of them, where the client
-      has printed them.
-    - `latencies`: what the client has printed, by the field of `Summary`. `requests`: all that were
-      answered, and failures, in the order in which they were sent; none where the file has a part
-      of them. `t` is in seconds after the start of the run, or 0 for all.
+    - `load`: how the client sent requests. Two runs can be compared only if all entries are equal.
+    - `failed`: None if the file does not hold this number.
+    - `prompt_tokens`, `output_tokens`: the means over the answered requests. `length_errors`: the
+      relative standard errors of these means, if the client has printed them.
+    - `latencies`: the distributions that the client has printed, by the field of `Summary`.
+    - `requests`: all answered and failed requests, in the order of sending; empty if the file holds
+      only a part of the requests. `t` is in seconds after the start of the run, or 0 in all
+      requests.
     """
 
     client: str
@@ -75,7 +76,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def run_of(result: Result, number: str) -> Run:
-    """The run of a result. Raises ClientFileError for a result that measured nothing."""
+    """Convert a result to a run. Raises ClientFileError for a result that measured nothing."""
     answered = [request for request in result.requests if not request.error]
     summary = Summary(
         requests=result.answered,
@@ -144,7 +145,8 @@ def run_of(result: Result, number: str) -> Run:
 
 
 def lengths_of(requests: Sequence[Request]) -> tuple[float | None, float | None]:
-    """The mean tokens of prompt and answer over the answered requests; None without them."""
+    """Return the mean number of prompt tokens and of output tokens per answered request; None
+    without answered requests."""
     answered = [request for request in requests if not request.error]
     prompt, output = (
         [getattr(request, name) for request in answered]
@@ -158,8 +160,9 @@ def lengths_of(requests: Sequence[Request]) -> tuple[float | None, float | None]
 
 
 def start_of(time: float | str | None, duration_s: float) -> str:
-    """The start of a run as in a snapshot, from the Unix seconds or the ISO time of its start, or
-    from the end in vLLM's form; empty for other texts."""
+    """Return the start of a run in the format of a snapshot. `time`: the Unix seconds or the ISO
+    time of the start, or the time of the end in vLLM's format. The answer for other texts is
+    empty."""
     if not isinstance(time, str):
         return unix(time) if time else ""
     with contextlib.suppress(ValueError, OverflowError):
@@ -173,7 +176,8 @@ def start_of(time: float | str | None, duration_s: float) -> str:
 
 
 def unix(seconds: float) -> str:
-    """A time in Unix seconds, as in a snapshot. Raises ClientFileError for what is no time."""
+    """Convert Unix seconds to the format of a snapshot. Raises ClientFileError for a number that is
+    not a time."""
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
     except (OverflowError, OSError, ValueError):
@@ -184,7 +188,8 @@ def unix(seconds: float) -> str:
 
 
 def _completed(said: Distribution | None, own: Distribution | None) -> Distribution | None:
-    """What the client has printed, with the percentiles that only its requests tell."""
+    """Return the figures `said`, which the client has printed. Percentiles that the client did not
+    print come from `own`, which is computed from the single requests."""
     if said is None or own is None:
         return said or own
     return msgspec.structs.replace(
@@ -198,7 +203,7 @@ def _completed(said: Distribution | None, own: Distribution | None) -> Distribut
 
 
 def _validity(result: Result) -> Validity:
-    """Whether the figures can be trusted, by the limits of runs of our own (see
+    """Judge whether the figures can be trusted. The limits are those of gpuconsole's own runs (see
     `session.figures.summary`)."""
     failed, sent = result.failed or 0, result.answered + (result.failed or 0)
     cause = Counter(result.failures).most_common(1)
@@ -223,9 +228,10 @@ def _key(field: str) -> str:
 def _rate(
     mean: float | None, series: SeriesData | None, summary: Summary, answered: int
 ) -> Distribution | None:
-    """A rate that the client has printed, with the spread of its blocks. Without blocks: one value,
-    whose error is at least that of the mean of the most even latency: a rate over few requests
-    varies as they do."""
+    """Return a rate that the client has printed, with the spread of the blocks of its series.
+    Without blocks, return one value. The error of this value comes from the latency with the
+    smallest relative spread: a rate over few requests varies at least as much as the mean of this
+    latency."""
     if mean is None or mean <= 0:
         return None
     blocks = (
@@ -245,11 +251,12 @@ def _rate(
 
 
 def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData]:
-    """The rates and the mean latencies of successive parts of the run, without the time in which
-    the first requests start and the last ones end.
+    """Return the rates and the mean latencies of successive parts of the run. The parts leave out
+    the start of the run until the first answer, and the end of the run after the last request is
+    sent.
 
-    The tokens of a request are spread evenly from its first token to its end: within blocks of
-    seconds, the difference to single tokens is small.
+    The tokens of a request are spread evenly from the first token to the end of the request. In
+    blocks of seconds, this differs little from the real times of the tokens.
     """
     if len(answered) < MIN_ANSWERED_REQUESTS:
         return {}
@@ -282,7 +289,7 @@ def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData
             if (value := getattr(request, field)) is not None and value > 0
         ]
         count = min(BLOCKS, len(known) // 5)
-        if count >= MIN_BLOCKS:  # the mean latency of successive requests, as many in each block
+        if count >= MIN_BLOCKS:  # each block: the mean latency of equally many successive requests
             parts = [
                 known[len(known) * place // count : len(known) * (place + 1) // count]
                 for place in range(count)
@@ -299,8 +306,8 @@ def _series(answered: Sequence[Request], result: Result) -> dict[str, SeriesData
 
 
 def _steady(answered: Sequence[Request], duration_s: float) -> tuple[float, float]:
-    """The seconds from the first answer to the last request that was sent; the whole run where that
-    is a small part of it."""
+    """Return the begin and the end of the steady part: from the first answer to the sending of the
+    last request. If this part is less than a third of the run, return the whole run."""
     first = min(request.t for request in answered)
     last = max(request.t - (request.e2e_s or 0.0) for request in answered)
     end = max(duration_s, max(request.t for request in answered))
@@ -308,7 +315,7 @@ def _steady(answered: Sequence[Request], duration_s: float) -> tuple[float, floa
 
 
 def _spread(request: Request, low: float, width: float, tokens: list[float]) -> None:
-    """Add the output tokens of a request to the blocks in which they came."""
+    """Add the output tokens of a request to the blocks in which the tokens arrived."""
     seconds = max(1e-6, (request.e2e_s or 0.0) - (request.ttft_s or 0.0))
     begun = request.t - seconds
     first, last = math.floor((begun - low) / width), math.floor((request.t - low) / width)

@@ -102,7 +102,7 @@ _SERVER = (
     Knob(
         "enable_chunked_prefill",
         "bool",
-        "split long prompts over several iterations, so that other requests decode meanwhile",
+        "process a long prompt in several iterations, so that other requests decode in between",
         apply="cold",
         default=True,
         examples=(True, False),

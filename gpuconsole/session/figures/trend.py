@@ -106,8 +106,8 @@ class StepBlocks:
         return len(self._blocks)
 
     def add(self, steps: Iterable[Step], delay: float) -> None:
-        """Add ordinary steps. `delay`: the share of their time in which the thread waited for a
-        core."""
+        """Add ordinary steps. `delay`: the share of the time of these steps in which the thread
+        waited for a CPU core."""
         for step in steps:
             self._steps.append((step, 1 - delay))
             if len(self._steps) < BLOCK:

@@ -26,16 +26,16 @@ _PERCENT = 0.01
 
 
 MAX_PID = 2**22 - 1
-"""Of Linux (PID_MAX_LIMIT). The driver names processes by their pid on the host, whose own
-`pid_max` a container may not know."""
+"""The highest pid on Linux (PID_MAX_LIMIT). The driver reports the pids of the host, and a
+container may not know the `pid_max` of the host."""
 INVENTED = (
-    "the driver lists processes that cannot exist: it and nvidia-ml-py disagree about the records"
-    " (drivers 535.43 to 535.86)"
+    "the driver lists processes that cannot exist: drivers 535.43 to 535.86 write process records"
+    " in another format than nvidia-ml-py reads"
 )
 FAR_ABOVE = 1.5
 ROOM_BYTES = 2**30
-"""Processes come and go between two calls: the sum of their memory is wrong only this far above the
-used memory of the device, and twice in a row."""
+"""Processes start and end between two calls. So the sum of their memory counts as wrong only if it
+is this far above the used memory of the device, twice in a row."""
 
 
 def processes_of(

@@ -485,8 +485,8 @@ def work_of(op: str, op_class: OpClassName, args: Args) -> OperatorWork:
 
 
 def _tensors(args: Args) -> list[TensorArgument]:
-    """The tensor arguments. Empty with a list of tensors, because the trace does not record all
-    sizes of a list."""
+    """Return the tensor arguments. Return none if an argument is a list of tensors: the trace does
+    not record the sizes of all tensors in a list."""
     if "TensorList" in args.types:
         return []
     arguments = zip(args.types, args.dims, args.strides or [[]] * len(args.dims), strict=False)

@@ -1,11 +1,12 @@
-"""Borders on Python 3.11, which has no sys.monitoring: fewer of them, in a coarser way.
+"""Find the borders of a step on Python 3.11, which has no sys.monitoring. There are fewer borders
+than on Python 3.12.
 
-torch calls registered functions around each step of an optimizer. For the others this file replaces
-three names of torch: the name that a DataLoader's iterator asks for at each batch, and the two that
-a backward pass asks for where its graph is logged. No function of the program or of torch is
-wrapped, so no frame of the agent stands in its stack. Forward passes, logging, checkpoints and
-collectives are not seen, nor the lines that made loaders and optimizers: the time between a batch
-and its backward pass counts as forward.
+torch calls registered functions around each step of an optimizer. For batches and backward passes,
+this file replaces three names of torch. A DataLoader's iterator reads one of these names at each
+batch. A backward pass reads the other two, which torch has for the logging of graphs. No function
+of the program or of torch is wrapped, so the stack of the program contains no frame of the agent.
+The agent does not see forward passes, logging, checkpoints and collectives, nor the lines that
+created loaders and optimizers. The time between a batch and its backward pass counts as forward.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _stepping: list[Any] = []
 
 
 def _guarded(place: str, act: Any, *args: Any) -> Any:
-    """Call `act` on the training thread, or on any thread before the training; what fails in it is
-    the agent's."""
+    """Call `act` on the training thread, or on any thread before the training starts. A failure in
+    `act` is a failure of the agent, not of the program."""
     if switch.failed or (recorder.thread and recorder.thread != get_ident()):
         return None
     try:
@@ -59,10 +60,10 @@ def _guarded(place: str, act: Any, *args: Any) -> Any:
 class StepHook:
     """A registered function that torch calls before or after each step of an optimizer.
 
-    Dynamo compiles the calls of registered functions into the step. It takes the first test for a
-    constant, so that the graph of a step stays as it was. dill writes out all that a class of torch
-    refers to, registered functions too: a pickled StepHook is a method of the standard library that
-    does nothing.
+    Dynamo compiles the calls of registered functions into the step. Dynamo treats the test in
+    `__call__` as a constant, so the graph of a step does not change. dill pickles everything that a
+    class of torch refers to, also registered functions. Therefore a StepHook is pickled as a method
+    of the standard library that does nothing.
     """
 
     def __init__(self, torch: Any, act: Callable[[Any, FrameType], Any]) -> None:
@@ -77,7 +78,8 @@ class StepHook:
 
 
 def on_optimizer(module: Any) -> None:
-    """Two public hooks around each step of an optimizer. They are removed as the agent goes off."""
+    """Register two public hooks around each step of an optimizer. The agent removes these hooks
+    when it turns itself off."""
 
     def before(optimizer: Any, frame: FrameType) -> None:
         if recorder.thread and recorder.thread != get_ident():
@@ -107,8 +109,8 @@ def _begin_step(optimizer: Any, frame: FrameType) -> None:
 
 
 class Region(str):
-    """The name under which an iterator records a batch. torch holds it as long as the batch is
-    made."""
+    """The name under which an iterator records a batch. torch holds this object while it makes the
+    batch."""
 
     key = 0
     """The identity of the frame of the call that makes the batch."""
@@ -119,13 +121,13 @@ class Region(str):
 
 
 class ProfileName:
-    """In place of the attribute `_profile_name` of iterators, which `__next__` asks for as it
-    begins, and drops as it ends."""
+    """Replaces the attribute `_profile_name` of iterators. `__next__` reads the attribute when it
+    begins, and drops the value when it ends."""
 
     def __set__(self, iterator: Any, value: str) -> None:
         iterator.__dict__["_profile_name"] = value
         made = sys._getframe(1)
-        # that of the iterator, which has the loader
+        # only the `__init__` of the iterator has the loader
         if made.f_code.co_name == "__init__" and not switch.failed:
             _guarded("data.made", _note_iterator, iterator, made.f_locals.get("loader"))
 
@@ -151,13 +153,13 @@ class ProfileName:
 
 
 def _note_iterator(iterator: Any, loader: Any) -> None:
-    # an iterator of ours, for a change
+    # a loader of class Spec belongs to the agent: a live change has made it
     if loader is not None and not issubclass(type(loader), Spec):
         iterators.note(iterator, loader)
 
 
 def on_dataloader(module: Any) -> None:
-    """Batches of a DataLoader."""
+    """See the batches of a DataLoader."""
     put(module._BaseDataLoaderIter, "_profile_name", ProfileName())
 
 
@@ -165,7 +167,7 @@ def on_dataloader(module: Any) -> None:
 
 
 def _begin_backward(frame: FrameType) -> bool:
-    """A backward pass begins: it uses the samples of the last batch."""
+    """Note the start of a backward pass, which uses the samples of the last batch."""
     begun = begin_backward(frame)
     if begun and recorder.thread:
         watch.loader = watch.last_loader
@@ -177,8 +179,9 @@ BACKWARD = Border("torch.autograd.graph", "_engine_run_backward", _begin_backwar
 
 
 class Level:
-    """In place of the logger of torch.autograd.graph, which a backward pass asks for its level: a
-    level of DEBUG makes the pass call `begin`, and at its end what that returned."""
+    """Replaces the logger of torch.autograd.graph. A backward pass reads the level of this logger.
+    If the level is DEBUG, the pass calls `begin`, and at its end the function that `begin`
+    returned."""
 
     def __init__(self, logger: Any, plain: Any) -> None:
         self._logger, self._plain = logger, plain
@@ -193,7 +196,8 @@ class Level:
         return int(self._logger.getEffectiveLevel()) if switch.failed else logging.DEBUG
 
     def begin(self, outputs: Any) -> Any:
-        """A backward pass begins at `outputs`. Returns what torch calls as it ends."""
+        """Note the start of a backward pass from `outputs`. Return the function that torch calls at
+        the end of the pass."""
         debugs = self._logger.getEffectiveLevel() <= logging.DEBUG
         of_program = self._plain(outputs) if debugs else None
         frame = sys._getframe(1)
@@ -211,7 +215,7 @@ class Level:
 
 
 def on_graph(module: Any) -> None:
-    """Backward passes."""
+    """See backward passes."""
     level = Level(module.log, module._register_logging_hooks_on_whole_graph)
     put(module, "log", level)
     put(module, "_register_logging_hooks_on_whole_graph", level.begin)

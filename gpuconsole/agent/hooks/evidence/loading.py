@@ -1,11 +1,12 @@
-"""Whether the processes that load data compute or wait, and what the starts of epochs cost.
+"""Measure whether the worker processes of a DataLoader compute or wait, and the time that the
+starts of epochs take.
 
-Only /proc and the clocks are read. The probe of a loader of ours
-(`workloads/training/probes/loader.py`) measures another thing: the rate of a second loader that
-runs alone. A dataset of a user is never opened a second time.
+This file reads only /proc and the clocks. It never opens a user's dataset a second time. (The probe
+of the built-in training, `workloads/training/probes/loader.py`, measures the rate of a second
+loader that runs alone.)
 
-Many programs make a new DataLoader in each epoch. So all that is kept belongs to the place in the
-program that makes loaders, not to a loader.
+Many programs make a new DataLoader in each epoch. So the totals belong to the place in the program
+that makes loaders, not to one loader.
 """
 
 from __future__ import annotations
@@ -23,51 +24,54 @@ from ..recorder import LOADER, LOADERS
 from ..watch import program_frame, watch, within
 
 SAMPLE_EVERY_S = 0.04
-"""Seconds between two batches whose CPU time is read in the training thread: two readings take 2 to
-80 µs."""
+"""Least seconds between two batches for which the training thread reads its CPU time. The two
+readings of a batch take 2 to 80 µs."""
 WORKERS_EVERY_S = 0.25
-"""Seconds between two readings of the loader's processes at least, apart from those of each
-message: 5 µs for each process."""
+"""Least seconds between two readings of the loader's processes. Each message to the console makes
+one more reading. A reading takes 5 µs for each process."""
 MAX_PLACES = 512
-"""Places that are told apart. The oldest is forgotten then: it may be one of a class of datasets
-that the program no longer has."""
+"""The largest number of places. One more place replaces the oldest place, whose class of datasets
+the program may no longer have."""
 MAX_BATCHES_PER_EPOCH = 1.2
 EPOCHS_SEEN = 4
-"""Calls of `next` in an epoch, on average over so many epochs at least, below which the program
-makes an iterator for each batch. A loop over a loader calls it once more than there are batches, so
-an epoch of one batch has two."""
+"""If an epoch has at most MAX_BATCHES_PER_EPOCH calls of `next` on average, over at least
+EPOCHS_SEEN epochs, the program makes an iterator for each batch. A loop over a loader calls `next`
+once more than there are batches: an epoch of one batch has two calls."""
 FRAMES = 2
-"""Calls in the program that tell places apart: the call that makes the loader, and the call of the
-function around it. One helper may make the loader of the training and the one of the evaluation."""
+"""Number of calls in the program that identify a place: the call that makes the loader, and the
+call of the function around it. One helper may make both the training loader and the evaluation
+loader."""
 
 
 class LoaderPlace:
-    """A place in the program that makes DataLoaders. `code`: the segment of its batches."""
+    """A place in the program that makes DataLoaders. `code`: the segment of the batches of this
+    place."""
 
     def __init__(self, code: int) -> None:
         self.code = code
         self.batches = self.epochs = 0
         self.epoch_at = -1_000_000
-        """The step in which its last epoch began."""
+        """The step in which the last epoch of this place began."""
         self.renews = False
         """Whether the program makes an iterator for each batch, and the line is known."""
         self.opened: float | None = None
-        """The seconds that the start of an epoch has taken so far, where it has no batch yet."""
+        """The seconds that the start of the epoch has taken so far. None if no epoch waits for its
+        first batch."""
 
 
 class Loading:
-    """Totals since the start. `here_*`: the training thread within sampled `next()` calls;
-    `workers_*`: the loader's processes.
+    """Totals since the start. `here_*`: times of the training thread in the sampled calls of
+    `next()`. `workers_*`: times of the loader's processes.
 
-    `place`: the one with the most batches, because an evaluation has loaders of its own. The totals
-    grow with its batches and epochs only.
+    `place`: the place with the most batches. The totals count only batches and epochs of this
+    place, because an evaluation has its own loaders.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """As in a process that has loaded nothing yet."""
+        """Set all totals to those of a process that has loaded nothing yet."""
         self.place: LoaderPlace | None = None
         self._places: dict[Any, LoaderPlace] = {}
         self._place_of = ByIdentity()
@@ -75,35 +79,37 @@ class Loading:
         self._restarts, self._restart_s, self._sampler_s = 0, 0.0, 0.0
         self._times: ThreadTimes | None = None
         self.due = self._workers_due = 0.0
-        """When the next batch is sampled, and when the loader's processes are read."""
+        """The times of the next sampled batch, and of the next reading of the loader's
+        processes."""
         self._of_steps = (0, 0)
-        """The batches of the last two marked steps. The smaller number is that of a step: the last
-        step of an epoch asks once more."""
+        """The numbers of batches in the last two marked steps. The smaller number is right: the
+        last step of an epoch calls `next` once more."""
         self._counted_at: tuple[LoaderPlace | None, int] = None, 0
-        """The place whose batches they are, and its batches then."""
+        """The place at the end of the last step, and its number of batches at that time."""
         self.began: tuple[float, float, float] | None = None
         self._here = [0.0, 0.0, 0.0]
         self._workers = [0.0, 0.0, 0.0]
         self._last: dict[int, tuple[float, float, float]] = {}
         self.batch: tuple[int, int] | None = None
-        """Tensors and bytes of a batch from `place`; None before one was seen."""
+        """Number of tensors and bytes of a batch from `place`; None before the first such batch."""
 
     def close(self) -> None:
-        """Give the file of the thread's times back."""
+        """Close the file of the thread's times."""
         if self._times is not None:
             self._times.close()
 
     # --- places -----------------------------------------------------------------------------------
 
     def made(self, loader: Any) -> None:
-        """The program makes `loader`: called while its `__init__` runs."""
+        """Note the place in the program that makes `loader`. Called while `loader.__init__`
+        runs."""
         calls, frame = list[tuple[str, int, int]](), program_frame(sys._getframe(1))
         while frame is not None and len(calls) < FRAMES:
             calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
             frame = program_frame(frame.f_back)
-        # a loop over two datasets may make both loaders by one call: they then differ in what they
-        # load, and in which order. (Identities: a class that is held here holds its module's
-        # globals, and what stands in them would outlive the program.)
+        # A loop over two datasets may make two loaders by one call: their datasets, samplers or
+        # batch sizes then differ. The key holds the id of a class, not the class: a reference to
+        # the class would keep the globals of its module alive until after the exit of the program.
         kind = (
             id(type(loader.dataset)),
             id(type(getattr(loader, "sampler", None))),
@@ -112,8 +118,8 @@ class Loading:
         self._keep(loader, (*calls, *kind))
 
     def place_of(self, loader: Any) -> LoaderPlace:
-        """The place that has made `loader`. A loader that was not seen while it was made has a
-        place of its own."""
+        """Return the place that has made `loader`. If the agent did not see the creation of the
+        loader, the loader gets its own place."""
         place = self._place_of.get(loader)
         return place if place is not None else self._keep(loader, None)
 
@@ -136,7 +142,7 @@ class Loading:
     # --- batches and epochs -----------------------------------------------------------------------
 
     def epoch_opened(self, loader: Any, seconds: float) -> None:
-        """`iter(loader)` has taken so long."""
+        """Count a new epoch of `loader`. `seconds`: the duration of `iter(loader)`."""
         place = self.place_of(loader)
         place.epochs = max(place.epochs, int(place.batches > 0)) + 1
         place.opened = seconds
@@ -151,14 +157,16 @@ class Loading:
             self._read_workers(now())
 
     def batch_begins(self, t: float) -> None:
-        """The training thread asks for a batch at `t`, which is `due` or later."""
+        """Start the sample of a batch: the training thread asks for the batch at `t`, which is
+        `due` or later."""
         if self._times is None:
             self._times = ThreadTimes()
         self.began = (t, self._times.cpu_s(), self._times.runq_s())
 
     def batch_ends(self, place: LoaderPlace | None, begun: float) -> None:
-        """The training thread has its batch, or the epoch is over. `place`: None where the loader
-        is not known. `begun`: when it asked."""
+        """Count a batch that the training thread has received, or the end of an epoch. `place`:
+        None if the loader is not known. `begun`: the time at which the thread asked for the
+        batch."""
         if place is None:
             return
         place.batches += 1
@@ -184,8 +192,8 @@ class Loading:
                 self._read_workers(t)
 
     def step_ended(self, marked: bool) -> None:
-        """A step has ended. Where the batches of a step that was only counted were not seen, it had
-        as many as a marked one."""
+        """Count the batches of a step that has ended. If the agent saw no batch of an unmarked
+        step, the step counts with as many batches as a marked step."""
         place = self.place
         if place is None:
             return
@@ -198,15 +206,15 @@ class Loading:
         self._counted_at = place, place.batches
 
     def drawn(self, place: LoaderPlace, seconds: float) -> None:
-        """The sampler has taken so long for the first indices of an epoch. It runs in the training
-        process, whoever loads."""
+        """Add the seconds that the sampler took for the first indices of an epoch. The sampler
+        always runs in the training process, also if worker processes load the data."""
         if place is self.place:
             self._sampler_s += seconds
 
     # --- what is sent -----------------------------------------------------------------------------
 
     def facts(self) -> dict[str, float]:
-        """Return the number of tensors and the bytes of a batch; empty before a batch was seen."""
+        """Return the number of tensors and the bytes of a batch; empty before the first batch."""
         return (
             {
                 "loader.batch_tensors": float(self.batch[0]),
@@ -217,8 +225,8 @@ class Loading:
         )
 
     def read(self) -> dict[str, float]:
-        """The counters; empty before the first batch of a DataLoader. Reads the loader's processes,
-        which takes 5 µs each."""
+        """Return the counters; empty before the first batch of a DataLoader. Reads the loader's
+        processes: 5 µs for each process."""
         if self.place is None:
             return {}
         self._read_workers(now())
@@ -252,13 +260,14 @@ class Loading:
 
 MAX_PARTS = 4096
 DEPTH = 3
-"""Of a batch: parts that are looked at, which takes 2 ms, and containers within containers."""
+"""Limits for one batch. MAX_PARTS: objects that `size_of` reads (this takes 2 ms). DEPTH: levels of
+nested containers."""
 
 
 @unseen
 def size_of(batch: Any) -> tuple[int, int]:
-    """The number of tensors in a batch, and their bytes; 0 for a batch of too many parts. No code
-    of the program runs: other objects are known by what they hold."""
+    """Return the number of tensors in a batch, and their bytes; 0 and 0 for a batch with too many
+    objects. Runs no code of the program: `within` reads the contents of objects."""
     torch, tensors, size = sys.modules["torch"], 0, 0
     parts, seen = [(batch, DEPTH)], 0
     while parts:

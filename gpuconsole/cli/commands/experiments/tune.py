@@ -34,7 +34,7 @@ from gpuconsole.session.api import SessionError
 HELP = "try fix after fix, keep what is proven"
 DESCRIPTION = """Run a scenario and make it faster. The command tries the change with the largest
 predicted speedup per second of trial, keeps the change if paired measurement proves it, and
-diagnoses the run again, until no further change is predicted to gain 5 %.
+diagnoses the run again. The command ends when no further change is predicted to gain 5 %.
 
 It never changes the load on a model server. It changes what the model learns per step (batch size)
 only with --allow-training-changes. At the end it measures all kept changes together against the
@@ -59,7 +59,7 @@ EXAMPLES = """examples:
 
 
 def names(text: str) -> list[str]:
-    """The names in `KNOB,KNOB`. Raises ValueError."""
+    """Split `KNOB,KNOB` into names. Raises ValueError."""
     knobs = [name.strip() for name in text.split(",") if name.strip()]
     if not knobs:
         raise ValueError("names no setting")
@@ -162,8 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_on_job(args: argparse.Namespace) -> int:
-    """Tune the user's own job while it runs; returns the exit code of the job. Raises
-    UsageError."""
+    """Tune the user's own job while it runs. Return the exit code of the job. Raises UsageError."""
     check_job(args)
     check_only(args.only, job_scenario("the job"))
     from gpuconsole.cli.job_work import TuneJob
@@ -172,7 +171,7 @@ def run_on_job(args: argparse.Namespace) -> int:
 
 
 def check_only(names: list[str], chosen: Scenario) -> None:
-    """Raises UsageError where --only names a knob that the scenario does not have."""
+    """Check that the scenario has each knob that --only names. Raises UsageError."""
     if unknown := [name for name in names if name not in chosen.workload.knobs]:
         own = chosen.workload.knobs
         raise UsageError(
@@ -218,7 +217,7 @@ def _progress(certificate: Certificate) -> None:
 
 
 async def _failed(tuner: Tuner, interrupted: asyncio.Event) -> bool:
-    """Tune until the end, an interrupt, or a failure of the run. Returns whether the run failed."""
+    """Tune until the end, an interrupt, or a failure of the run. Return whether the run failed."""
     tuning = asyncio.create_task(tuner.run())
     if not await ended_before(interrupted, tuning):
         await asyncio.wait([tuning])

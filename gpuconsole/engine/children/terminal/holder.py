@@ -3,16 +3,17 @@ the console.
 
 Run as `python -I -S holder.py MASTER SOCKET OUTPUT LOG`. MASTER, SOCKET and OUTPUT are file
 descriptors; OUTPUT is -1 without a file. LOG is a path. This file imports the standard library
-only. A pseudo-terminal whose master side is closed sends SIGHUP to the job and refuses its output.
-This process reads the master side until the job and all its children have closed their side. It
-never keeps the job waiting for the console.
+only. If the master side of a pseudo-terminal is closed, the terminal sends SIGHUP to the job and
+refuses the output of the job. This process reads the master side until the job and all its children
+have closed their side. It never keeps the job waiting for the console.
 
 - Each byte goes to OUTPUT, if there is one.
-- The console gets the bytes through the socket, at most SEND_BYTES in PERIOD_S seconds. A job that
-  prints more has its newest KEPT_BYTES shown; a line says how many bytes are left out.
+- The console gets the bytes through the socket, at most SEND_BYTES in PERIOD_S seconds. If the job
+  prints more, the console gets the newest KEPT_BYTES, and a line with the number of bytes that are
+  left out.
 - When the console has gone, and there is no OUTPUT, the newest TAIL_BYTES and everything that
-  follows go to LOG. The byte `e` on the socket means that the job has ended: what its remaining
-  children print is not kept then.
+  follows go to LOG. The byte `e` on the socket means that the job has ended. After this byte, the
+  output of remaining child processes does not go to LOG.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SEND_BYTES = 1 << 16
 KEPT_BYTES = 1 << 21
 TAIL_BYTES = 1 << 16
 MAX_SILENT_S = 5.0
-"""Seconds in which a console that takes none of the last bytes is given up."""
+"""Seconds to wait for a console that takes none of the last bytes."""
 JOB_ENDED = b"e"
 MAX_NAMES = 100
 MODE = 0o600
@@ -47,8 +48,8 @@ class Holder:
         self._tail = bytearray()
         self._left_out = 0
         self._next_send = 0.0
-        # nothing may be left of what `select` saw, and the console must not wait for more output
-        # then
+        # the bytes that `select` saw may be gone at the read: the read must not wait for more
+        # output
         os.set_blocking(master, False)
         console.setblocking(False)
 
@@ -76,7 +77,7 @@ class Holder:
         self._send_rest()
 
     def _read(self) -> bool:
-        """Take what the job has printed; False when nobody can print any more."""
+        """Read the output of the job. Return False when no process can print any more."""
         try:
             chunk = os.read(self._master, 1 << 16)
         except BlockingIOError:
@@ -99,7 +100,8 @@ class Holder:
         return True
 
     def _listen(self) -> None:
-        """The console never sends anything but `e`; the end of its file means that it has gone."""
+        """Read from the console, which sends only the byte `e`. The end of the stream means that
+        the console has gone."""
         try:
             said = self._console.recv(64)
         except BlockingIOError:
@@ -112,7 +114,8 @@ class Holder:
             self._lose()
 
     def _lose(self) -> None:
-        """The console has gone: keep the output in the log, unless it is kept already."""
+        """Note that the console has gone. From now on write the output to the log, unless another
+        file keeps the output, or the job has ended."""
         self._connected = False
         if not self._kept:
             self._file = _create(self._log)
@@ -143,8 +146,8 @@ class Holder:
                     del self._pending[: self._console.send(self._pending[:SEND_BYTES])]
 
     def _write(self, data: bytes) -> None:
-        """Append to the file. A file that takes no more (a full disk) is left alone: the job must
-        not suffer."""
+        """Append to the file. After a failed write (a full disk), stop writing to the file: the job
+        must not suffer."""
         if self._file < 0:
             return
         try:
@@ -156,11 +159,11 @@ class Holder:
 
 
 def _create(path: str) -> int:
-    """A new file `path`, or `path` with a number where that name is taken; -1 where no file can be
-    made.
+    """Create the file `path`, or `path` with a number if that name is taken. Return its descriptor;
+    -1 if no file can be created.
 
-    The name can be guessed, and the folder may be open to others: an existing file or link, which
-    may lead anywhere, is never written.
+    Other users can guess the name, and they may be able to write in the folder. So this function
+    never writes to an existing file or through a link, which may lead anywhere.
     """
     stem, suffix = os.path.splitext(path)
     for name in (path, *(f"{stem}-{number}{suffix}" for number in range(2, MAX_NAMES))):

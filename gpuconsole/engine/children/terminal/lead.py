@@ -20,7 +20,7 @@ NOT_EXECUTABLE = 126
 
 
 def main(words: list[str]) -> int:
-    # Python ignores both, and a command inherits what is ignored
+    # Python ignores both signals, and a command would inherit this
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     # the first terminal that a session leader opens becomes its own

@@ -1,10 +1,10 @@
-"""The output of a job as lines of text: what a terminal would show, without colours, the last KEPT
-lines.
+"""Convert the output of a job to lines of text: the last KEPT lines that a terminal would show,
+without colours.
 
-Own code, because a full terminal emulator is too costly here: pyte takes 5 s of CPU and 170 MB for
-12 000 lines. Handled: carriage return, backspace, tab, moves of the cursor (progress bars that use
-several lines), and what erases text. Colours and titles are dropped. Other control characters stay,
-and the screen makes them visible.
+A full terminal emulator is too costly here: pyte takes 5 s of CPU time and 170 MB for 12 000 lines.
+This file handles carriage return, backspace, tab, moves of the cursor (progress bars that use
+several lines), and sequences that erase text. It drops colours and titles. Other control characters
+stay, and the screen makes them visible.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class OutputLines:
 
     def __init__(self, kept: int = KEPT) -> None:
         self.version = 0
-        """Grows with each piece."""
+        """The number of pieces of output so far."""
         self.dropped = 0
-        """Lines that are no longer kept."""
+        """The number of lines that are no longer kept."""
         self._lines: deque[str] = deque([""], maxlen=kept)
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._rest = ""
         self._x = self._up = 0
 
     def __len__(self) -> int:
-        """The number of lines that are kept; an empty last line does not count."""
+        """Return the number of lines that are kept. An empty last line does not count."""
         return len(self._lines) - (not self._lines[-1])
 
     def __getitem__(self, n: int) -> str:
         return self._lines[n]
 
     def text(self) -> list[str]:
-        """All lines that are kept, the oldest first."""
+        """Return all lines that are kept, the oldest first."""
         return list(self._lines)[: len(self)]
 
     @property
     def last(self) -> str:
-        """The last line that is not empty; empty before there is one."""
+        """Return the last line that is not empty; an empty text if all lines are empty."""
         return next((line.rstrip() for line in reversed(self._lines) if line.strip()), "")
 
     def feed(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class OutputLines:
             at = self._control(text, end)
 
     def _control(self, text: str, at: int) -> int:
-        """Follow the control character or sequence at `at`; returns the place behind it."""
+        """Apply the control character or sequence at `at`. Return the position after it."""
         match text[at]:
             case "\n" | "\v" | "\f":
                 self._new_line()
@@ -148,8 +148,8 @@ class OutputLines:
         self._lines[-1 - self._up] = text
 
     def _put(self, text: str) -> None:
-        """Write `text` at the cursor. What is beyond the longest line is left out, and takes no
-        time: output may have no line ends."""
+        """Write `text` at the cursor. Leave out text beyond MAX_COLUMNS at once, because output
+        without line ends must not cost much time."""
         if self._x >= MAX_COLUMNS:
             return
         line = self._line
@@ -173,27 +173,28 @@ class OutputLines:
 UNCAUGHT = 1
 """The exit code of Python after an exception that nothing catches."""
 SEARCHED = 200
-"""Lines at the end of the output. A traceback above them is not the end of the job; a launcher
-prints up to 60 lines below it."""
+"""Number of lines at the end of the output that are searched. An earlier traceback did not end the
+job. A launcher prints up to 60 lines below the traceback that ended the job."""
 MAX_ANSWER = 300
-"""Cells of the answer: more does not fit on the screen."""
+"""Most cells of the answer: a longer text does not fit on the screen."""
 HEADER = "Traceback (most recent call last):"
 LAUNCHER = re.compile(r"(\S+\.)?(ChildFailedError|CalledProcessError)\b")
-"""What torchrun and accelerate raise because a process of theirs has failed. The cause is in the
-traceback of that process."""
+"""Exceptions of torchrun and accelerate after one of their processes has failed. The traceback of
+that process names the cause."""
 _RANK = re.compile(r"\[rank\d+\]:\s?")
 """The prefix by which torch marks the lines of a rank."""
 IGNORED = "Exception ignored in"
-"""Python prints the traceback of such an exception, for example of `__del__` at its end, and goes
-on."""
+"""After these words Python prints the traceback of an exception that it ignores, and continues. An
+example is an exception in `__del__`."""
 
 
 def failure_words(code: int, lines: Sequence[str]) -> str:
-    """The exception that ended a Python program, or `last output: ...`; empty without output.
+    """Return the exception that ended a Python program, or `last output: ...`; empty without
+    output.
 
     `code`: the exit code. `lines`: the output, the oldest first. The text is safe for the screen.
-    Of several ranks, the answer is the exception of the rank that failed first: the other ranks
-    lose their connection to it.
+    With several ranks, the answer is the exception of the rank that failed first. The other ranks
+    fail because they lose their connection to that rank.
     """
     end = lines[-SEARCHED:]
     if code == UNCAUGHT and (raised := _exceptions(end)):
@@ -205,8 +206,9 @@ def failure_words(code: int, lines: Sequence[str]) -> str:
 
 
 def _exceptions(lines: Sequence[str]) -> list[str]:
-    """For each rank the line that names its last exception: the first line below the header of the
-    traceback that is not indented. An exception that Python ignored ended nothing."""
+    """Return, for each rank, the line that names the last exception of the rank. This line is the
+    first line below the header of a traceback that is not indented. Exceptions that Python ignored
+    do not count."""
     by_rank: dict[str, str] = {}
     inside: set[str] = set()
     ignored: set[str] = set()

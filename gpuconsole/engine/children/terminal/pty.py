@@ -1,5 +1,5 @@
-"""The pseudo-terminal of a user's job: its two ends, the process that holds it, and the output that
-the console has received."""
+"""Open the pseudo-terminal of a user's job, start the process that holds the terminal, and collect
+the output that the console receives."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from gpuconsole.host.files import open_own
 
 _HERE = Path(__file__).parent
 LAST_S = 1.5
-"""Seconds to wait for further output after the end of the job. A child that the job has left behind
-may keep the terminal open."""
+"""Seconds to wait for further output after the end of the job. A child process that outlives the
+job may keep the terminal open."""
 MAX_LAST_S = 10.0
-"""Seconds to wait for the last output while more and more of it comes: such a child may print."""
+"""Most seconds to wait for the last output in all: a child process that outlives the job may print
+on and on."""
 
 
 class JobTerminal:
@@ -93,7 +94,8 @@ class JobTerminal:
             self._file = -1
 
     def job_started(self) -> None:
-        """Close this process's end of the job's side: the terminal ends with the job."""
+        """Close the job's side of the terminal in this process. Then the terminal ends with the
+        job."""
         if self._slave_open:
             self._slave_open = False
             os.close(self.slave)
@@ -115,7 +117,7 @@ class JobTerminal:
             os.write(self._master, text.encode())
 
     async def last_output(self) -> list[str]:
-        """The lines of a job that has ended; its last output is waited for."""
+        """Wait for the last output of a job that has ended, and return the lines of the output."""
         until = time.monotonic() + MAX_LAST_S
         version = -1
         while self._reading is not None and version != self.lines.version:
@@ -126,8 +128,8 @@ class JobTerminal:
         return self.lines.text()
 
     async def close(self, ended: bool) -> None:
-        """Leave the terminal to its holder. `ended`: the job has ended; its last output is waited
-        for. Otherwise the output goes to a file from now on."""
+        """Leave the terminal to the process that holds it. `ended`: the job has ended, and this
+        method waits for its last output. Otherwise further output goes to a file."""
         self.job_started()
         if self._reading is not None and self._writer is not None:
             if ended:

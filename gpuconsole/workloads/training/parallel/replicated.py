@@ -1,5 +1,5 @@
-"""DistributedDataParallel and ZeRO-1: every process has all weights, and gradients are all-reduced
-in buckets.
+"""Train with DistributedDataParallel or ZeRO-1. Every process holds all weights, and the processes
+all-reduce the gradients in buckets.
 
 The exposed communication is measured on every step. A comm hook is called when a bucket is ready,
 so the call for the last bucket marks the end of the backward computation. The time from there until
