@@ -73,18 +73,17 @@ TITLES = {"experiments": "work", "reference": "look up", "machine": "machine", "
 
 GONE = {
     "verify": "gpuconsole tune --verify FILE checks a snapshot of tune",
-    "--certificate": (
+    "tune --certificate": (
         "gpuconsole tune --snapshot FILE writes what was proven, and gpuconsole tune --verify FILE"
         " checks it"
     ),
     "tune --headless": "tune never opens the screen",
     "sweep --headless": "sweep never opens the screen",
-    "--advise": "the findings of gpuconsole watch name the flag of the server",
-    "--check": "gpuconsole scenarios NAME shows the settings by the size of a GPU",
-    "--restart": "gpuconsole compare BEFORE AFTER compares the snapshots of two runs",
+    "watch --advise": "the findings of gpuconsole watch name the flag of the server",
+    "scenarios --check": "gpuconsole scenarios NAME shows the settings by the size of a GPU",
+    "explain --restart": "gpuconsole compare BEFORE AFTER compares the snapshots of two runs",
 }
-"""Commands and options that gpuconsole had, and what to use. An option that only some commands had
-stands there with its command."""
+"""Commands that gpuconsole had, options with the command that had them, and what to use."""
 
 WIDEST = 110
 REMARK = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
@@ -308,16 +307,10 @@ def _explain(
         _no_command(parser, argv[0], argv)
     parsers: list[argparse.ArgumentParser] = [parser, *commands.values()]
     options = {option for each_parser in parsers for option in each_parser._option_string_actions}
+    command_word = next((text for text in argv if text in commands or text in GONE), "")
     for name in (text.partition("=")[0] for text in argv):
-        gone = next(
-            (
-                former
-                for former in (name, *(f"{command} {name}" for command in commands))
-                if former in GONE
-            ),
-            "",
-        )
-        if gone and name not in options:
+        gone = name if name == command_word else f"{command_word} {name}"
+        if gone in GONE:
             _exit(parsers[-1], f"{name} is gone: {GONE[gone]}")
         if name.startswith("--") and name not in options:
             _exit(parsers[-1], f"there is no option {name!r}{nearest(name, options)}")

@@ -332,6 +332,8 @@ def test_bad_usage_is_one_line_that_names_what_is_allowed(
         ("mcp --connect --record r", "--connect goes without --record"),
         ("run train-gpt --headless --control", "--control goes with the screen"),
         ("verify c.json --measure", "verify is gone: gpuconsole tune --verify FILE"),
+        ("explain verify --tiem 3", "there is no option '--tiem'"),
+        ("doctor --restart", "there is no option '--restart'"),
         ("tune --verify c.json train-gpt", "scenario does not go with --verify"),
         ("tune --verify c.json --budget 30", "--budget does not go with --verify"),
         ("tune --verify c.json --interval 2", "--interval goes with --measure"),

@@ -18,6 +18,24 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.slow
+def test_a_console_that_is_killed_leaves_what_was_proven(cli: Cli, tmp_path: Path) -> None:
+    target = tmp_path / "tuned.json"
+    words = ("tune", "chatty-logging", "--device", "cpu", "--budget", "200", "--snapshot", target)
+    console = subprocess.Popen(
+        [sys.executable, "-m", "gpuconsole", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(target.exists, 200, "the first trial has ended")
+    finally:
+        console.kill()
+        console.wait()
+    assert json.loads(target.read_text())["tuning"]["attempts"]
+    assert cli("tune", "--verify", str(target)).returncode == 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_win_is_kept_and_the_snapshot_holds(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "tuned.json"

@@ -453,3 +453,48 @@ def test_any_damage_is_one_line_or_no_harm(name: str, tmp_path: Path) -> None:
             compare(*sides)
             judge(sides[:1], sides[1:], 0.9)
     assert lines and not any("\n" in line or len(line) > 600 for line in lines)
+
+
+def test_a_field_of_the_users_own_is_no_mistake() -> None:
+    (run,) = read(vllm(SENT, rate=4.0) | {"metadata": "night", "burstiness": None})
+    assert (run.knobs["arrivals"], run.knobs["burstiness"]) == ("gamma", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("info", "model"),
+    [("not reachable", None), ({"decode": [{"model_path": "decoder"}]}, "decoder")],
+    ids=["a word", "two servers"],
+)
+def test_a_server_says_what_it_is_in_several_ways(info: Any, model: str | None) -> None:
+    (run,) = read(sglang(SENT) | {"server_info": info})
+    assert run.server is not None
+    assert (run.server.model and run.server.model.value) == model
+
+
+def test_a_tag_that_is_no_time_is_not_the_time_of_the_run() -> None:
+    (run,) = read(sglang(SENT) | {"tag": "20260101-000000"})
+    assert not run.started and "workload.started" in run.unavailable
+
+
+@pytest.mark.parametrize(
+    ("made", "path"),
+    [
+        (aiperf, ("benchmark_duration",)),
+        (lambda sent: guidellm([sent]), ("benchmarks", 0, "duration")),
+    ],
+    ids=["aiperf", "guidellm"],
+)
+def test_a_file_without_its_duration_has_the_duration_of_its_figures(
+    made: Callable[..., Any], path: tuple[Any, ...]
+) -> None:
+    (whole,) = read(made(SENT))
+    cut = made(SENT)
+    inner = cut
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    (run,) = read(cut)
+    assert run.summary.requests_per_s is not None and whole.summary.requests_per_s is not None
+    assert run.summary.requests_per_s.mean == pytest.approx(
+        whole.summary.requests_per_s.mean, rel=0.01
+    )

@@ -101,7 +101,7 @@ def stream_bytes(knobs: Knobs) -> float:
 
 
 def serving_bytes(knobs: Knobs) -> float:
-    """The embedded server: weights, the KV cache of all seats, one prefill."""
+    """The embedded server: weights, the KV cache of all slots, one prefill."""
     element = 4.0 if knobs["dtype"] == "float32" else 2.0
     width, depth = int(knobs["d_model"]), int(knobs["n_layer"])
     parameters, longest = 12.0 * width**2 * depth, int(knobs["max_model_len"])

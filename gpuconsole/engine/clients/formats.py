@@ -21,12 +21,13 @@ path of each figure. Names and meanings come from the programs that write the fi
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpuconsole.engine.clients.fields import MAX_TEXT_LENGTH, ClientFileError, Fields
+from gpuconsole.engine.clients.fields import MAX_SECONDS, MAX_TEXT_LENGTH, ClientFileError, Fields
 from gpuconsole.engine.clients.result import NO_TIMES, Result, lengths_of, start_of, unix
 from gpuconsole.model.knobs.knob import Knobs
 from gpuconsole.model.run import Distribution
@@ -40,7 +41,7 @@ the files do not hold the figure."""
 TEXTS: Table = {
     "version": ("", "aiperf_version", ""),
     "model": (
-        "model_id|server_info.served_model_name|server_info.model_path",
+        "model_id",
         "",
         "config.backend.model|worker.backend_model",
     ),
@@ -187,8 +188,9 @@ class Format(NamedTuple):
             for name, paths in NUMBERS.items()
             if paths[self.column]
         }
-        duration_s = fields.seconds(path := NUMBERS["duration_s"][self.column])
-        if not duration_s:
+        path = NUMBERS["duration_s"][self.column]
+        duration_s = fields.seconds(path) or self._span_s(fields, numbers)
+        if not 0 < duration_s <= MAX_SECONDS:
             raise ClientFileError(f"{path}: must be the seconds of the run, more than 0")
         answered, failed, sent = (
             None if (n := numbers.pop(name, None)) is None else round(n)
@@ -236,8 +238,17 @@ class Format(NamedTuple):
             **figures,
         )
         self.adjust(fields, result)
-        result.version = result.version or whole.text("metadata.guidellm_version")
+        if self.parts:
+            result.version = whole.text("metadata.guidellm_version")
         return result
+
+    def _span_s(self, fields: Fields, numbers: dict[str, Any]) -> float:
+        """Return the seconds of a run whose file does not state them. The answer is 0 if no other
+        figures have them."""
+        if self.column == REPORT:
+            return (fields.number("end_time") or 0.0) - (fields.number("start_time") or 0.0)
+        answered, rate = numbers["answered"], numbers["requests_per_s"]
+        return answered / rate if self.column == METRICS and answered and rate else 0.0
 
     def _lengths(self, fields: Fields, answered: int) -> tuple[dict[str, Any], dict[str, float]]:
         """Return the known mean lengths, and the relative standard error of each mean."""
@@ -359,6 +370,8 @@ def _load_of_lists(fields: Fields, count: int) -> Knobs:
         fields.limit("request_rate"),
         fields.number("burstiness"),
     )
+    if burstiness is None and fields.has(VLLM.keys[-1]):
+        burstiness = 1.0  # what vLLM does without the option
     arrivals = "poisson" if burstiness is None else "gamma"
     if ramp := fields.text("ramp_up_strategy"):
         rate, burstiness = fields.number("ramp_up_end_rps"), None
@@ -382,6 +395,16 @@ def _adjust_lists(fields: Fields, result: Result) -> None:
             "a benchmark of embeddings has no output tokens: only results of generation are"
             " compared"
         )
+    if result.client == SGLANG.client:
+        # a server without this answer, or with another one, has no name of the model
+        with contextlib.suppress(ClientFileError):
+            server = fields.inner("server_info")
+            decoding = server.each("decode")  # prefill and decoding on different servers
+            result.model = (decoding[0] if decoding else server).text(
+                "served_model_name|model_path"
+            )
+        if "T" not in fields.text("tag"):
+            result.started = ""
     if result.client == VLLM.client:
         result.unavailable["workload.itl_s"] = (
             "vLLM's ITL is the gap between chunks: see chunk_gap_s"

@@ -11,27 +11,38 @@ from typing import Any
 
 import pytest
 
-from gpuconsole.agent.hooks.borders.older import Level, StepHook
+from gpuconsole.agent.hooks import tracing
+from gpuconsole.agent.hooks.borders.older import GraphHooks, Level, StepHook
 
 torch = pytest.importorskip("torch")
 
 
-def test_a_pickled_function_of_steps_does_nothing_and_a_pickled_logger_is_the_programs() -> None:
+def test_what_is_pickled_is_torchs_or_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def act(optimizer: Any, frame: FrameType) -> None:
         raise AssertionError
 
-    again = pickle.loads(pickle.dumps(StepHook(torch, act)))
+    again = pickle.loads(pickle.dumps(StepHook(act)))
     assert again(None, (), {}) is None
     logger = logging.getLogger("torch.autograd.graph")
-    assert pickle.loads(pickle.dumps(Level(logger, None))) is logger
+    assert pickle.loads(pickle.dumps(Level(logger))) is logger
+    graph = torch.autograd.graph
+    plain = graph._register_logging_hooks_on_whole_graph
+    hooks = GraphHooks(logger, plain)
+    with monkeypatch.context() as replaced:
+        replaced.setattr(graph, plain.__name__, hooks)
+        pickled = pickle.dumps(hooks)
+    assert pickle.loads(pickled) is plain
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="newer versions have sys.monitoring")
-def test_a_compiled_step_calls_no_function_of_the_agent_and_has_one_graph() -> None:
+def test_a_compiled_step_calls_no_function_of_the_agent_and_has_one_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called = []
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight])
-    hook = StepHook(torch, lambda optimizer, frame: called.append(frame.f_code.co_name))
+    monkeypatch.setattr(tracing, "is_compiling", torch.compiler.is_compiling)
+    hook = StepHook(lambda optimizer, frame: called.append(frame.f_code.co_name))
     handle = optimizer.register_step_pre_hook(hook)
     weight.grad = torch.ones(2)
     graphs = []

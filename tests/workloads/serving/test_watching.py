@@ -60,7 +60,6 @@ class Channel:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scraping, "MIN_INTERVAL_S", 0.02)
-    monkeypatch.setattr(watching, "JSON_EVERY_S", 0.02)
     monkeypatch.setattr(watching.JsonReader, "interval_s", 0.02)
     monkeypatch.setattr(servers, "PATIENCE_S", 0.2)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from .. import tracing
 from ..changes.batch_sources import Spec
 from ..data import NEXT, iterators
 from ..guard import put, switch
@@ -66,11 +67,11 @@ class StepHook:
     of the standard library that does nothing.
     """
 
-    def __init__(self, torch: Any, act: Callable[[Any, FrameType], Any]) -> None:
-        self.torch, self.act = torch, act
+    def __init__(self, act: Callable[[Any, FrameType], Any]) -> None:
+        self.act = act
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.torch.compiler.is_compiling():
+        if not tracing.is_compiling():
             self.act(optimizer, sys._getframe(1))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,8 +91,8 @@ def on_optimizer(module: Any) -> None:
         _guarded("borders.stepped", opened.end, frame)
 
     handles = (
-        module.register_optimizer_step_pre_hook(StepHook(module.torch, before)),
-        module.register_optimizer_step_post_hook(StepHook(module.torch, after)),
+        module.register_optimizer_step_pre_hook(StepHook(before)),
+        module.register_optimizer_step_post_hook(StepHook(after)),
     )
     switch.undo += [handle.remove for handle in handles]
 
@@ -180,11 +181,11 @@ BACKWARD = Border("torch.autograd.graph", "_engine_run_backward", _begin_backwar
 
 class Level:
     """Replaces the logger of torch.autograd.graph. A backward pass reads the level of this logger.
-    If the level is DEBUG, the pass calls `begin`, and at its end the function that `begin`
-    returned."""
+    If the level is DEBUG, the pass calls what stands in
+    `_register_logging_hooks_on_whole_graph`: a GraphHooks."""
 
-    def __init__(self, logger: Any, plain: Any) -> None:
-        self._logger, self._plain = logger, plain
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)
@@ -195,7 +196,19 @@ class Level:
     def getEffectiveLevel(self) -> int:
         return int(self._logger.getEffectiveLevel()) if switch.failed else logging.DEBUG
 
-    def begin(self, outputs: Any) -> Any:
+
+class GraphHooks:
+    """Replaces the function of torch.autograd.graph that prepares the log of a backward pass. It is
+    pickled by the name of this function, as the function is."""
+
+    def __init__(self, logger: Any, plain: Any) -> None:
+        self._logger, self._plain = logger, plain
+        self.__module__, self.__name__ = plain.__module__, plain.__name__
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __call__(self, outputs: Any) -> Any:
         """Note the start of a backward pass from `outputs`. Return the function that torch calls at
         the end of the pass."""
         debugs = self._logger.getEffectiveLevel() <= logging.DEBUG
@@ -216,9 +229,9 @@ class Level:
 
 def on_graph(module: Any) -> None:
     """See backward passes."""
-    level = Level(module.log, module._register_logging_hooks_on_whole_graph)
-    put(module, "log", level)
-    put(module, "_register_logging_hooks_on_whole_graph", level.begin)
+    hooks = GraphHooks(module.log, module._register_logging_hooks_on_whole_graph)
+    put(module, "log", Level(module.log))
+    put(module, "_register_logging_hooks_on_whole_graph", hooks)
 
 
 HOOKS = {

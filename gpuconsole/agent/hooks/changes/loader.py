@@ -329,13 +329,6 @@ def _forked() -> None:
 in_forked_children(_forked)
 
 
-def is_served(iterator: Any) -> bool:
-    """Whether the batches of `iterator` come by a change, in place of the program's own
-    iterator."""
-    epoch = vars(iterator).get("_gpuconsole_epoch")
-    return epoch is not None and not epoch.over
-
-
 class LoaderChange(Change):
     """What the three knobs of a loader have in common. Workers load ahead, from copies of the
     dataset: where the loop can reach what the samples come from, a change needs the permission of

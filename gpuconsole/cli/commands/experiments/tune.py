@@ -186,6 +186,12 @@ async def _main(args: argparse.Namespace, knobs: Knobs, resumed: Certificate | N
 
     tuner: Tuner | None = None
     async with session(args, CommandFailed) as engine:
+
+        def on_change(certificate: Certificate) -> None:
+            _progress(certificate)
+            # a console that is killed leaves what was proven, and --resume continues from there
+            save(msgspec.structs.replace(engine.snapshot(), tuning=certificate), args.snapshot)
+
         try:
             await engine.start(args.scenario, knobs)
             output.progress(f"{args.scenario}: diagnosing the run")
@@ -196,7 +202,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, resumed: Certificate | N
                 overrides=knobs,
                 allow_training_changes=args.allow_training_changes,
                 only=args.only,
-                on_change=_progress,
+                on_change=on_change,
                 resumed=resumed,
             )
             failed = await _failed(tuner, interrupted)

@@ -18,7 +18,6 @@ have closed their side. It never keeps the job waiting for the console.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -123,9 +122,7 @@ class Holder:
         self._pending.clear()
 
     def _send(self) -> None:
-        if self._left_out:
-            self._pending[:0] = b"\r\n... %d bytes of output are not shown ...\r\n" % self._left_out
-            self._left_out = 0
+        self._say_what_is_left_out()
         try:
             sent = self._console.send(self._pending[:SEND_BYTES])
         except BlockingIOError:
@@ -140,10 +137,18 @@ class Holder:
 
     def _send_rest(self) -> None:
         if self._connected and self._pending:
+            self._say_what_is_left_out()
             self._console.settimeout(MAX_SILENT_S)
-            with contextlib.suppress(OSError):
+            try:
                 while self._pending:
                     del self._pending[: self._console.send(self._pending[:SEND_BYTES])]
+            except OSError:
+                self._lose()
+
+    def _say_what_is_left_out(self) -> None:
+        if self._left_out:
+            self._pending[:0] = b"\r\n... %d bytes of output are not shown ...\r\n" % self._left_out
+            self._left_out = 0
 
     def _write(self, data: bytes) -> None:
         """Append to the file. After a failed write (a full disk), stop writing to the file: the job

@@ -57,6 +57,7 @@ class JobTerminal:
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._slave_open = True
+        self._last_until = 0.0
 
     @property
     def leader(self) -> tuple[str, ...]:
@@ -118,12 +119,12 @@ class JobTerminal:
 
     async def last_output(self) -> list[str]:
         """Wait for the last output of a job that has ended, and return the lines of the output."""
-        until = time.monotonic() + MAX_LAST_S
+        self._last_until = self._last_until or time.monotonic() + MAX_LAST_S
         version = -1
         while self._reading is not None and version != self.lines.version:
             version = self.lines.version
             await asyncio.wait([self._reading], timeout=LAST_S)
-            if self._reading.done() or time.monotonic() > until:
+            if self._reading.done() or time.monotonic() > self._last_until:
                 break
         return self.lines.text()
 

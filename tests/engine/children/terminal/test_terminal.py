@@ -272,3 +272,26 @@ def test_a_console_that_reads_slowly_gets_the_last_output_whole(tmp_path: Path) 
     assert received == printed
     ours.close()
     os.close(master)
+
+
+def test_the_end_of_the_output_says_what_is_left_out_and_goes_to_the_log_if_the_console_goes(
+    tmp_path: Path,
+) -> None:
+    for reads in (True, False):
+        ours, theirs = socket.socketpair()
+        master, slave = os.openpty()
+        log = tmp_path / f"{reads}.log"
+        holder = Holder(master, theirs, -1, str(log))
+        holder._pending += b"tail"
+        holder._left_out = 5
+        os.close(slave)
+        if not reads:
+            ours.close()
+        holder._send_rest()
+        theirs.close()
+        if reads:
+            assert b"5 bytes of output are not shown" in ours.recv(1000)
+            ours.close()
+        else:
+            assert log.read_bytes().endswith(b"tail")
+        os.close(master)
