@@ -1,5 +1,5 @@
 """Find the source from which gpuconsole was installed, and the command that installs one of its
-extras. No package index has gpuconsole, so `pip install gpuconsole` installs nothing."""
+extras. No package index has gpuconsole: it is installed from its repository, never by its name."""
 
 from __future__ import annotations
 
