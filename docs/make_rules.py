@@ -38,16 +38,16 @@ FAMILIES = {
     "hw": "State of the GPU",
     "link": "The link to the GPU",
     "serve": "Model servers",
-    "watch": "Model servers that are only watched",
     "meta": "The measurement",
 }
 SUBJECTS = {
     "training": "training jobs",
-    "serving": "model servers under a load of ours",
-    "watched": "model servers under the load of others",
-    "hardware": "training jobs and model servers",
+    "serving": "model servers, whoever sends the load",
+    "load": "model servers under a load of ours",
+    "hardware": "training jobs and model servers on this machine",
 }
 GUIDES = {
+    "load": "a server that runs already, see [Model servers](../serving.md)",
     "training": "a job of your own, see [Your own training job](../own-job.md)",
     "serving": "a server that runs already, see [Model servers](../serving.md)",
 }
@@ -77,12 +77,6 @@ NO_SETTING = (
 )
 SETTINGS = """The finding may suggest a change of these settings. `Enter` tries a suggestion, and
 the trial measures its effect. The column "takes effect" is about the built-in scenarios; for {}.
-"""
-WATCHED = """The finding may suggest a change of these settings, which are flags of the server.
-gpuconsole changes no server that it only watches, with one exception: `Enter` tries a lower limit
-on a vLLM server that was started with [our scheduler
-class](../serving.md#a-limit-tried-on-the-traffic-of-your-own-users). The column "takes effect" is
-about the built-in scenarios.
 """
 TABLE = """
 | setting | meaning | values | takes effect | also changes |
@@ -161,7 +155,7 @@ def listed(names: Iterable[str]) -> str:
 
 def settings(rule: Rule) -> Iterable[str]:
     yield (
-        (WATCHED if rule.subject == "watched" else SETTINGS.format(GUIDES[rule.subject])) + TABLE
+        SETTINGS.format(GUIDES[rule.subject]) + TABLE
         if rule.knobs
         else NO_SETTING
     )

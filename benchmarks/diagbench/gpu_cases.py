@@ -154,7 +154,7 @@ GPU_SERVING = (
     Case(
         "GV2",
         "eager_decoding",
-        ("serve.host_overhead_eager",),
+        ("serve.host_bound",),
         lambda chance, half: ("decode-one", {"enforce_eager": True}),
         ("enforce_eager",),
         serving=True,
@@ -162,14 +162,14 @@ GPU_SERVING = (
     Case(
         "GV3",
         "small_cache",
-        ("serve.kv_full_preemption",),
+        ("serve.kv_bound",),
         lambda chance, half: ("kv-pressure", {}),
         serving=True,
     ),
     Case(
         "GV4",
         "few_seats",
-        ("serve.seats_too_few",),
+        ("serve.sequence_cap",),
         lambda chance, half: ("serve-batch", {"max_num_seqs": 4}),
         ("max_num_seqs",),
         serving=True,

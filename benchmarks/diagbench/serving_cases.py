@@ -86,7 +86,7 @@ SERVING = (
     Case(
         "V02",
         "serving_few_seats",
-        ("serve.seats_too_few",),
+        ("serve.sequence_cap",),
         few_seats,
         ("max_num_seqs",),
         serving=True,
@@ -95,7 +95,7 @@ SERVING = (
     Case(
         "V04",
         "serving_small_cache",
-        ("serve.kv_full_preemption",),
+        ("serve.kv_bound",),
         small_cache,
         ("num_gpu_blocks_override",),
         serving=True,

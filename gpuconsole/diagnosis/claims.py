@@ -146,12 +146,12 @@ _CLAIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gpu.", ("busy", "idle")),
     ("host.", ("idle", "busy")),
     ("serve.over_capacity", ("queue",)),
-    ("serve.seats_too_few", ("queue",)),
-    ("serve.kv_full_preemption", ("queue", "served")),
+    ("serve.sequence_cap", ("queue",)),
+    *(
+        (f"serve.{name}", ("queue", "served"))
+        for name in ("kv_bound", "deferred", "queue_before_engine", "token_budget", "imbalance")
+    ),
     ("serve.", ("served", "queue")),
-    ("watch.prefill_stalls_decode", ("served",)),
-    ("watch.host_bound", ("served",)),
-    ("watch.", ("queue", "served")),
 )
 """For each rule, by the start of its id, the parts whose time its findings claim: what fills the
 first part is taken from the next. The first entry that fits counts."""
@@ -321,6 +321,12 @@ def unexplained(run: Run) -> Unexplained | None:
     if part is None or rest < LARGE:
         return None
     unsure = _without_conclusion(run, rules_about(part.name))
+    if run.serves:  # the limits of a server come first, as in _CLAIMS
+        order = [start for start, _ in _CLAIMS]
+        unsure = sorted(
+            (one for one in unsure if parts_of(one.rule, case)[:1] == (part.name,)),
+            key=lambda one: next(n for n, start in enumerate(order) if one.rule.startswith(start)),
+        )
     missing = _missing(unsure) if not run.watched else ()
     fits = part.fits + (
         f" (most of them in {place})"
@@ -352,7 +358,7 @@ def open_question(run: Run) -> str:
         return "the shares of a step are not measured yet"
     if run.serves:
         rules, about = (
-            _without_conclusion(run, ("watch." if run.watched else "serve.",)),
+            _without_conclusion(run, ("serve.",)),
             "the server",
         )
     else:

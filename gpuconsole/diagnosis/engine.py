@@ -14,7 +14,7 @@ from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
 from gpuconsole.diagnosis.claims import open_question, share_out, unexplained
-from gpuconsole.diagnosis.families import watched
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Missing, Rule
@@ -79,6 +79,9 @@ def why_no_claim(run: Run) -> str:
     if it can. One clause for the user."""
     if run.client:
         return f"{run.client} measured this run from outside: its file has no signals of the server"
+    measured = any(name.startswith("server.") for name in run.signals)
+    if run.watched and run.validity is not None and not measured:
+        return "there were too few readings of the page in this time: watch for longer"
     if run.steady_from_s is None and not run.summary.steps:
         return (
             run.error if run.is_job and run.state == "finished" else None
@@ -141,6 +144,11 @@ def all_rules() -> tuple[Rule, ...]:
     )
 
 
+def rule_ids() -> dict[str, str]:
+    """The id of each rule by that id, and by its former ids."""
+    return {name: rule.id for rule in all_rules() for name in (rule.id, *rule.once)}
+
+
 def evaluate(case: Case) -> list[Finding]:
     """Return the conclusions of all rules for this kind of work, after precedence
     (precedence.settle), ranked, with what each may claim (claims.share_out)."""
@@ -155,8 +163,8 @@ def conclude(rule: Rule, case: Case) -> Finding:
     try:
         return rule.check(case)
     except Missing as missing:
-        if case.watched:
-            return rule.cant_tell(watched.lacks(case, missing.signal), (missing.signal,))
+        if case.watched or (case.elsewhere and missing.signal.startswith("server.")):
+            return rule.cant_tell(serving.lacks(case, missing.signal), (missing.signal,))
         return rule.cant_tell(str(missing), (missing.signal,))
     except CantTell as reason:
         return rule.cant_tell(str(reason))

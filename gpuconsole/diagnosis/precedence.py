@@ -110,18 +110,25 @@ _DEBUGGED = (
 _BLOCKING = "CUDA_LAUNCH_BLOCKING makes the host wait for each kernel"
 _GROWS = "that finding names what makes each step longer than the one before"
 _CLOCK = "a clock that falls makes the steps longer"
-_NAMED_BY_WATCHING = (
-    "watch.host_bound",
-    "watch.prefill_stalls_decode",
-    "watch.deferred",
-    "watch.queue_before_engine",
-    "watch.token_budget",
-)
+_STANDS = "the server stands still: no other figure of it means anything"
+_UNEQUAL = "other engines have room: the sums over all engines hide it"
+_FAULTS_OF_SERVERS = (
+    "serve.imbalance", "serve.kv_bound", "serve.sequence_cap", "serve.slow_tokens",
+    "serve.token_budget", "serve.prefill_stalls_decode", "serve.host_bound", "serve.deferred",
+    "serve.queue_before_engine", "serve.prefill_bound", "serve.kv_leak",
+    "serve.speculation_rejected", "serve.decode_bandwidth_bound", "serve.batch_too_small",
+    "serve.over_capacity", "serve.frontend_cpu", "serve.long_context_cliff",
+    "serve.prefix_reuse_missed", "serve.tp_over_pcie",
+)  # fmt: skip
+_HEALTHY_SERVERS = ("serve.at_limit_healthy", "serve.underloaded_healthy")
+_BROKEN_SERVERS = ("serve.stands_still", "serve.requests_fail", "serve.client_bound")
+_BROKEN_HARDWARE = ("hw.errors", "hw.thermal", "hw.power")
+_NOT_HEALTHY = "that finding says what is wrong"
 PRECEDENCE = (
     *(
-        Precedence(healthy, cause, _MORE_TO_GAIN)
-        for healthy in ("watch.underloaded_healthy", "watch.at_limit_healthy")
-        for cause in _NAMED_BY_WATCHING
+        Precedence(healthy, cause, _NOT_HEALTHY)
+        for healthy in _HEALTHY_SERVERS
+        for cause in (*_BROKEN_SERVERS, *_BROKEN_HARDWARE, *_FAULTS_OF_SERVERS)
     ),
     Precedence("host.slowing_down", "hw.thermal", _CLOCK),
     Precedence("host.slowing_down", "hw.power", _CLOCK),
@@ -217,11 +224,38 @@ PRECEDENCE = (
     Precedence("gpu.compute_bound_healthy", "mem.cache_emptied", _MORE_TO_GAIN),
     Precedence("mem.near_capacity", "mem.activation_capped", _FILLED, unless="memory_limit_mb"),
     Precedence("mem.near_capacity", "mem.state_capped", _FILLED, unless="memory_limit_mb"),
+    Precedence("serve.imbalance", "serve.stands_still", _STANDS),
+    Precedence("serve.kv_bound", "serve.stands_still", _STANDS),
+    Precedence("serve.kv_bound", "serve.imbalance", _UNEQUAL),
+    Precedence("serve.sequence_cap", "serve.stands_still", _STANDS),
+    Precedence("serve.sequence_cap", "serve.imbalance", _UNEQUAL),
+    Precedence("serve.sequence_cap", "serve.deferred", "the requests that wait are not ready"),
+    Precedence("serve.slow_tokens", "serve.stands_still", _STANDS),
     Precedence(
-        "serve.host_overhead_eager",
+        "serve.slow_tokens", "serve.prefill_stalls_decode", "that finding says what tokens wait for"
+    ),
+    Precedence("serve.slow_tokens", "serve.kv_bound", "that finding says what tokens wait for"),
+    Precedence("serve.token_budget", "serve.stands_still", _STANDS),
+    Precedence("serve.prefill_stalls_decode", "serve.stands_still", _STANDS),
+    Precedence("serve.host_bound", "serve.stands_still", _STANDS),
+    Precedence(
+        "serve.host_bound",
         "serve.frontend_cpu",
         "the engine waits for requests while the API server process is short of CPU",
         when=serving.frontend_is_busy,
+    ),
+    Precedence("serve.deferred", "serve.stands_still", _STANDS),
+    Precedence("serve.queue_before_engine", "serve.stands_still", _STANDS),
+    Precedence(
+        "serve.queue_before_engine",
+        "serve.client_bound",
+        "the load generator itself is late",
+    ),
+    Precedence("serve.prefill_bound", "serve.stands_still", _STANDS),
+    Precedence(
+        "serve.prefill_bound",
+        "serve.token_budget",
+        "larger pieces of prompts come before shorter prompts",
     ),
     Precedence(
         "serve.decode_bandwidth_bound",
@@ -229,15 +263,6 @@ PRECEDENCE = (
         "more concurrent requests would share each reading of the weights",
         when=serving.more_users_gain,
     ),
-    Precedence(
-        "serve.saturated_healthy",
-        "serve.client_bound",
-        "the load generator, not the server, sets the rates",
-    ),
-    Precedence(
-        "serve.saturated_healthy", "serve.decode_bandwidth_bound", _NAMED, must_know=_always
-    ),
-    Precedence("serve.saturated_healthy", "serve.prefill_bound", _NAMED, must_know=_always),
 )
 """Entries with the same loser are adjacent. The entries where a rule is the loser come before the
 entries where it is the winner."""

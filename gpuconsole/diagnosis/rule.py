@@ -258,9 +258,9 @@ class Rule(ABC):
     the finding; empty: the reasons that hold for all rules say it. `resource` is the resource that
     the suggestions save.
     `gpu_only`: the rule is clear for a run on a CPU. `jobs_only`: the rule is about the user's own
-    jobs. `subject`: rules about training run on training jobs, rules about serving on model servers
-    under our load, rules about watched servers on those under the load of others, rules about
-    hardware on both.
+    jobs. `subject`: rules about training run on training jobs; rules about serving on model
+    servers, whoever sends the load; rules about the load on servers under our load; rules about
+    hardware on every run whose device is this machine's. `once`: former ids of the rule.
     """
 
     id: ClassVar[str]
@@ -274,7 +274,8 @@ class Rule(ABC):
     resource: ClassVar[Resource] = "time"
     gpu_only: ClassVar[bool] = False
     jobs_only: ClassVar[bool] = False
-    subject: ClassVar[Literal["training", "serving", "watched", "hardware"]] = "training"
+    subject: ClassVar[Literal["training", "serving", "load", "hardware"]] = "training"
+    once: ClassVar[tuple[str, ...]] = ()
 
     def check(self, case: Case) -> Finding:
         """The conclusion about one run, independent of other rules. Raises CantTell, or Missing for
@@ -292,9 +293,11 @@ class Rule(ABC):
         """Whether the rule applies to this kind of work."""
         if self.jobs_only and not case.is_job:
             return False
-        if case.watched or self.subject == "watched":
-            return case.watched and self.subject == "watched"
-        return self.subject == "hardware" or (self.subject == "serving") == case.serves
+        if self.subject == "hardware":
+            return not case.elsewhere or case.has("is_gpu")
+        if self.subject == "load":
+            return case.serves and not case.watched
+        return (self.subject == "serving") == case.serves
 
     def clear(
         self, level: float = 0.0, evidence: tuple[Evidence, ...] = (), summary: str = ""

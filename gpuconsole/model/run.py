@@ -299,6 +299,12 @@ class Run(msgspec.Struct, omit_defaults=True):
         return self.workload == WATCHED
 
     @property
+    def engine(self) -> str:
+        """The engine of a model server, as in data/engines.toml; empty where nothing names it."""
+        fact = self.server.engine if self.server is not None else None
+        return str(fact.value) if fact is not None else ""
+
+    @property
     def place(self) -> str:
         """`on gpu:0`; of a server that is only watched the device is known only where its processes
         are on this machine."""
@@ -343,7 +349,7 @@ class Run(msgspec.Struct, omit_defaults=True):
             elif self.elsewhere and _of_server(name):
                 started = (
                     ""
-                    if not self.watched or name not in LIVE_KNOBS
+                    if not self.watched or name not in LIVE_KNOBS or self.engine != "vllm"
                     else f", or start vLLM once with {LIVE_FLAG} to try lower values while it runs"
                 )
                 return (

@@ -189,7 +189,8 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     the number. Switches are 1 (on) or 0 (off). `kv_cache_tokens`: tokens that fit in the KV cache.
     `max_num_seqs`: sequences in one iteration. `max_num_batched_tokens`: tokens in one iteration.
     `weight_bytes`: bytes of the weights on the device. `kv_bytes_per_token`: bytes of the keys and
-    values of one token.
+    values of one token. `here`: 1 where the address of the server is this machine's, 0 where it is
+    another one's.
     """
 
     engine: Fact | None = None
@@ -211,6 +212,7 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     tensor_parallel_size: Fact | None = None
     weight_bytes: Fact | None = None
     kv_bytes_per_token: Fact | None = None
+    here: Fact | None = None
 
     def number(self, name: str) -> float | None:
         """The value of the fact `name` as a number; None where no source reports the fact, or the

@@ -349,7 +349,7 @@ class RunRecord:
         self.work = WorkCounts()
         self.energy = Energy()
         self._work = self._leaders_work = 0
-        self._server_processes: list[int] = []
+        self.server_processes: list[int] = []
         """The processes of a watched server on this machine."""
         self.device_of: dict[int, str] = {}
         """The GPU of each process of the run, by process id, if the driver has listed the
@@ -432,7 +432,7 @@ class RunRecord:
             case Requests() if self.serving is not None:
                 self.serving.add_requests(event)
             case ServerKnown():
-                self.run.server, self._server_processes = event.facts, event.processes
+                self.run.server, self.server_processes = event.facts, event.processes
             case ServerState() if self.serving is not None:
                 self.serving.add_state(event)
             case ProbeDone():
@@ -614,7 +614,7 @@ class RunRecord:
             of_server = {
                 process.device
                 for process in processes
-                if process.pid in self._server_processes and process.device
+                if process.pid in self.server_processes and process.device
             }
             if of_server:
                 self.run.server_devices = sorted(of_server)

@@ -16,7 +16,6 @@ from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import COUNTS, SETTLING, Step, Summary
 from gpuconsole.model.serving import Objective, Request
-from gpuconsole.model.text import percent
 from gpuconsole.session.figures.breakdown import (
     REQUEST_TIMES,
     itl_pairs,
@@ -26,6 +25,12 @@ from gpuconsole.session.figures.breakdown import (
     summarize_serving,
 )
 from gpuconsole.session.figures.distributions import Latencies, of_histogram, percentile
+from gpuconsole.session.server_signals import (
+    OUTCOMES,
+    Progress,
+    ServerReadings,
+    server_signals,
+)
 from gpuconsole.wire.events import Requests, ServerState
 
 Name = TypeVar("Name", bound=str | tuple[str, float])
@@ -40,25 +45,9 @@ LIVE_REQUESTS = 1000
 MAX_STATES = 4000
 MAX_RESTARTS = 1000
 PERIODS = 5
-CLIENT, SERVER = "load generator", "the server's /metrics"
-UNITS = {"kv_cache_tokens": "tokens", "peak_bytes_per_s": "B/s", "frontend_processes": "processes"}
-OF_WATCHED = (
-    ("requests_deferred", "requests"), ("requests_short_of_capacity", "requests"),
-    ("front_waiting", "requests"), ("models_loaded", "models"), ("on_gpu_ratio", "ratio"),
-    ("asleep", ""),
-)  # fmt: skip
-"""Gauges whose mean the rules about watched servers read, with their units."""
-PROMPTS = 2.0
-MOSTLY = 0.5
-"""A token budget is inferred where iterations have twice as many tokens as sequences run, and half
-of them are in the last bucket that has any."""
-MIN_QUEUED = 5
-FLAT = 0.95
-"""A limit is inferred from so many readings with a queue, if nearly all of them have nearly the
-same number of running requests."""
+CLIENT = "load generator"
 OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
 """The figures that come from a server's histograms in a run that only watches."""
-FULL_KV = 0.9
 DRAIN_S = 2.0
 """For this time after a probe or a trial, requests of its load still end, and the server's counters
 still include them."""
@@ -167,6 +156,7 @@ class ServingRecord:
         self._itl = Latencies()
         self._spilled = False
         self._probes: list[tuple[float, float]] = []
+        self.progress = Progress()
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         """The times of the first report after each restart of the server: a total is lower than
         before."""
@@ -226,6 +216,8 @@ class ServingRecord:
         before = self.states[-1].totals if self.states else {}
         if any(value < before.get(name, 0.0) for name, value in event.totals.items()):
             self._restarts.append(event.t)
+        if self.is_own(event.t):
+            self.progress = self.progress.after(event)
         self.states.append(event)
 
     def probed(self, begun: float, ended: float) -> None:
@@ -278,8 +270,7 @@ class ServingRecord:
         summary.samples_per_s = None
         summary.requests = round(gained.get("requests", 0.0))
         outcomes = {
-            name: round(gained.get(f"requests_{name}", 0.0))
-            for name in ("aborted", "failed", "rejected")
+            name.removeprefix("requests_"): round(gained.get(name, 0.0)) for name in OUTCOMES[1:]
         }
         summary.failures = {
             f"{name} (by the server's count)": count for name, count in outcomes.items() if count
@@ -334,6 +325,11 @@ class ServingRecord:
         """How often the totals of the server began again."""
         return sum(map(self.is_own, self._restarts))
 
+    def outcomes(self, since: float) -> dict[str, float]:
+        """How many requests ended after `since`, by the server's own counts, and how."""
+        gained, _ = self._gained(since, _totals)
+        return {name: gained.get(name, 0.0) for name in OUTCOMES}
+
     def means(self, since: float) -> dict[str, float]:
         """Means that the server reports, over the requests, tokens and iterations that it finished
         after `since`."""
@@ -364,226 +360,11 @@ class ServingRecord:
         states = [state for state in self.states if state.t >= since and self.is_own(state.t)]
         if len(states) < 2:
             return {}
-
-        def gauges(name: str) -> list[float]:
-            return [state.gauges[name] for state in states if name in state.gauges]
-
-        signals: dict[str, Signal] = {}
-        means = (
-            ("requests_running", "requests"),
-            ("requests_waiting", "requests"),
-            ("kv_cache_usage_ratio", "ratio"),
-        )
-        for name, unit in (*means, *(OF_WATCHED if self.watched else ())):
-            if values := gauges(name):
-                signals[f"server.{name}"] = Signal(
-                    statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}"
-                )
-        if busy := gauges("frontend_cpu_ratio"):
-            source = f"/proc of the process that answers, n={len(busy)}"
-            signals["server.frontend_cpu_ratio"] = Signal(statistics.fmean(busy), "ratio", source)
-        if usage := gauges("kv_cache_usage_ratio"):
-            signals["server.kv_cache_peak_ratio"] = Signal(
-                max(usage), "ratio", f"{SERVER}, highest of {len(usage)}"
-            )
-            full = sum(value >= FULL_KV for value in usage) / len(usage)
-            source = f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
-            signals["server.kv_cache_full_ratio"] = Signal(full, "ratio", source)
-        running = gauges("requests_running")
-        if self.watched:
-            signals |= self._limits(states, facts)
-            if busy := gauges("forward_busy_ratio"):
-                signals["server.forward_ratio"] = Signal(
-                    statistics.fmean(busy), "ratio", f"{SERVER}, mean of {len(busy)}"
-                )
-        elif running and facts.get("max_num_seqs"):
-            # the sequence slots of a server that was not started here are not known
-            seats = min(
-                facts["max_num_seqs"], float(knobs.get("max_num_seqs", 0)) or facts["max_num_seqs"]
-            )  # a live change may have lowered the limit
-            share = sum(value >= seats for value in running) / len(running)
-            source = f"{SERVER}, share of {len(running)} readings with every sequence slot taken"
-            signals["server.seats_taken_ratio"] = Signal(share, "ratio", source)
-        deltas, wall = self._gained(since, _totals)
-        for name, unit in (
-            ("prompt_tokens", "tokens/s"),
-            ("generation_tokens", "tokens/s"),
-            ("preemptions", "/s"),
-            ("requests", "/s"),
-        ):
-            if name in deltas and wall > 0:
-                signals[f"server.{name}_per_s"] = Signal(
-                    deltas[name] / wall, unit, f"{SERVER}, over {wall:.0f} s"
-                )
-        if deltas.get("requests") and "preemptions" in deltas:
-            signals["server.preemptions_per_request"] = Signal(
-                deltas["preemptions"] / deltas["requests"], "", f"{SERVER}, over {wall:.0f} s"
-            )
-        elif deltas.get("preemptions"):
-            signals["server.preemptions_per_request"] = Signal(
-                deltas["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s"
-            )
-        if deltas.get("prefix_queries") and "prefix_hits" in deltas:
-            hits = deltas["prefix_hits"] / deltas["prefix_queries"]
-            signals["server.prefix_hit_ratio"] = Signal(
-                hits, "ratio", f"{SERVER}, tokens found over tokens looked up"
-            )
-        elif reported := gauges("prefix_hit_ratio"):
-            signals["server.prefix_hit_ratio"] = Signal(
-                statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}"
-            )
-        if self.watched:
-            signals |= self._of_histograms(since, deltas, wall)
-            if (
-                "server.token_limit" not in signals
-                and (budget := self._token_budget(since, deltas, signals)) is not None
-            ):
-                signals["server.token_limit"] = budget
-        for name, value in self.means(since).items():
-            unit = "tokens" if name.endswith("_tokens") else "s"
-            signals[f"server.{name}"] = Signal(value, unit, f"{SERVER}, mean over {wall:.0f} s")
-        for name in (
-            "weight_bytes",
-            "kv_bytes_per_token",
-            "kv_cache_tokens",
-            "peak_bytes_per_s",
-            "frontend_processes",
-        ):
-            if name in facts:
-                unit = UNITS.get(name, "B")
-                signals[f"server.{name}"] = Signal(
-                    facts[name],
-                    unit,
-                    "the server"
-                    + (
-                        ", layers of the model's shape for one row, measured there"
-                        if unit == "B/s"
-                        else ""
-                    ),
-                )
-        return signals
-
-    def _of_histograms(
-        self, since: float, gained: Mapping[str, float], wall: float
-    ) -> dict[str, Signal]:
-        """Signals that only a watched server has: tails of its histograms, the length of its
-        requests, and the share of the time of its scheduler and of its forward passes."""
-        signals: dict[str, Signal] = {}
+        gained, wall = self._gained(since, _totals)
         buckets, _ = self._gained(since, _buckets)
-        gaps = of_histogram(
-            "itl_s",
-            gained,
-            {bound: count for (of, bound), count in buckets.items() if of == "itl_s"},
+        return server_signals(
+            ServerReadings(states, gained, buckets, wall, self.progress), knobs, facts
         )
-        if gaps is not None and gaps.within:
-            source = f"{SERVER}, buckets of {gaps.n} gaps"
-            median, tail = gaps.within["p50"], gaps.within["p99"]
-            if median[1] is not None:
-                signals["server.itl_p50_upper_s"] = Signal(
-                    median[1], "s", f"{source}: p50 is below"
-                )
-            signals["server.itl_p99_lower_s"] = Signal(tail[0], "s", f"{source}: p99 is above")
-        ended = gained.get("requests", 0.0)
-        tokens = gained.get("finished_prompt_tokens", gained.get("prompt_tokens"))
-        if "request_prompt_tokens_count" not in gained and ended and tokens is not None:
-            signals["server.request_prompt_tokens"] = Signal(
-                tokens / ended, "tokens", f"{SERVER}, prompt tokens over ended requests"
-            )
-        for total, name in (
-            ("scheduler_idle_s", "scheduler_idle_ratio"),
-            ("forward_s", "forward_ratio"),
-        ):
-            if total in gained and wall > 0:
-                signals[f"server.{name}"] = Signal(
-                    min(1.0, gained[total] / wall), "ratio", f"{SERVER}, seconds of {wall:.0f} s"
-                )
-        return signals
-
-    def _token_budget(
-        self, since: float, gained: Mapping[str, float], signals: Mapping[str, Signal]
-    ) -> Signal | None:
-        """The token budget of an iteration, inferred: most iterations are in one bucket of the
-        histogram, none is larger, and prompts fill them."""
-        count, total = (
-            gained.get("iteration_tokens_count", 0.0),
-            gained.get("iteration_tokens_sum", 0.0),
-        )
-        needed = ("server.requests_running", "server.requests_waiting")
-        if count <= 0 or not all(name in signals for name in needed):
-            return None
-        running, waiting = (signals[name].value for name in needed)
-        waiting = (
-            signals["server.requests_short_of_capacity"].value
-            if "server.requests_short_of_capacity" in signals
-            else waiting
-        )
-        # iterations of decoding alone are as large as the batch
-        if waiting < 1 or total / count < PROMPTS * running:
-            return None
-        buckets, _ = self._gained(since, _buckets)
-        counts = sorted(
-            (bound, number) for (of, bound), number in buckets.items() if of == "iteration_tokens"
-        )
-        place = next((place for place, (_, number) in enumerate(counts) if number >= count), None)
-        if place is None:
-            return None
-        bound, below = counts[place][0], counts[place - 1] if place else (0.0, 0.0)
-        share = 1 - below[1] / count
-        source = (
-            f"inferred: {percent(share)} of the iterations have {below[0]:.0f} to {bound:.0f}"
-            " tokens, and none has more"
-        )
-        return Signal(bound, "tokens", source) if share >= MOSTLY else None
-
-    def _limits(self, states: Sequence[ServerState], facts: dict[str, float]) -> dict[str, Signal]:
-        """The limits of a watched server, and how often all its sequence slots are taken. A limit
-        that nothing reports is inferred while requests wait: the number of running ones then stays
-        flat at its top."""
-        signals: dict[str, Signal] = {}
-        tokens = next(
-            (
-                state.gauges["token_limit"]
-                for state in reversed(states)
-                if "token_limit" in state.gauges
-            ),
-            None,
-        )
-        if tokens := tokens or facts.get("max_num_batched_tokens"):
-            signals["server.token_limit"] = Signal(
-                tokens, "tokens", SERVER if "max_num_batched_tokens" not in facts else "the server"
-            )
-        both = [
-            state.gauges
-            for state in states
-            if {"requests_running", "requests_waiting"} <= state.gauges.keys()
-        ]
-        limit, source = facts.get("max_num_seqs"), "the server"
-        if not limit and (
-            reported := [
-                gauges["sequence_limit"] for gauges in both if gauges.get("sequence_limit")
-            ]
-        ):
-            limit, source = reported[-1], SERVER
-        queued = [gauges["requests_running"] for gauges in both if gauges["requests_waiting"] >= 1]
-        if not limit and len(queued) >= MIN_QUEUED and 2 * len(queued) >= len(both):
-            top = max(queued)
-            if top > 0 and sum(running >= FLAT * top for running in queued) >= FLAT * len(queued):
-                limit, source = (
-                    top,
-                    (
-                        f"inferred: at most {top:.0f} run, in nearly all of {len(queued)} readings"
-                        " with a queue"
-                    ),
-                )
-        if limit and both:
-            signals["server.sequence_limit"] = Signal(limit, "requests", source)
-            share = sum(gauges["requests_running"] >= FLAT * limit for gauges in both) / len(both)
-            signals["server.seats_taken_ratio"] = Signal(
-                share,
-                "ratio",
-                f"{SERVER}, share of {len(both)} readings with every sequence slot taken",
-            )
-        return signals
 
     def _gained(
         self, since: float, of: Callable[[ServerState], Mapping[Name, float]]

@@ -434,6 +434,7 @@ class ServerState(Event, frozen=True):
     gauges: dict[str, float]
     totals: dict[str, float]
     buckets: dict[str, list[tuple[float, float]]] = {}
+    engines: dict[str, dict[str, float]] = {}
 
 
 class KnobsSet(Event, frozen=True):

@@ -502,7 +502,7 @@ def test_a_rule_without_the_limit_says_so(cli: Cli, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     run = only_run(done)
-    finding = next(one for one in run["findings"] if one["rule"] == "serve.seats_too_few")
+    finding = next(one for one in run["findings"] if one["rule"] == "serve.sequence_cap")
     assert run["knobs"]["max_num_seqs"] == 0 and finding["state"] == "cant_tell"
 
 

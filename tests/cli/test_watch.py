@@ -136,10 +136,10 @@ def test_the_figures_are_those_of_the_client_and_no_request_is_ours(
 @pytest.mark.parametrize(
     ("knobs", "users", "output", "expected"),
     [
-        ({"max_num_seqs": 2}, 10, 48, "watch.sequence_cap"),
-        ({"max_num_seqs": 16, "num_gpu_blocks_override": 16}, 12, 100, "watch.kv_bound"),
-        ({"max_num_seqs": 32}, 2, 48, "watch.underloaded_healthy"),
-        ({"max_num_seqs": 8}, 7, 48, "watch.at_limit_healthy"),
+        ({"max_num_seqs": 2}, 10, 48, "serve.sequence_cap"),
+        ({"max_num_seqs": 16, "num_gpu_blocks_override": 16}, 12, 100, "serve.kv_bound"),
+        ({"max_num_seqs": 32}, 2, 48, "serve.underloaded_healthy"),
+        ({"max_num_seqs": 8}, 7, 48, "serve.at_limit_healthy"),
     ],
 )
 def test_a_real_state_gets_its_verdict(
@@ -186,9 +186,9 @@ def test_a_probe_names_the_wait_in_a_proxy_and_its_requests_are_counted(cli: Cli
         and "pass before the engine" in done.stderr
     )
     (run,) = json.loads(done.stdout)["runs"]
-    assert firing(run) == {"watch.queue_before_engine"}, run["findings"]
+    assert firing(run) == {"serve.queue_before_engine"}, run["findings"]
     (finding,) = [
-        finding for finding in run["findings"] if finding["rule"] == "watch.queue_before_engine"
+        finding for finding in run["findings"] if finding["rule"] == "serve.queue_before_engine"
     ]
     values = {entry["signal"]: entry["value"] for entry in finding["evidence"]}
     assert (

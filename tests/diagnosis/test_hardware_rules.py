@@ -65,7 +65,7 @@ NEW = (
     "comm.slow_link",
     "mem.leak_gpu",
 )
-NEW_SERVING = ("serve.host_overhead_eager", "serve.tp_over_pcie")
+NEW_SERVING = ("serve.host_bound", "serve.tp_over_pcie")
 HOT = {"hw__thermal_time_ratio": 0.6, "hw__sm_clock_ratio": 0.75, "hw__temperature_c": 91.0}
 CAPPED = {"hw__power_cap_time_ratio": 0.9, "hw__sm_clock_ratio": 0.8, "hw__power_limit_w": 450.0}
 BRAKED = {"hw__power_brake_time_ratio": 0.5, "hw__sm_clock_ratio": 0.5}
@@ -367,7 +367,7 @@ def test_a_leak_says_when_memory_is_full() -> None:
 @pytest.mark.parametrize("eager", [True, False])
 def test_a_gpu_that_waits_for_the_host_while_requests_run(eager: bool) -> None:
     idle = server({"enforce_eager": eager}, hw__busy_ratio=0.5)
-    finding = of("serve.host_overhead_eager", idle)
+    finding = of("serve.host_bound", idle)
     assert finding.state == "fires"
     assert [one.changes for one in finding.suggestions] == (
         [{"enforce_eager": False}] if eager else []
@@ -376,7 +376,7 @@ def test_a_gpu_that_waits_for_the_host_while_requests_run(eager: bool) -> None:
 
 def test_the_embedded_server_waits_for_the_host_and_has_no_setting_against_that() -> None:
     finding = of(
-        "serve.host_overhead_eager",
+        "serve.host_bound",
         server({"server": "embedded", "enforce_eager": False}, hw__busy_ratio=0.3),
     )
     assert finding.state == "fires" and finding.suggestions == ()
@@ -401,10 +401,7 @@ def test_a_gpu_that_is_idle_for_other_reasons(knobs: Knobs, changes: dict[str, f
         "hw__busy_ratio": 0.3,
         **{name.replace(".", "__"): value for name, value in changes.items()},
     }
-    assert (
-        of("serve.host_overhead_eager", server({"enforce_eager": True, **knobs}, **idle)).state
-        == "clear"
-    )
+    assert of("serve.host_bound", server({"enforce_eager": True, **knobs}, **idle)).state == "clear"
 
 
 def test_tensor_parallelism_over_pcie() -> None:

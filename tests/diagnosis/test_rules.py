@@ -419,9 +419,8 @@ def test_a_rule_without_its_first_signal_can_not_tell(rule: Rule) -> None:
     unmeasured = Case(
         {"num_workers": 0, "batch_size": 1},
         {},
-        rule.subject == "serving",
+        rule.subject in ("serving", "load"),
         is_job=rule.jobs_only,
-        watched=rule.subject == "watched",
     )
     finding = next(f for f in evaluate(unmeasured) if f.rule == rule.id)
     assert finding.state == "cant_tell"
@@ -491,7 +490,7 @@ def test_a_signal_that_is_no_number_is_a_signal_that_was_not_measured(rule: Rule
             Case(
                 knobs,
                 {name: Signal(value, "", "test") for name, value in shown.items()},
-                rule.subject == "serving",
+                rule.subject in ("serving", "load"),
                 is_job=rule.jobs_only,
             )
             for shown in (

@@ -133,13 +133,13 @@ def test_the_sequence_slots_of_a_server_elsewhere_are_those_that_it_reports() ->
         state.apply(Steps(t, [Step(n, t, 0.5, 2, 20, (0.0,) * 10)], 0.0, 0.0, 0.0, 1e6))
         state.apply(ServerState(t, {"requests_running": 4.0, "requests_waiting": 3.0}, {}))
     record.steady_t = 0.0
-    assert "server.seats_taken_ratio" not in run_signals(record, Summary(), 2, None), (
+    assert "server.slots_taken_ratio" not in run_signals(record, Summary(), 2, None), (
         "the server reports no limit"
     )
     facts = ServerFacts(max_num_seqs=Fact(4.0, "/props"), kv_cache_tokens=Fact(65536.0, "/props"))
     state.apply(ServerKnown(5.0, facts))
     found = run_signals(record, Summary(), 2, None)
-    assert found["server.seats_taken_ratio"].value == 1.0
+    assert found["server.slots_taken_ratio"].value == 1.0
     assert found["server.kv_cache_tokens"] == Signal(65536.0, "tokens", "the server, /props")
 
 

@@ -34,7 +34,9 @@ HEALTHY = {
     "server.requests_running": 8.0,
     "server.requests_waiting": 0.0,
     "server.requests_per_s": 20.0,
-    "server.seats_taken_ratio": 0.0,
+    "server.slots_taken_ratio": 0.0,
+    "server.sequence_limit": 32.0,
+    "server.still_s": 0.0,
     "server.kv_cache_usage_ratio": 0.1,
     "server.kv_cache_peak_ratio": 0.15,
     "server.preemptions_per_request": 0.0,
@@ -69,9 +71,10 @@ FIRES: list[tuple[str, dict[str, float], Knobs, Knobs]] = [
     ("serve.client_bound", {"client.lateness_s": 0.03}, {}, {}),
     ("serve.client_bound", {"client.runq_ratio": 0.38, "client.lateness_s": 0.003}, {}, {}),
     (
-        "serve.seats_too_few",
+        "serve.sequence_cap",
         {
-            "server.seats_taken_ratio": 0.68,
+            "server.slots_taken_ratio": 0.68,
+            "server.sequence_limit": 8.0,
             "server.requests_waiting": 24.0,
             "server.requests_running": 8.0,
             "server.queue_s": 0.8,
@@ -81,7 +84,7 @@ FIRES: list[tuple[str, dict[str, float], Knobs, Knobs]] = [
         {"max_num_seqs": 32},
     ),
     (
-        "serve.kv_full_preemption",
+        "serve.kv_bound",
         {
             "server.preemptions_per_request": 0.8,
             "server.kv_cache_peak_ratio": 1.0,
@@ -91,7 +94,7 @@ FIRES: list[tuple[str, dict[str, float], Knobs, Knobs]] = [
         {"num_gpu_blocks_override": 0},
     ),
     (
-        "serve.kv_full_preemption",
+        "serve.kv_bound",
         {"server.preemptions_per_request": 0.05, "server.kv_cache_peak_ratio": 0.99},
         {"server": "vllm"},
         {"gpu_memory_utilization": 0.95},
@@ -152,7 +155,7 @@ FIRES: list[tuple[str, dict[str, float], Knobs, Knobs]] = [
         {"enable_prefix_caching": True},
     ),
     (
-        "serve.token_budget_small",
+        "serve.token_budget",
         {
             "client.prompt_tokens": 2048.0,
             "server.prefill_s": 0.5,
@@ -205,30 +208,30 @@ def test_it_fires_and_suggests(
     ("rule", "signals", "knobs"),
     [
         (
-            "serve.seats_too_few",
+            "serve.sequence_cap",
             {
-                "server.seats_taken_ratio": 1.0,
+                "server.slots_taken_ratio": 1.0,
                 "server.requests_waiting": 9.0,
                 "server.kv_cache_usage_ratio": 0.97,
             },
             {},
         ),
         (
-            "serve.seats_too_few",
+            "serve.sequence_cap",
             {
-                "server.seats_taken_ratio": 1.0,
+                "server.slots_taken_ratio": 1.0,
                 "server.requests_waiting": 9.0,
                 "client.request_rate": 60.0,
             },
             {},
         ),
-        ("serve.seats_too_few", {"server.seats_taken_ratio": 1.0}, {}),
+        ("serve.sequence_cap", {"server.slots_taken_ratio": 1.0}, {}),
         (
-            "serve.seats_too_few",
-            {"server.seats_taken_ratio": 0.4, "server.requests_waiting": 9.0},
+            "serve.sequence_cap",
+            {"server.slots_taken_ratio": 0.4, "server.requests_waiting": 9.0},
             {},
         ),
-        ("serve.kv_full_preemption", {"server.kv_cache_peak_ratio": 1.0}, {}),
+        ("serve.kv_bound", {"server.kv_cache_peak_ratio": 1.0}, {}),
         ("serve.over_capacity", {"client.request_rate": 10.0}, {"request_rate": 10.0}),
         (
             "serve.over_capacity",
@@ -260,22 +263,22 @@ def test_it_fires_and_suggests(
             {"client.shared_prefix_ratio": 0.8},
             {"enable_prefix_caching": False},
         ),
-        ("serve.token_budget_small", {**SPLIT, "mfu_ratio": 0.5}, {"max_num_batched_tokens": 128}),
+        ("serve.token_budget", {**SPLIT, "mfu_ratio": 0.5}, {"max_num_batched_tokens": 128}),
         (
-            "serve.token_budget_small",
+            "serve.token_budget",
             {**SPLIT, "client.chunk_gap_p99_s": 0.05},
             {"max_num_batched_tokens": 128},
         ),
         (
-            "serve.token_budget_small",
+            "serve.token_budget",
             {**SPLIT, "server.decode_s": 50.0},
             {"max_num_batched_tokens": 128},
         ),
-        ("serve.token_budget_small", SPLIT, {"max_num_batched_tokens": 2048}),
+        ("serve.token_budget", SPLIT, {"max_num_batched_tokens": 2048}),
         ("serve.frontend_cpu", {"server.frontend_cpu_ratio": 0.75}, {}),
         ("serve.frontend_cpu", {"client.tpot_s": 0.012}, {}),
-        ("serve.saturated_healthy", {"mbu_ratio": 0.7, "server.queue_s": 0.3}, {}),
-        ("serve.saturated_healthy", {"mbu_ratio": 0.5, "mfu_ratio": 0.4}, {}),
+        ("serve.at_limit_healthy", {"mbu_ratio": 0.7, "server.queue_s": 0.3}, {}),
+        ("serve.at_limit_healthy", {"mbu_ratio": 0.5, "mfu_ratio": 0.4}, {}),
         (
             "serve.batch_too_small",
             {
@@ -319,14 +322,18 @@ def test_what_only_looks_like_it_is_clear(
 
 
 def test_a_healthy_server_has_no_finding_and_no_doubt() -> None:
-    assert {finding.state for finding in evaluate(case())} == {"clear"}
+    findings = evaluate(case())
+    assert {finding.rule for finding in findings if finding.state == "fires"} == {
+        "serve.underloaded_healthy"
+    }
+    assert {finding.state for finding in findings[1:]} == {"clear"}
 
 
 def test_without_the_servers_side_only_the_client_can_tell() -> None:
     """Such a server has no /metrics: nothing may fire on a guess."""
     known = {
         name: signal
-        for name, signal in case({"client.chunk_gap_p99_s": 1.0}).signals.items()
+        for name, signal in case({"client.chunk_gap_p99_s": 0.5}).signals.items()
         if name.startswith("client.")
     }
     findings = {
@@ -336,7 +343,7 @@ def test_without_the_servers_side_only_the_client_can_tell() -> None:
 
 
 def test_rules_about_training_and_about_serving_keep_apart() -> None:
-    assert {rule.id for rule in all_rules() if rule.subject == "serving"} == {
+    assert {rule.id for rule in all_rules() if rule.subject in ("serving", "load")} == {
         rule.id for rule in all_rules() if rule.id.startswith("serve.")
     }
 
@@ -367,11 +374,11 @@ def test_a_server_behind_a_starved_client_is_not_called_healthy() -> None:
     found = {finding.rule: finding for finding in evaluate(case(roof))}
     assert found["serve.client_bound"].state == "fires"
     assert "waits for a CPU 38 % of the time" in found["serve.client_bound"].summary
-    assert found["serve.saturated_healthy"].state == "clear"
+    assert found["serve.at_limit_healthy"].state == "clear"
 
 
 def test_at_the_roof_with_nobody_waiting_the_advice_is_to_stop() -> None:
-    found = check("serve.saturated_healthy", case({"mbu_ratio": 0.7}))
+    found = check("serve.at_limit_healthy", case({"mbu_ratio": 0.7}))
     assert found.state == "fires" and found.recoverable_ratio == 0.0 and not found.suggestions
 
 
@@ -444,7 +451,7 @@ def test_a_prefix_that_costs_as_much_to_attend_to_as_to_compute_is_no_finding() 
 
 @pytest.mark.parametrize(
     "rule",
-    ["serve.decode_bandwidth_bound", "serve.prefill_stalls_decode", "serve.token_budget_small"],
+    ["serve.decode_bandwidth_bound", "serve.prefill_stalls_decode", "serve.token_budget"],
 )
 def test_a_median_gap_of_zero_is_no_measurement(rule: str) -> None:
     """Chunks that arrive in one read all get the same time, so the gaps between them are 0."""
@@ -492,7 +499,7 @@ def reported(**values: float | str) -> ServerFacts:
 
 def test_suggestions_for_a_server_elsewhere_start_from_what_it_reports() -> None:
     found = check(
-        "serve.kv_full_preemption",
+        "serve.kv_bound",
         elsewhere(reported(engine="vllm", num_blocks_override=18.0), PRESSED),
     )
     first, second = found.suggestions
@@ -507,23 +514,23 @@ def test_suggestions_for_a_server_elsewhere_start_from_what_it_reports() -> None
     [
         ("vllm", "vllm serve ... --max-num-seqs 6"),
         ("sglang", "python -m sglang.launch_server ... --max-running-requests 6"),
-        ("tgi", "text-generation-launcher ... --max-batch-size 6"),
+        # TGI's --max-batch-size is for devices that need a fixed shape: no limit on a GPU
+        ("tgi", "text-generation-launcher ... --cuda-memory-fraction 0.95"),
         ("llama.cpp", "llama-server ... --parallel 6"),
     ],
 )
 def test_the_flag_is_that_of_the_engine(engine: str, code: str) -> None:
-    found = check("serve.kv_full_preemption", elsewhere(reported(engine=engine), PRESSED))
+    found = check("serve.kv_bound", elsewhere(reported(engine=engine), PRESSED))
     assert found.suggestions[-1].code == code
     assert not any("num_gpu_blocks_override" in one.changes for one in found.suggestions)
 
 
 def test_a_limit_that_the_server_does_not_report_leaves_its_rules_without_a_conclusion() -> None:
     found = {one.rule: one for one in evaluate(elsewhere(reported(engine="vllm"), {}))}
-    for rule in ("serve.prefill_stalls_decode", "serve.token_budget_small"):
-        assert (found[rule].state, found[rule].summary) == (
-            "cant_tell",
-            "the server does not report its max_num_batched_tokens",
-        )
+    assert (found["serve.token_budget"].state, found["serve.token_budget"].missing) == (
+        "cant_tell",
+        ("server.token_limit",),
+    )
     assert not any("failed" in one.summary for one in found.values())
 
 

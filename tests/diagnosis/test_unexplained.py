@@ -457,7 +457,7 @@ def with_gain(finding: Finding, speedup: float) -> Finding:
     "rule", [rule for rule in all_rules() if rule.resource == "time"], ids=lambda rule: rule.id
 )
 def test_every_rule_that_can_recover_time_claims_parts(rule: Rule) -> None:
-    serves = rule.subject in ("serving", "watched")
+    serves = rule.subject in ("serving", "load")
     parts = parts_of(rule.id, dataclasses.replace(case(), serves=serves))
     assert parts or rule.id in ("meta.not_steady", "mem.near_capacity"), (
         "its findings would recover nothing, and are no notes"
@@ -490,7 +490,7 @@ def test_no_two_findings_claim_the_same_time_and_what_no_finding_explains_is_nam
         rule
         for rule in all_rules()
         if rule.resource == "time"
-        and (rule.subject == "hardware" or (rule.subject == "serving") == serves)
+        and (rule.subject == "hardware" or (rule.subject in ("serving", "load")) == serves)
     ]
     for _ in range(20):
         weights = {f"{phase}_ratio": draw.random() ** 4 for phase in PHASES}

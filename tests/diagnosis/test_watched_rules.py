@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.engine import all_rules, evaluate
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.run import run_signals
 from gpuconsole.model.finding import Finding, Signal
@@ -57,7 +57,7 @@ def conclusions(record: RunRecord) -> list[Finding]:
 
 def firing(record: RunRecord) -> list[str]:
     return [
-        finding.rule.removeprefix("watch.")
+        finding.rule.removeprefix("serve.")
         for finding in conclusions(record)
         if finding.state == "fires"
     ]
@@ -66,7 +66,7 @@ def firing(record: RunRecord) -> list[str]:
 IDLE = Load(running=0, requests=0, kv=0)
 FULL = Load(running=24, waiting=30, kv=0.97, preemptions=3, queue=2.0, requests=10)
 STALLED = Load(running=8, prompt=4000, gaps=(0.018,) * 95 + (0.4,) * 5, kv=0.3)
-FORTY = Load(running=40, kv=0.6)
+FORTY = Load(running=50, kv=0.75)
 
 
 def shaky(load: Load, *running: float) -> Loads:
@@ -76,7 +76,7 @@ def shaky(load: Load, *running: float) -> Loads:
 
 STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
     ("few requests", "vllm", Load(), {}, {"underloaded_healthy"}),
-    ("no requests", "vllm", IDLE, {}, {"underloaded_healthy"}),
+    ("no requests: nobody was served", "vllm", IDLE, {}, set()),
     ("few requests, SGLang", "sglang", Load(), {}, {"underloaded_healthy"}),
     ("few requests, old vLLM", "vllm 0.10", Load(), {}, {"underloaded_healthy"}),
     ("few requests, TensorRT-LLM", "tensorrt-llm", Load(), {}, {"underloaded_healthy"}),
@@ -92,11 +92,11 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"at_limit_healthy"},
     ),
     (
-        "well used: the GPU computes all the time",
+        "forward passes all the time say nothing",
         "sglang",
         busier(FORTY, kv=0.4, forward=0.95, idle=0.02),
         {},
-        {"at_limit_healthy"},
+        {"underloaded_healthy"},
     ),
     ("sequence cap, inferred", "vllm", CAPPED, {}, {"sequence_cap"}),
     ("sequence cap, known", "vllm", CAPPED, {"max_num_seqs": 10}, {"sequence_cap"}),
@@ -197,21 +197,21 @@ def test_a_sequence_cap_comes_with_its_evidence_and_the_flag_of_its_engine() -> 
             for f in conclusions(watched(engine, CAPPED, {"max_num_seqs": 10}))
             if f.state == "fires"
         ]
-        assert finding.rule == "watch.sequence_cap" and finding.suggestions[0].code == flag
-        assert {"server.requests_waiting", "server.seats_taken_ratio", "server.sequence_limit"} <= {
+        assert finding.rule == "serve.sequence_cap" and finding.suggestions[0].code == flag
+        assert {"server.requests_waiting", "server.slots_taken_ratio", "server.sequence_limit"} <= {
             entry.signal for entry in finding.evidence
         }
         assert (
-            "10 requests run, which is the limit, and 90 wait" in finding.summary
+            "10 requests run, of at most 10, and 90 wait" in finding.summary
             and "only 19" in finding.summary
         )
 
 
 def test_an_inferred_limit_says_so() -> None:
     signals = run_signals(watched("vllm", CAPPED), Summary(), 8, None)
-    assert signals["server.sequence_limit"].value == 10 and signals[
-        "server.sequence_limit"
-    ].source.startswith("inferred: at most 10 run")
+    assert signals["server.sequence_top"].value == 10 and "server.sequence_limit" not in signals
+    (finding,) = [f for f in conclusions(watched("vllm", CAPPED)) if f.state == "fires"]
+    assert finding.confidence == "low" and "inferred" in finding.summary
 
 
 def test_what_an_engine_does_not_tell_is_named_with_what_turns_it_on() -> None:
@@ -221,11 +221,11 @@ def test_what_an_engine_does_not_tell_is_named_with_what_turns_it_on() -> None:
         }
 
     tgi, vllm = reasons("tgi", CAPPED), reasons("vllm", Load())
-    assert tgi["watch.kv_bound"] == "the use of the KV cache is missing: TGI does not report it"
-    assert tgi["watch.prefill_stalls_decode"].endswith(
+    assert tgi["serve.kv_bound"] == "the use of the KV cache is missing: TGI does not report it"
+    assert tgi["serve.prefill_stalls_decode"].endswith(
         "TGI's time per token contains the prefill, so it is not ITL"
     )
-    assert vllm["watch.token_budget"].endswith("vLLM has no metric for --max-num-batched-tokens")
+    assert vllm["serve.token_budget"].endswith("vLLM has no metric for --max-num-batched-tokens")
     assert "needs" not in " ".join([*tgi.values(), *vllm.values()])
 
 
@@ -237,9 +237,8 @@ def test_a_wide_bucket_makes_no_stall() -> None:
 
 
 def test_a_watched_run_has_no_rules_about_training_or_about_a_load_of_ours() -> None:
-    assert {finding.rule.partition(".")[0] for finding in conclusions(watched("vllm", Load()))} == {
-        "watch"
-    }
+    about = {rule.id: rule.subject for rule in all_rules()}
+    assert {about[finding.rule] for finding in conclusions(watched("vllm", Load()))} == {"serving"}
 
 
 def test_an_inferred_token_budget_says_so() -> None:
@@ -262,7 +261,7 @@ def after_probe(engine: str, load: Load, **values: float) -> Finding:
     }
     record.apply(ProbeDone(float(READINGS), 1, CLIENT_WAIT, signals))
     return next(
-        finding for finding in conclusions(record) if finding.rule == "watch.queue_before_engine"
+        finding for finding in conclusions(record) if finding.rule == "serve.queue_before_engine"
     )
 
 
@@ -278,7 +277,7 @@ def test_a_page_of_an_engine_alone_cant_tell_what_waits_before_it_and_names_the_
     found = next(
         finding
         for finding in conclusions(watched("vllm", Load()))
-        if finding.rule == "watch.queue_before_engine"
+        if finding.rule == "serve.queue_before_engine"
     )
     assert (found.state, found.missing) == (
         "cant_tell",

@@ -158,7 +158,7 @@ def test_a_change_that_promises_little_is_not_named() -> None:
 
 
 # at most 1.07 without the error of a trial
-SEATS = finding("serve.seats_too_few", {"max_num_seqs": 16}, Interval(1.04, 1.13))
+SEATS = finding("serve.sequence_cap", {"max_num_seqs": 16}, Interval(1.04, 1.13))
 LIVE = {"live_limit.max_num_seqs": 16.0}
 
 

@@ -349,7 +349,7 @@ def test_a_run_that_is_not_valid_has_no_conclusion_in_the_report() -> None:
     assert session.state.record is not None
     run = run_now(session.state, session.state.record)
     run = msgspec.structs.replace(
-        run, findings=[Finding("serve.seats_too_few", "clear", "Enough seats")]
+        run, findings=[Finding("serve.sequence_cap", "clear", "Enough seats")]
     )
     _, first, *rest = run_text(run).splitlines()
     assert first == "  numbers       degraded: the load generator waited for a CPU 38 % of the time"

@@ -23,7 +23,7 @@ class ServeBatchTooSmall(Rule):
     id = "serve.batch_too_small"
     title = "Too few requests share an iteration"
     clear_title = "More concurrent requests would gain little"
-    subject = "serving"
+    subject = "load"
     thresholds = (DOMINATE, GAIN)
     knobs = ("concurrency",)
     reads = (

@@ -27,7 +27,7 @@ class ServeClientBound(Rule):
     id = "serve.client_bound"
     title = "The load generator is the bottleneck"
     clear_title = "The load generator is fast enough"
-    subject = "serving"
+    subject = "load"
     thresholds = (WAIT, LATE, BUSY)
     reads = ("client.lateness_s", "client.cpu_ratio", "client.runq_ratio")
     ignore = (

@@ -36,7 +36,7 @@ class ServeDecodeBandwidthBound(Rule):
     id = "serve.decode_bandwidth_bound"
     title = "Decoding waits for the weights to be read"
     clear_title = "Reading the weights is not the bottleneck"
-    subject = "serving"
+    subject = "load"
     thresholds = (REACHED, DOMINATE)
     knobs = ("quantization",)
     reads = (

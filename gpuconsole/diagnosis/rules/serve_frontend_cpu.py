@@ -19,7 +19,7 @@ class ServeFrontendCpu(Rule):
     id = "serve.frontend_cpu"
     title = "The API server process is short of CPU"
     clear_title = "The API server process has enough CPU"
-    subject = "serving"
+    subject = "load"
     thresholds = (BUSY, LATER)
     knobs = ("api_server_count",)
     reads = (

@@ -24,7 +24,7 @@ class ServeLongContextCliff(Rule):
     id = "serve.long_context_cliff"
     title = "Long contexts slow down every token"
     clear_title = "Context length costs little time"
-    subject = "serving"
+    subject = "load"
     thresholds = (RATIO, LONG)
     knobs = ("kv_cache_dtype", "prompt_tokens")
     reads = (

@@ -19,7 +19,7 @@ class ServeOverCapacity(Rule):
     id = "serve.over_capacity"
     title = "More requests arrive than the server can answer"
     clear_title = "The server keeps up with the requests"
-    subject = "serving"
+    subject = "load"
     thresholds = (QUEUE,)
     knobs = ("request_rate",)
     reads = (

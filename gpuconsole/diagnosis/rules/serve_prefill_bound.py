@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 SHARE = Threshold(
@@ -19,7 +20,10 @@ class ServePrefillBound(Rule):
     subject = "serving"
     thresholds = (SHARE,)
     knobs = ("prompt_tokens",)
-    reads = ("server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens")
+    reads = (
+        "server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens",
+        "server.request_prompt_tokens", "server.request_output_tokens", "server.prefix_hit_ratio",
+    )  # fmt: skip
     text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no
 batching reduces that. What helps: shorter prompts, a prefix cache for their shared part, lower
 precision, tensor parallelism for the latency, separate machines for prefill. The rule compares the
@@ -28,26 +32,27 @@ server's own times of prefill and decode, both from admission on, without the qu
     def judge(self, case: Case) -> Finding:
         prefill, decode = case.value("server.prefill_s"), case.value("server.decode_s")
         share = prefill / max(1e-9, prefill + decode)
-        evidence = case.evidence(
-            "server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens"
-        )
+        evidence = case.evidence("server.prefill_s", "server.decode_s")
+        evidence += case.if_known(
+            "client.prompt_tokens", "client.output_tokens", "server.request_prompt_tokens",
+            "server.request_output_tokens", "server.prefix_hit_ratio",
+        )  # fmt: skip
         if share < SHARE:
             return self.clear(share / SHARE, evidence)
+        prompt = serving.prompt_tokens(case)
+        output = case.get("client.output_tokens", case.get("server.request_output_tokens", 0.0))
+        hits = case.get("server.prefix_hit_ratio", -1.0)
         summary = (
             f"prefill takes {percent(share)} of the time from admission to the last token:"
-            f" {case.value('client.prompt_tokens'):.0f} prompt tokens for"
-            f" {case.value('client.output_tokens'):.0f} output tokens"
+            f" {prompt:.0f} prompt tokens"
+            + (f" for {output:.0f} output tokens" if output else "")
+            + (f"; the prefix cache holds {percent(hits)} of them" if hits >= 0 else "")
         )
         why = "half the prompt: retrieve less text, or summarise it"
         code = (
             "shorten the prompts; or put their shared part first and keep --enable-prefix-caching"
         )
-        change = case.suggest(
-            {"prompt_tokens": max(1, round(case.value("client.prompt_tokens") / 2))},
-            None,
-            why,
-            code,
-        )
+        change = case.suggest({"prompt_tokens": max(1, round(prompt / 2))}, None, why, code)
         return self.fires(
             share / SHARE,
             evidence,

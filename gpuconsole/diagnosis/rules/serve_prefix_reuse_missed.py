@@ -50,7 +50,7 @@ class ServePrefixReuseMissed(Rule):
     id = "serve.prefix_reuse_missed"
     title = "Shared prompt prefixes are computed repeatedly"
     clear_title = "No shared prompt prefix is computed repeatedly"
-    subject = "serving"
+    subject = "load"
     thresholds = (SHARED, FOUND, NO_DIFFERENCE, GAIN)
     knobs = ("enable_prefix_caching",)
     reads = (

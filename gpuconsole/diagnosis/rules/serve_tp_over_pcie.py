@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import (
     MAX_SHARE,
+    NOT_ON_GPU,
     Case,
     Finding,
     Rule,
@@ -30,7 +31,6 @@ class ServeTpOverPcie(Rule):
     title = "Tensor parallelism runs over PCIe"
     clear_title = "Tensor parallelism does not load PCIe"
     subject = "serving"
-    gpu_only = True
     thresholds = (SHARE,)
     knobs = ("tensor_parallel_size",)
     reads = (
@@ -48,6 +48,11 @@ weights fit and the exchange costs more than the other half gains."""
         size = int(case.knobs.get("tensor_parallel_size", 1))
         if size < 2 or case.knobs.get("server") == "embedded":
             return self.clear(summary="one GPU serves alone and exchanges nothing")
+        if not case.has("is_gpu"):
+            why = "the GPUs of this server are not known on this machine"
+            return self.cant_tell(why, ("is_gpu",))
+        if not case.on_gpu:
+            return self.clear(summary=NOT_ON_GPU)
         if case.value("link.nvlink_joined"):
             return self.clear(
                 0.0, case.evidence("link.nvlink_joined"), "NVLink connects these GPUs"

@@ -24,6 +24,7 @@ from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 
 WINDOW_S = 30.0
+RUN_QUEUE = "host.run_queue_delay_ratio"
 LOADED = 0.5
 """Minimum utilization of a reading under load. A GPU keeps its clocks for seconds after its
 work."""
@@ -87,23 +88,37 @@ class HardwareWatch:
         self._first: dict[str, tuple[float, float]] = {}
 
     def signals(self, state: SessionState, record: RunRecord) -> Signals:
-        device = record.run.device
+        host = _host_signals(state) if record.run.serves and is_here(record) else {}
+        if not record.run.elsewhere:
+            # before the start of a server is complete, its device is not known
+            if record.run.serves and "max_num_seqs" not in record.facts:
+                return {"is_gpu": Signal(0.0, "", "device")} if record.run.device == "cpu" else {}
+            return host | self._of_device(state, record, record.run.device)
+        devices = server_devices(state, record)
+        if not devices:
+            return host
+        of_each = [self._of_device(state, record, device) for device in devices]
+        return host | max(of_each, key=_trouble)
+
+    def _of_device(self, state: SessionState, record: RunRecord, device: str) -> Signals:
         if device == "cpu":
             return {"is_gpu": Signal(0.0, "", "device")}
-        if record.run.serves and "max_num_seqs" not in record.facts:
-            # the console did not start the server, or the start is not complete: the device of the
-            # server is not known
-            return {}
         since = max(state.session_time(state.now) - WINDOW_S, state.session_time(record.opened.t))
         readings = DeviceReadings(state, device, since)
         card = next((listed for listed in state.devices if listed.id == device), Device(device, ""))
+        of_server = record.server_processes if record.run.elsewhere else []
         ours = [
             process
             for process in state.processes
-            if process.kind == "compute" and self._is_ours(process)
+            if process.kind == "compute" and (self._is_ours(process) or process.pid in of_server)
         ]
-        sharing = sharing_signals(state.processes, ours, device, _used_bytes(state, device))
-        activity = activity_signals(state, record, since)
+        # which program on the GPU is a server of others is known only by its processes
+        sharing = (
+            {}
+            if record.run.elsewhere and not ours
+            else sharing_signals(state.processes, ours, device, _used_bytes(state, device))
+        )
+        activity = activity_signals(state, record, since, device)
         # GPM counts the work of all processes on the card
         if "hw.other_processes" in sharing and sharing["hw.other_processes"].value > 0:
             activity = {
@@ -180,6 +195,49 @@ class HardwareWatch:
         }
 
 
+def is_here(record: RunRecord) -> bool:
+    """Whether the run's work is on this machine, as far as it is known: of a server that was not
+    started here, whether its address is one of this machine's."""
+    run = record.run
+    return not run.elsewhere or bool(run.server_devices) or bool(run.server and run.server.here)
+
+
+def server_devices(state: SessionState, record: RunRecord) -> list[str]:
+    """The devices of a server that was not started here: those of its processes; else the only GPU
+    of this machine, or its CPU, where the server is here. Empty where they are not known."""
+    if record.run.server_devices:
+        return record.run.server_devices
+    gpus = [device.id for device in state.devices if device.is_gpu]
+    if not is_here(record) or len(gpus) > 1:
+        return []
+    return gpus or ["cpu"]
+
+
+TROUBLE = (
+    "hw.lost", "hw.xid_errors", "hw.ecc_uncorrected", "hw.row_remap_failed",
+    "hw.thermal_time_ratio", "hw.power_brake_time_ratio", "hw.power_cap_time_ratio",
+)  # fmt: skip
+
+
+def _trouble(signals: Signals) -> tuple[float, ...]:
+    """How ill a GPU is: of several that serve together, the findings are about the worst."""
+    clock = signals.get("hw.sm_clock_ratio")
+    values = [signals[name].value if name in signals else 0.0 for name in TROUBLE]
+    return (*values, -(clock.value if clock else 1.0))
+
+
+def _host_signals(state: SessionState) -> Signals:
+    """The share of the time in which a task of this machine waited for a core."""
+    series = state.readings.series.get(series_key(RUN_QUEUE, "cpu"))
+    if series is None:
+        return {}
+    mean = _mean(series.weighed(state.session_time(state.now) - WINDOW_S))
+    if mean is None:
+        return {}
+    source = f"/proc/pressure/cpu, mean of {mean[1]} readings"
+    return {RUN_QUEUE: Signal(mean[0], "ratio", source)}
+
+
 class DeviceReadings:
     """Samples of a device from `since` (session seconds) on, and which of them were taken under
     load."""
@@ -241,7 +299,7 @@ def _mean(samples: Iterable[Weighed]) -> tuple[float, int] | None:
     ), len(readings)
 
 
-def activity_signals(state: SessionState, record: RunRecord, since: float) -> Signals:
+def activity_signals(state: SessionState, record: RunRecord, since: float, device: str) -> Signals:
     """`gpu.*_ratio`: how busy the device was over the steady steps, from session second `since` on.
     Empty before the run is steady; without GPM (before Hopper) or DCGM only the utilization of NVML
     is known."""
@@ -253,7 +311,7 @@ def activity_signals(state: SessionState, record: RunRecord, since: float) -> Si
     )
     signals: Signals = {}
     for name, (metric, meaning) in ACTIVITY.items():
-        key = series_key(f"gpu.{metric}", record.run.device)
+        key = series_key(f"gpu.{metric}", device)
         series = state.readings.series.get(key)
         if (
             series is not None

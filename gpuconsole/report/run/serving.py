@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuconsole.diagnosis.families.watched import PROBED, probe_words
+from gpuconsole.diagnosis.families.serving import PROBED, probe_words
 from gpuconsole.model import units
 from gpuconsole.model.figures import FIGURES, LATENCIES, SummaryFigure
 from gpuconsole.model.finding import Signal

@@ -333,8 +333,8 @@ def validity(record: RunRecord) -> Validity | None:
 
 
 def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | None:
-    """The verdict over a server that is only watched: outages and restarts. None before there are
-    two readings."""
+    """The verdict over a server that is only watched: outages, restarts, standstills, and requests
+    that were not answered. None before there are two readings."""
     if len(serving.states) < 2:
         return None
     since = serving.states[0].t
@@ -348,8 +348,36 @@ def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | N
                 )
             ],
         )
-    reasons = _outages(serving, record.closed_t is not None)
+    reasons = [*_outages(serving, record.closed_t is not None), *_not_served(record, serving)]
     return Validity("degraded" if reasons else "valid", reasons)
+
+
+ABORTED = 0.05
+"""More than this share of the requests were aborted by their clients. People stop some answers."""
+STANDSTILL_S = 15.0
+"""A standstill from which on the figures are not those of a server that works (see the rule
+serve.stands_still)."""
+
+
+def _not_served(record: RunRecord, serving: ServingRecord) -> list[str]:
+    """The requests that the server did not answer, by its own counts, and its standstills."""
+    counts = serving.outcomes(record.steady_t or 0.0)
+    ended = sum(counts.values())
+    reasons = [
+        f"{counts[name] / ended * 100:.2g} % of the requests {words}"
+        for name, words, limit in (
+            ("requests_failed", "failed", FAILED),
+            ("requests_rejected", "were refused", FAILED),
+            ("requests_aborted", "were aborted by their clients", ABORTED),
+        )
+        if ended and counts[name] > limit * ended
+    ]
+    longest_s = serving.progress.longest_s
+    return reasons + (
+        [f"no token came for {longest_s:.0f} s while requests were under way"]
+        if longest_s >= STANDSTILL_S
+        else []
+    )
 
 
 def _broken(serving: ServingRecord, failed: int) -> list[str]:

@@ -168,17 +168,17 @@ SERVING_CLEAR = [
             "2 requests wait, and their number does not grow",
         ),
         (
-            "serve.kv_full_preemption",
+            "serve.kv_bound",
             "The KV cache is large enough",
             "the KV cache is 37 % full, no preemptions",
         ),
         (
-            "serve.seats_too_few",
+            "serve.sequence_cap",
             "Enough sequence slots (max_num_seqs)",
             "11 of 32 slots are in use",
         ),
         (
-            "serve.token_budget_small",
+            "serve.token_budget",
             "Prompts are not split into too many pieces",
             "a prompt takes 1 iteration",
         ),

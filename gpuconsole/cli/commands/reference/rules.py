@@ -9,7 +9,7 @@ import textwrap
 from gpuconsole.cli.exits import OK
 from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.cli.output import to_json
-from gpuconsole.diagnosis.engine import all_rules
+from gpuconsole.diagnosis.engine import all_rules, rule_ids
 from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.model.knobs.catalogue import nearest
@@ -31,13 +31,13 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    rules = {rule.id: rule for rule in all_rules()}
-    if args.id and args.id not in rules:
+    rules, ids = {rule.id: rule for rule in all_rules()}, rule_ids()
+    if args.id and args.id not in ids:
         raise UsageError(
             f"there is no rule {args.id!r}{nearest(args.id, rules)}; there are:"
             f" {', '.join(sorted(rules))}"
         )
-    chosen = [rules[args.id]] if args.id else list(rules.values())
+    chosen = [rules[ids[args.id]]] if args.id else list(rules.values())
     if args.json:
         print(to_json([as_data(rule) for rule in chosen]))
     elif args.id:

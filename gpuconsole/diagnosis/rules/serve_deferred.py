@@ -1,9 +1,9 @@
-"""watch.deferred: requests of a watched server wait for something else than room: keys and values
+"""serve.deferred: requests wait for something else than room: keys and values
 from elsewhere, or a grammar."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import serving, watched
+from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.rule import Case, Finding, Rule
 
 CAUSES = {
@@ -18,11 +18,12 @@ CAUSES = {
 }
 
 
-class WatchDeferred(Rule):
-    id = "watch.deferred"
+class ServeDeferred(Rule):
+    id = "serve.deferred"
     title = "Requests wait for something else than room"
     clear_title = "No request is deferred"
-    subject = "watched"
+    subject = "serving"
+    once = ("watch.deferred",)
     knobs = ()
     thresholds = ()
     reads = (
@@ -37,13 +38,15 @@ slots or more cache do not help it. vLLM reports these requests with reason=defe
 SGLang reports the queue of its grammars."""
 
     def judge(self, case: Case) -> Finding:
+        if serving.engine_of(case) == "embedded":
+            return self.clear(summary="this server defers no request")
         deferred = case.value("server.requests_deferred")
         evidence = case.evidence(
             ("server.requests_deferred", serving.NOTABLE_QUEUE), "server.requests_waiting"
         )
         if deferred < serving.NOTABLE_QUEUE:
             return self.clear(min(0.59, deferred / serving.NOTABLE_QUEUE), evidence)
-        cause = CAUSES.get(str(case.knobs.get("server", "")), "the server names no reason")
+        cause = CAUSES.get(serving.engine_of(case), "the server names no reason")
         summary = f"{deferred:.1f} requests wait and are not ready to run: {cause}"
-        level, share = deferred / serving.NOTABLE_QUEUE, watched.recoverable(case)
+        level, share = deferred / serving.NOTABLE_QUEUE, serving.recoverable(case)
         return self.fires(level, evidence, summary, recoverable=share, confidence="medium")

@@ -1,0 +1,86 @@
+"""serve.requests_fail: requests fail, are refused, or are aborted by their clients."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.rule import Case, Finding, Missing, Rule, Threshold, percent
+
+FAILED = Threshold(
+    "failed",
+    0.01,
+    "of the requests",
+    "1 request in 100: above it the 99th percentile is a failed request",
+)
+ABORTED = Threshold(
+    "aborted",
+    0.05,
+    "of the requests",
+    "1 request in 20: people stop some answers; time limits of clients abort many",
+)
+CAUSES = {
+    "failed": (
+        "Requests fail",
+        FAILED,
+        "fail",
+        "look at the log of the server",
+    ),
+    "rejected": (
+        "The server refuses requests",
+        FAILED,
+        "are refused",
+        "more arrive than the server admits: add replicas, or let clients send fewer at once",
+    ),
+    "aborted": (
+        "Clients abort their requests",
+        ABORTED,
+        "are aborted by their clients",
+        "time limits of clients or of a proxy that are too short for these answers, or people who"
+        " stop an answer",
+    ),
+}
+
+
+class ServeRequestsFail(Rule):
+    id = "serve.requests_fail"
+    title = "Requests fail"
+    clear_title = "Hardly a request fails"
+    subject = "serving"
+    thresholds = (FAILED, ABORTED)
+    reads = (
+        "client.failed_ratio", "server.failed_ratio", "server.rejected_ratio",
+        "server.aborted_ratio", "server.requests_per_s",
+    )  # fmt: skip
+    text = """Latencies and rates describe the requests that were answered. The rule counts those
+that were not: by the load client, and by the server's own counts of requests that ended with an
+error, were refused, or were aborted by their clients. An aborted request has cost its tokens, and
+nobody got the answer. The words of the failures are in the summary of a load, and in the log of the
+server."""
+
+    def judge(self, case: Case) -> Finding:
+        shares = {
+            kind: case.get(f"server.{kind}_ratio", 0.0) / threshold
+            for kind, (_, threshold, _, _) in CAUSES.items()
+        }
+        by_client = case.get("client.failed_ratio", 0.0) / FAILED
+        shares["failed"] = max(shares["failed"], by_client)
+        evidence = case.if_known(
+            ("client.failed_ratio", FAILED),
+            *((f"server.{kind}_ratio", entry[1]) for kind, entry in CAUSES.items()),
+        )
+        if not evidence:
+            if not case.has("server.requests_per_s"):
+                raise Missing("server.requests_per_s")
+            return self.clear(summary="the server counts no failures")
+        kind = max(shares, key=lambda name: shares[name])
+        level = shares[kind]
+        if level < 1:
+            return self.clear(min(0.59, level), evidence)
+        title, threshold, words, advice = CAUSES[kind]
+        share = level * threshold
+        return self.fires(
+            level,
+            evidence,
+            f"{percent(share)} of the requests {words}: {advice}",
+            recoverable=min(0.9, share),
+            confidence="high",
+            title=title,
+        )

@@ -1,0 +1,52 @@
+"""serve.stands_still: requests are under way, and the server has made no progress for a while."""
+
+from __future__ import annotations
+
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
+
+STILL = Threshold(
+    "still",
+    15.0,
+    "s",
+    (
+        "a person gives up after 10 s without a sign (Nielsen 1993), and a prompt of 100 000"
+        " tokens at 7 000 tokens/s takes 14 s"
+    ),
+)
+HUNG = 0.9
+
+
+class ServeStandsStill(Rule):
+    id = "serve.stands_still"
+    title = "The server stands still"
+    clear_title = "The server makes progress"
+    subject = "serving"
+    thresholds = (STILL,)
+    reads = ("server.still_s", "server.requests_running", "server.requests_waiting")
+    text = """Requests run or wait, and for 15 s no token came, no request ended, no prompt was read
+and the use of the KV cache did not change. The engine hangs, or waits for something that does not
+come: a collective with a process that is gone, a lock, a connector, a kernel that does not end. The
+metrics page may answer all the same, because another process serves it. Look at the log of the
+engine, and at the stacks of its processes (py-spy dump --pid PID); a restart ends it."""
+
+    def judge(self, case: Case) -> Finding:
+        still = case.value("server.still_s")
+        evidence = case.evidence(("server.still_s", STILL))
+        evidence += case.if_known("server.requests_running", "server.requests_waiting")
+        if still < STILL:
+            return self.clear(min(0.59, still / STILL), evidence)
+        running, waiting = (
+            case.get("server.requests_running", 0.0),
+            case.get("server.requests_waiting", 0.0),
+        )
+        under_way = [
+            f"{count:.0f} {word}"
+            for count, word in ((running, "run"), (waiting, "wait"))
+            if count >= 0.5
+        ]
+        summary = (
+            f"no token came and no request ended for {still:.0f} s, while requests are under way"
+            f" ({' and '.join(under_way)}): the engine hangs. Look at its log and at the stacks of"
+            " its processes (py-spy dump); a restart ends it"
+        )
+        return self.fires(still / STILL, evidence, summary, recoverable=HUNG, confidence="high")

@@ -1,0 +1,411 @@
+"""The signals about a model server that come from its own page, and whether it makes progress.
+
+They are the same under a load of ours and under the load of others: a page does not know who sends
+the requests. What a page does not tell has no signal.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpuconsole.model.finding import Signal
+from gpuconsole.model.knobs.catalogue import Knobs
+from gpuconsole.model.text import percent
+from gpuconsole.session.figures.distributions import of_histogram
+from gpuconsole.wire.events import ServerState
+
+SERVER = "the server's /metrics"
+FULL_KV = 0.9
+FACTS = {
+    "weight_bytes": "B", "kv_bytes_per_token": "B", "kv_cache_tokens": "tokens",
+    "peak_bytes_per_s": "B/s", "frontend_processes": "processes",
+}  # fmt: skip
+"""What a server says of itself, with the units."""
+GAUGES = {
+    "requests_running": "requests", "requests_waiting": "requests", "kv_cache_usage_ratio": "ratio",
+    "requests_deferred": "requests", "requests_short_of_capacity": "requests",
+    "grammar_waiting": "requests", "front_waiting": "requests", "models_loaded": "models",
+    "on_gpu_ratio": "ratio", "asleep": "", "accept_length": "tokens", "accept_rate": "ratio",
+    "lora_limit": "adapters", "engines": "engines", "replicas": "servers",
+}  # fmt: skip
+"""Gauges whose mean the rules read, with their units."""
+OUTCOMES = ("requests", "requests_failed", "requests_aborted", "requests_rejected")
+"""How requests end: answered, failed, aborted by the client, refused."""
+
+
+class ServerReadings(NamedTuple):
+    """The readings of a server that a diagnosis is about. `gained`, `buckets`: the increase of each
+    count and of each bucket of a histogram over `wall` seconds."""
+
+    states: Sequence[ServerState]
+    gained: Mapping[str, float]
+    buckets: Mapping[tuple[str, float], float]
+    wall: float
+    progress: Progress
+
+    def gauges(self, name: str) -> list[float]:
+        return [state.gauges[name] for state in self.states if name in state.gauges]
+
+    def buckets_of(self, name: str) -> dict[float, float]:
+        return {bound: count for (of, bound), count in self.buckets.items() if of == name}
+
+
+# --- whether the server makes progress ------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """Since when the server makes no progress. `still_since`: the time of the first reading of the
+    present standstill; None while the server makes progress, or has nothing to do. `longest_s`: the
+    seconds of the longest standstill so far. `last`: the newest reading."""
+
+    still_since: float | None = None
+    longest_s: float = 0.0
+    last: ServerState | None = None
+
+    def after(self, state: ServerState) -> Progress:
+        """The progress after one more reading. A token, the end of a request, a prompt that is
+        read, and a change of the KV cache are progress; a request that its client aborts is not."""
+        before = self.last
+        if before is None or not _has_work(state) or _moved(before, state):
+            return Progress(None, self.longest_s, state)
+        since = self.still_since if self.still_since is not None else before.t
+        return Progress(since, max(self.longest_s, state.t - since), state)
+
+    @property
+    def still_s(self) -> float:
+        """The seconds of the present standstill; 0 without one."""
+        return self.last.t - self.still_since if self.last and self.still_since is not None else 0.0
+
+
+MOVES = ("generation_tokens", "prompt_tokens", "requests", "requests_failed")
+
+
+def _has_work(state: ServerState) -> bool:
+    """Whether requests run or wait, on a page that counts tokens or requests."""
+    counted = any(name in state.totals for name in MOVES)
+    under_way = sum(
+        state.gauges.get(name, 0.0) for name in ("requests_running", "requests_waiting")
+    )
+    return counted and under_way > 0
+
+
+def _moved(before: ServerState, state: ServerState) -> bool:
+    cache = "kv_cache_usage_ratio"
+    return any(
+        state.totals.get(name) != before.totals.get(name) for name in MOVES
+    ) or state.gauges.get(cache) != before.gauges.get(cache)
+
+
+# --- the signals ----------------------------------------------------------------------------------
+
+
+def server_signals(
+    readings: ServerReadings, knobs: Knobs, facts: Mapping[str, float]
+) -> dict[str, Signal]:
+    """The signals that rules read from the page of a server. `facts`: what the server says of
+    itself; `knobs`: the settings in force."""
+    signals = _state_signals(readings) | _rate_signals(readings) | _outcome_signals(readings)
+    signals |= _limit_signals(readings, knobs, facts) | _engine_signals(readings)
+    signals |= _histogram_signals(readings)
+    if "server.token_limit" not in signals and (budget := _token_budget(readings, signals)):
+        signals["server.token_limit"] = budget
+    for name, unit in FACTS.items():
+        if name in facts:
+            measured = ", layers of the model's shape for one row, measured there"
+            signals[f"server.{name}"] = Signal(
+                facts[name], unit, f"the server{measured if unit == 'B/s' else ''}"
+            )
+    return signals
+
+
+def _state_signals(readings: ServerReadings) -> dict[str, Signal]:
+    """The means of the gauges, and how full the KV cache is."""
+    signals: dict[str, Signal] = {}
+    for name, unit in GAUGES.items():
+        if values := readings.gauges(name):
+            signals[f"server.{name}"] = Signal(
+                statistics.fmean(values), unit, f"{SERVER}, mean of {len(values)}"
+            )
+    if busy := readings.gauges("frontend_cpu_ratio"):
+        source = f"/proc of the process that answers, n={len(busy)}"
+        signals["server.frontend_cpu_ratio"] = Signal(statistics.fmean(busy), "ratio", source)
+    if busy := readings.gauges("forward_busy_ratio"):
+        signals["server.forward_ratio"] = Signal(
+            statistics.fmean(busy), "ratio", f"{SERVER}, mean of {len(busy)}"
+        )
+    if usage := readings.gauges("kv_cache_usage_ratio"):
+        signals["server.kv_cache_peak_ratio"] = Signal(
+            max(usage), "ratio", f"{SERVER}, highest of {len(usage)}"
+        )
+        full = sum(value >= FULL_KV for value in usage) / len(usage)
+        source = f"{SERVER}, share of {len(usage)} readings at {percent(FULL_KV)} or more"
+        signals["server.kv_cache_full_ratio"] = Signal(full, "ratio", source)
+        idle = [
+            state.gauges["kv_cache_usage_ratio"]
+            for state in readings.states
+            if "kv_cache_usage_ratio" in state.gauges
+            and state.gauges.get("requests_running") == 0
+            and not state.gauges.get("requests_waiting")
+        ]
+        if 2 * len(idle) > len(usage):
+            signals["server.kv_cache_idle_ratio"] = Signal(
+                statistics.fmean(idle), "ratio", f"{SERVER}, mean of {len(idle)} without a request"
+            )
+    return signals
+
+
+def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
+    """What the server does in a second, over the time of the readings, and its standstill."""
+    signals: dict[str, Signal] = {}
+    gained, wall = readings.gained, readings.wall
+    over = f"{SERVER}, over {wall:.0f} s"
+    for name, unit in (
+        ("prompt_tokens", "tokens/s"),
+        ("generation_tokens", "tokens/s"),
+        ("preemptions", "/s"),
+        ("requests", "/s"),
+    ):
+        if name in gained and wall > 0:
+            signals[f"server.{name}_per_s"] = Signal(gained[name] / wall, unit, over)
+    if gained.get("requests") and "preemptions" in gained:
+        signals["server.preemptions_per_request"] = Signal(
+            gained["preemptions"] / gained["requests"], "", over
+        )
+    elif gained.get("preemptions"):
+        signals["server.preemptions_per_request"] = Signal(
+            gained["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s"
+        )
+    if gained.get("prefix_queries") and "prefix_hits" in gained:
+        signals["server.prefix_hit_ratio"] = Signal(
+            gained["prefix_hits"] / gained["prefix_queries"],
+            "ratio",
+            f"{SERVER}, tokens found over tokens looked up",
+        )
+    elif reported := readings.gauges("prefix_hit_ratio"):
+        signals["server.prefix_hit_ratio"] = Signal(
+            statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}"
+        )
+    if gained.get("draft_tokens") and "accepted_tokens" in gained:
+        signals["server.accept_rate"] = Signal(
+            gained["accepted_tokens"] / gained["draft_tokens"],
+            "ratio",
+            f"{SERVER}, accepted over drafted tokens",
+        )
+    engines = max(1.0, max(readings.gauges("engines"), default=1.0))
+    for total, name in (
+        ("scheduler_idle_s", "scheduler_idle_ratio"),
+        ("forward_s", "forward_ratio"),
+    ):
+        if total in gained and wall > 0:
+            signals[f"server.{name}"] = Signal(
+                min(1.0, gained[total] / wall / engines),
+                "ratio",
+                f"{SERVER}, seconds of {wall:.0f} s",
+            )
+    if readings.progress.still_s > 0 or any(name in gained for name in MOVES):
+        signals["server.still_s"] = Signal(
+            readings.progress.still_s,
+            "s",
+            f"{SERVER}, since the last token, end of a request, or change of the KV cache",
+        )
+    return signals
+
+
+def _outcome_signals(readings: ServerReadings) -> dict[str, Signal]:
+    """The shares of the ended requests that failed, were aborted, and were refused."""
+    counts = {name: readings.gained.get(name, 0.0) for name in OUTCOMES}
+    ended = sum(counts.values())
+    if ended <= 0:
+        return {}
+    return {
+        f"server.{name.removeprefix('requests_')}_ratio": Signal(
+            counts[name] / ended, "ratio", f"{SERVER}, {counts[name]:.0f} of {ended:.0f} requests"
+        )
+        for name in OUTCOMES[1:]
+        if name in readings.gained
+    }
+
+
+def _histogram_signals(readings: ServerReadings) -> dict[str, Signal]:
+    """The means of the histograms, the tails of the time between tokens, and the length of a
+    request."""
+    signals: dict[str, Signal] = {}
+    gained, wall = readings.gained, readings.wall
+    for key, count in gained.items():
+        if key.endswith("_count") and count > 0:
+            name = key.removesuffix("_count")
+            signals[f"server.{name}"] = Signal(
+                gained.get(f"{name}_sum", 0.0) / count,
+                "tokens" if name.endswith("_tokens") else "s",
+                f"{SERVER}, mean over {wall:.0f} s",
+            )
+    gaps = of_histogram("itl_s", gained, readings.buckets_of("itl_s"))
+    if gaps is not None and gaps.within:
+        source = f"{SERVER}, buckets of {gaps.n} gaps"
+        median, tail = gaps.within["p50"], gaps.within["p99"]
+        if median[1] is not None:
+            signals["server.itl_p50_upper_s"] = Signal(median[1], "s", f"{source}: p50 is below")
+        signals["server.itl_p99_lower_s"] = Signal(tail[0], "s", f"{source}: p99 is above")
+    ended = gained.get("requests", 0.0)
+    tokens = gained.get("finished_prompt_tokens", gained.get("prompt_tokens"))
+    if "server.request_prompt_tokens" not in signals and ended and tokens is not None:
+        signals["server.request_prompt_tokens"] = Signal(
+            tokens / ended, "tokens", f"{SERVER}, prompt tokens over ended requests"
+        )
+    return signals
+
+
+# --- limits that a server reports, and limits that its readings show ------------------------------
+
+MIN_QUEUED = 5
+"""A limit is inferred from so many readings with a queue."""
+SLACK = 0.25
+"""A request that has just ended is out of the gauge, and the next one not yet in it. A reading may
+be below the limit by what ends between two readings, and by no more than this share of the limit:
+a real vLLM with 16 slots and answers of 60 to 100 tokens shows 16 in half of the readings."""
+FLAT = 0.8
+"""A limit is inferred if so many of the readings with a queue are at it, but for SLACK."""
+REPLACED = 0.5
+"""A limit is inferred if at least so many requests ended, for each slot: those that wait take the
+places of those that end."""
+MIN_INFERRED = 4
+"""Fewer running requests may have many causes: one long request, slots of adapters, a grammar."""
+PROMPTS = 2.0
+MOSTLY = 0.5
+"""A token budget is inferred where iterations have twice as many tokens as sequences run, and half
+of them are in the last bucket that has any."""
+
+
+def _running(state: ServerState) -> float:
+    """The running requests of the engine that runs most."""
+    of_engines = [gauges.get("requests_running", 0.0) for gauges in state.engines.values()]
+    return max(of_engines, default=state.gauges["requests_running"])
+
+
+def _limit_signals(
+    readings: ServerReadings, knobs: Knobs, facts: Mapping[str, float]
+) -> dict[str, Signal]:
+    """The limits of an engine, and how often all its sequence slots are taken while requests wait.
+    A limit that nothing reports is inferred: `server.sequence_top`, at least which it is."""
+    signals: dict[str, Signal] = {}
+    reported = readings.gauges("token_limit")
+    if tokens := (reported[-1] if reported else facts.get("max_num_batched_tokens")):
+        signals["server.token_limit"] = Signal(
+            tokens, "tokens", SERVER if reported else "the server"
+        )
+    both = [
+        state
+        for state in readings.states
+        if {"requests_running", "requests_waiting"} <= state.gauges.keys()
+    ]
+    limit, source = facts.get("max_num_seqs"), "the server"
+    if limit and (changed := float(knobs.get("max_num_seqs", 0) or 0)):
+        limit = min(limit, changed)  # a live change may have lowered the limit
+    of_page = [state.gauges["sequence_limit"] for state in both if "sequence_limit" in state.gauges]
+    if not limit and of_page and of_page[-1]:
+        limit, source = of_page[-1], SERVER
+    queued = [_running(state) for state in both if state.gauges["requests_waiting"] >= 1]
+    ended = sum(readings.gained.get(name, 0.0) for name in OUTCOMES)
+
+    def taken(top: float) -> float:
+        slack = min(ended / max(1, len(both) - 1), SLACK * top)
+        return sum(running >= top - slack for running in queued) / len(queued)
+
+    if limit:
+        signals["server.sequence_limit"] = Signal(limit, "requests", source)
+        if both:
+            share = taken(limit) if queued else 0.0
+            at = f"{SERVER}, share of {len(queued)} readings with a queue and every slot taken"
+            signals["server.slots_taken_ratio"] = Signal(share, "ratio", at)
+    elif len(queued) >= MIN_QUEUED and 2 * len(queued) >= len(both):
+        top = max(queued)
+        if top >= MIN_INFERRED and taken(top) >= FLAT and ended >= REPLACED * top:
+            words = (
+                f"inferred: at most {top:.0f} run in {len(queued)} readings with a queue, and"
+                f" {ended:.0f} requests that ended were replaced at once"
+            )
+            signals["server.sequence_top"] = Signal(top, "requests", words)
+    return signals
+
+
+def _token_budget(readings: ServerReadings, signals: Mapping[str, Signal]) -> Signal | None:
+    """The token budget of an iteration, inferred: most iterations are in one bucket of the
+    histogram, none is larger, and prompts fill them."""
+    count, total = (
+        readings.gained.get("iteration_tokens_count", 0.0),
+        readings.gained.get("iteration_tokens_sum", 0.0),
+    )
+    needed = ("server.requests_running", "server.requests_waiting")
+    if count <= 0 or not all(name in signals for name in needed):
+        return None
+    running, waiting = (signals[name].value for name in needed)
+    short = signals.get("server.requests_short_of_capacity")
+    waiting = short.value if short is not None else waiting
+    # iterations of decoding alone are as large as the batch
+    if waiting < 1 or total / count < PROMPTS * running:
+        return None
+    counts = sorted(readings.buckets_of("iteration_tokens").items())
+    place = next((place for place, (_, number) in enumerate(counts) if number >= count), None)
+    if place is None:
+        return None
+    bound, below = counts[place][0], counts[place - 1] if place else (0.0, 0.0)
+    share = 1 - below[1] / count
+    source = (
+        f"inferred: {percent(share)} of the iterations have {below[0]:.0f} to {bound:.0f}"
+        " tokens, and none has more"
+    )
+    return Signal(bound, "tokens", source) if share >= MOSTLY else None
+
+
+# --- several engines on one page ------------------------------------------------------------------
+
+LOADED = 1.0
+"""An engine in which at least one request waits on average has a queue."""
+NEARLY_IDLE = 0.5
+"""An engine without a queue that runs less than half of what the fullest engine runs, or in which
+less than every second reading has a waiting request, could take more."""
+
+
+def _engine_signals(readings: ServerReadings) -> dict[str, Signal]:
+    """How unequal the engines on one page are: how many have a queue and hold how many of the
+    waiting requests, and how many could take more. Empty for one engine."""
+    names = sorted({name for state in readings.states for name in state.engines})
+    if len(names) < 2:
+        return {}
+
+    def mean(of: Callable[[dict[str, float]], float | None], name: str) -> float:
+        values = [
+            value
+            for state in readings.states
+            if name in state.engines and (value := of(state.engines[name])) is not None
+        ]
+        return statistics.fmean(values) if values else 0.0
+
+    waiting = {name: mean(lambda gauges: gauges.get("requests_waiting"), name) for name in names}
+    running = {name: mean(lambda gauges: gauges.get("requests_running"), name) for name in names}
+    cache = {name: mean(lambda gauges: gauges.get("kv_cache_usage_ratio"), name) for name in names}
+    queued = [name for name in names if waiting[name] >= LOADED]
+    room = [name for name in names if waiting[name] < NEARLY_IDLE]
+    source = f"{SERVER}, of {len(names)} engines"
+    which = f"{source}: {', '.join(queued)}" if queued else source
+    return {
+        "server.engine_running": Signal(max(running.values()), "requests", f"{source}, most"),
+        "server.engines_queued": Signal(float(len(queued)), "engines", which),
+        "server.engines_with_room": Signal(float(len(room)), "engines", source),
+        "server.queued_waiting": Signal(
+            sum(waiting[name] for name in queued), "requests", f"{which}, waiting in them"
+        ),
+        "server.queued_running": Signal(
+            max((running[name] for name in queued), default=0.0), "requests", f"{which}, most"
+        ),
+        "server.room_running": Signal(
+            statistics.fmean(running[name] for name in room) if room else 0.0,
+            "requests",
+            f"{source}, mean of those without a queue",
+        ),
+        "server.room_kv_ratio": Signal(
+            max((cache[name] for name in room), default=0.0), "ratio", f"{source}, fullest of those"
+        ),
+    }
