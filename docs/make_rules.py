@@ -154,11 +154,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def settings(rule: Rule) -> Iterable[str]:
-    yield (
-        SETTINGS.format(GUIDES[rule.subject]) + TABLE
-        if rule.knobs
-        else NO_SETTING
-    )
+    yield (SETTINGS.format(GUIDES[rule.subject]) + TABLE if rule.knobs else NO_SETTING)
     yield from (row(CATALOGUE[name]) for name in rule.knobs)
 
 

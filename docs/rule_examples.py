@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpuconsole.diagnosis.engine import evaluate
+from gpuconsole.diagnosis.engine import evaluate, rule_ids
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.engine.catalog import read_scenario, shipped_folder
 from gpuconsole.model import units
@@ -120,11 +120,13 @@ def _of_row(row: dict[str, Any], scale: str, where: str, tier: int) -> Iterable[
         "finished",
         signals=signals,
     )
-    fired = [*row.get("fired", ()), *row.get("notes", ())]
-    for finding in evaluate(Case(knobs, signals, run.serves)):
+    ids = rule_ids()  # a result of an earlier version has the ids of that time
+    fired = [ids.get(name, name) for name in (*row.get("fired", ()), *row.get("notes", ()))]
+    truth = [ids.get(name, name) for name in row["truth"]]
+    for finding in evaluate(Case.of(run, signals)):
         if finding.state != "fires" or finding.rule not in fired:
             continue
-        named, first = finding.rule in row["truth"], fired[0] == finding.rule
+        named, first = finding.rule in truth, fired[0] == finding.rule
         trial = _trial(row, finding) if first else ""
         source = f"{mark} (case `{row['name']}`, scenario `{scenario.name}`): a run {where}."
         rank = (

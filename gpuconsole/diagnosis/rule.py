@@ -85,6 +85,10 @@ SEEN = "job."
 nobody set them as knobs."""
 
 
+FORMER_SIGNALS = {"server.seats_taken_ratio": "server.slots_taken_ratio"}
+"""Signals that a snapshot of an earlier version has under another name."""
+
+
 class CantTell(Exception):
     """A rule has no conclusion. The message is the reason: one clause for the user."""
 
@@ -129,9 +133,10 @@ class Case:
             for name, signal in signals.items()
             if name.startswith(SEEN) and math.isfinite(signal.value)
         }
+        former = {new: signals[old] for old, new in FORMER_SIGNALS.items() if old in signals}
         return cls(
             {**seen, **run.settings},
-            signals,
+            {**former, **signals},
             run.serves,
             run.elsewhere,
             run.is_job,

@@ -43,7 +43,7 @@ class ServerReadings(NamedTuple):
     gained: Mapping[str, float]
     buckets: Mapping[tuple[str, float], float]
     wall: float
-    progress: Progress
+    progress: ServerProgress
 
     def gauges(self, name: str) -> list[float]:
         return [state.gauges[name] for state in self.states if name in state.gauges]
@@ -55,7 +55,7 @@ class ServerReadings(NamedTuple):
 # --- whether the server makes progress ------------------------------------------------------------
 
 
-class Progress(NamedTuple):
+class ServerProgress(NamedTuple):
     """Since when the server makes no progress. `still_since`: the time of the first reading of the
     present standstill; None while the server makes progress, or has nothing to do. `longest_s`: the
     seconds of the longest standstill so far. `last`: the newest reading."""
@@ -64,14 +64,14 @@ class Progress(NamedTuple):
     longest_s: float = 0.0
     last: ServerState | None = None
 
-    def after(self, state: ServerState) -> Progress:
+    def after(self, state: ServerState) -> ServerProgress:
         """The progress after one more reading. A token, the end of a request, a prompt that is
         read, and a change of the KV cache are progress; a request that its client aborts is not."""
         before = self.last
         if before is None or not _has_work(state) or _moved(before, state):
-            return Progress(None, self.longest_s, state)
+            return ServerProgress(None, self.longest_s, state)
         since = self.still_since if self.still_since is not None else before.t
-        return Progress(since, max(self.longest_s, state.t - since), state)
+        return ServerProgress(since, max(self.longest_s, state.t - since), state)
 
     @property
     def still_s(self) -> float:

@@ -27,7 +27,7 @@ from gpuconsole.session.figures.breakdown import (
 from gpuconsole.session.figures.distributions import Latencies, of_histogram, percentile
 from gpuconsole.session.server_signals import (
     OUTCOMES,
-    Progress,
+    ServerProgress,
     ServerReadings,
     server_signals,
 )
@@ -156,7 +156,7 @@ class ServingRecord:
         self._itl = Latencies()
         self._spilled = False
         self._probes: list[tuple[float, float]] = []
-        self.progress = Progress()
+        self.progress = ServerProgress()
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         """The times of the first report after each restart of the server: a total is lower than
         before."""

@@ -55,7 +55,9 @@ def explore(rule: Rule) -> tuple[dict[str, None], bool]:
     read: dict[str, None] = {}
     fired, quiet = False, 0
     for _ in range(MAX_CASES):
-        case = Case(_Knobs(draw), _Signals(draw), rule.subject in ("serving", "load"), is_job=rule.jobs_only)
+        case = Case(
+            _Knobs(draw), _Signals(draw), rule.subject in ("serving", "load"), is_job=rule.jobs_only
+        )
         with suppress(Exception):  # a rule may fail on values that do not occur in real runs
             fired |= rule.check(case).state == "fires"
         quiet = quiet + 1 if case.read.keys() <= read.keys() else 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpuconsole.model.run import Run
-from gpuconsole.model.serving import WATCHED
+from gpuconsole.model.serving import WATCHED, Fact, ServerFacts
 
 LIVE = {"live_limit.max_num_seqs": 32.0, "live_limit.max_num_batched_tokens": 2048.0}
 
 
-def watched(facts: dict[str, float]) -> Run:
+def watched(facts: dict[str, float], engine: str = "vllm") -> Run:
     return Run(
         "1",
         "http://server",
@@ -17,6 +17,7 @@ def watched(facts: dict[str, float]) -> Run:
         "cpu",
         elsewhere=True,
         facts=facts,
+        server=ServerFacts(engine=Fact(engine, "test")),
     )
 
 
@@ -52,3 +53,4 @@ def test_a_server_that_takes_none_names_the_flag_that_changes_this() -> None:
         in watched({}).why_not({"max_num_seqs": 8})
     )
     assert "--scheduler-cls" not in watched({}).why_not({"dtype": "float16"})
+    assert "--scheduler-cls" not in watched({}, "sglang").why_not({"max_num_seqs": 8})

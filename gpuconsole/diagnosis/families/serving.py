@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuconsole.diagnosis.probes import PROBE_OF
-from gpuconsole.diagnosis.rule import CantTell, Case, Interval, Knobs, Missing, Suggestion, Threshold
+from gpuconsole.diagnosis.rule import (
+    CantTell,
+    Case,
+    Interval,
+    Knobs,
+    Missing,
+    Suggestion,
+    Threshold,
+)
 from gpuconsole.model import units
 from gpuconsole.model.engines import why_lacking
 from gpuconsole.model.knobs.knob import Value, show
@@ -135,6 +143,15 @@ def prompt_tokens(case: Case) -> float:
     return case.value("server.request_prompt_tokens")
 
 
+def sequence_limit(case: Case) -> float | None:
+    """The most sequences in an iteration of an engine; None where neither the page nor a setting
+    says it."""
+    if case.has("server.sequence_limit"):
+        return case.value("server.sequence_limit")
+    setting = case.knobs.get("max_num_seqs")
+    return float(setting) if isinstance(setting, int | float) and setting else None
+
+
 def token_budget(case: Case) -> float | None:
     """The most tokens in an iteration; None where neither a setting nor the page says it."""
     setting = case.knobs.get("max_num_batched_tokens")
@@ -170,7 +187,7 @@ def used(case: Case) -> dict[str, float]:
     """The shares of the slots of an engine and of its KV cache that are in use, by their words; of
     what is known."""
     shares: dict[str, float] = {}
-    limit = case.get("server.sequence_limit", 0.0)
+    limit = sequence_limit(case)
     if limit and case.has("server.requests_running"):
         shares["of its slots"] = running_of_engine(case) / limit
     if case.has("server.kv_cache_peak_ratio"):
@@ -246,10 +263,7 @@ def lacks(case: Case, signal: str) -> str:
         )
     name = signal.removeprefix("server.")
     source = FROM.get(name, name).removesuffix("_per_s")
-    return (
-        f"{WORDS.get(source, source)} is missing:"
-        f" {why_lacking(engine_of(case), source)}"
-    )
+    return f"{WORDS.get(source, source)} is missing: {why_lacking(engine_of(case), source)}"
 
 
 # --- the work of a server -------------------------------------------------------------------------

@@ -4,7 +4,16 @@ has room."""
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import serving
-from gpuconsole.diagnosis.rule import CantTell, Case, Confidence, Finding, Missing, Rule, Threshold, percent
+from gpuconsole.diagnosis.rule import (
+    CantTell,
+    Case,
+    Confidence,
+    Finding,
+    Missing,
+    Rule,
+    Threshold,
+    percent,
+)
 
 FEW = Threshold(
     "few",
@@ -74,18 +83,17 @@ serve.over_capacity."""
         if case.get("mfu_ratio", 0.0) >= serving.MFU:
             why = "the device computes near its peak: in a larger batch each token takes longer"
             return self.clear(0.5, evidence, why)
-        known = case.has("server.sequence_limit")
-        if known:
-            taken = case.value("server.slots_taken_ratio")
-            evidence += case.evidence(
-                ("server.slots_taken_ratio", serving.TAKEN), "server.sequence_limit"
-            )
-            if taken < serving.TAKEN:
-                return self.clear(taken / serving.TAKEN, evidence)
-            limit, level = case.value("server.sequence_limit"), taken / serving.TAKEN
-        else:
-            limit, level = _inferred(case), 1.0
+        limit, level = serving.sequence_limit(case), 1.0
+        known = limit is not None
+        if limit is None:
+            limit = _inferred(case)
             evidence += case.evidence("server.sequence_top")
+        else:
+            level = case.value("server.slots_taken_ratio") / serving.TAKEN
+            evidence += case.evidence(("server.slots_taken_ratio", serving.TAKEN))
+            evidence += case.if_known("server.sequence_limit")
+            if level < 1:
+                return self.clear(level, evidence)
         wanted = 1
         while wanted < limit + waiting:
             wanted *= 2

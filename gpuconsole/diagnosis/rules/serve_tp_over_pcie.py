@@ -45,12 +45,12 @@ bandwidth + latency) predicts the gain of half the GPUs. The rule suggests half 
 weights fit and the exchange costs more than the other half gains."""
 
     def judge(self, case: Case) -> Finding:
-        size = int(case.knobs.get("tensor_parallel_size", 1))
-        if size < 2 or case.knobs.get("server") == "embedded":
-            return self.clear(summary="one GPU serves alone and exchanges nothing")
         if not case.has("is_gpu"):
             why = "the GPUs of this server are not known on this machine"
             return self.cant_tell(why, ("is_gpu",))
+        size = int(case.knobs.get("tensor_parallel_size", 1))
+        if size < 2 or case.knobs.get("server") == "embedded":
+            return self.clear(summary="one GPU serves alone and exchanges nothing")
         if not case.on_gpu:
             return self.clear(summary=NOT_ON_GPU)
         if case.value("link.nvlink_joined"):
