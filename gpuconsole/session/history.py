@@ -149,12 +149,12 @@ class History:
         if before is None or t - before[0] > GAP_S:
             return
         totals, earlier = event.totals, before[1].totals
-        if any(value < earlier.get(name, 0.0) for name, value in totals.items()):
+        if event.restarted_since(before[1]):
             self._happens(t, "restart", "the server restarted: its counters began again")
             return
-        window = int(t // WINDOW_S)
+        window, again = int(t // WINDOW_S), event.began_again(before[1])
         for name, value in totals.items():
-            if name in earlier:
+            if name in earlier and name not in again:
                 self._gained[name][window] += value - earlier[name]
 
     def _own_processes(self, t: float, event: Processes) -> None:
