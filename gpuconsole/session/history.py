@@ -178,11 +178,7 @@ class History:
         self._processes = now
 
     def _known(self, t: float, event: ServerKnown) -> None:
-        now: dict[str, object] = {
-            name: fact.value
-            for name in event.facts.__struct_fields__
-            if (fact := getattr(event.facts, name)) is not None
-        }
+        now: dict[str, object] = {name: fact.value for name, fact in event.facts.known().items()}
         before, self._facts = self._facts, now
         for name, value in now.items() if before is not None else ():
             if before is not None and name in before and before[name] != value:

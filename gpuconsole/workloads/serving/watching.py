@@ -186,21 +186,51 @@ def of_loaded(answer: Any) -> Loads | None:
     return {"models_loaded": float(len(sizes)), **on_gpu}, {}
 
 
+FORWARDERS = ("ssh", "kubectl")
+"""Programs that listen here for a server that is elsewhere."""
+
+
+def is_here(url: str) -> bool | None:
+    """Whether the address of `url` is an address of this machine, also where the processes of the
+    server cannot be seen. None where the name cannot be resolved. A tunnel leads elsewhere."""
+    address = URL(url)
+    try:
+        found = {
+            ipaddress.ip_address(str(entry[4][0]).partition("%")[0])
+            for entry in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        }
+        own = {
+            ipaddress.ip_address(entry.address.partition("%")[0])
+            for entries in psutil.net_if_addrs().values()
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        }
+    except (OSError, ValueError):
+        return None
+    if not any(ip.is_loopback or ip.is_unspecified or ip in own for ip in found):
+        return False
+    with contextlib.suppress(psutil.Error, OSError):
+        names = {psutil.Process(pid).name() for pid in _listening(address.port)}
+        return not names or not names <= set(FORWARDERS)
+    return True
+
+
+def _listening(port: int | None) -> set[int]:
+    """The processes that listen at `port` of this machine, as far as they can be seen."""
+    return {
+        entry.pid
+        for entry in psutil.net_connections("tcp")
+        if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port and entry.pid
+    }
+
+
 def processes_at(url: str) -> list[int]:
     """The processes of the server at `url`, where it is on this machine and its processes can be
     seen: the one that listens, the one whose part it is, and all that they have started."""
-    address = URL(url)
+    if not is_here(url):
+        return []
     try:
-        if not any(
-            ipaddress.ip_address(found[4][0]).is_loopback
-            for found in socket.getaddrinfo(address.host, address.port)
-        ):
-            return []
-        listening = {
-            entry.pid
-            for entry in psutil.net_connections("tcp")
-            if entry.status == psutil.CONN_LISTEN and entry.laddr.port == address.port and entry.pid
-        }
+        listening = _listening(URL(url).port)
         found: set[int] = set()
         for pid in listening:
             top = psutil.Process(pid)
@@ -605,6 +635,8 @@ class ServerWatch:
         if self._model:
             facts = msgspec.structs.replace(facts, model=Fact(self._model, "--model"))
         processes = await asyncio.to_thread(processes_at, self._page or self._url)
+        here = await asyncio.to_thread(is_here, self._page or self._url)
+        facts = msgspec.structs.replace(facts, here=here)
         self._give_back()
         self._limits = find_limits(processes)
         if self._limits is not None:

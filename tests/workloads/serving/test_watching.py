@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 
@@ -440,8 +443,52 @@ def test_the_processes_of_a_server_on_this_machine_are_found() -> None:
         assert watching.processes_at(url) == [server.pid], (
             "not those of the program that has started it"
         )
+        port = url.rpartition(":")[2]
+        for entry in psutil.net_if_addrs()["lo"]:  # a server may listen at an address of its own
+            if entry.family == socket.AF_INET:
+                assert watching.is_here(f"http://{entry.address}:{port}") is True
         server.kill()
     assert watching.processes_at("http://192.0.2.1:8000") == [], "not this machine"
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://localhost:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://0.0.0.0:8000", True),
+        ("http://192.0.2.1:8000", False),
+        ("http://no.such.host.invalid:8000", None),
+    ],
+)
+def test_a_server_is_here_where_its_address_is_one_of_this_machine(
+    url: str, here: bool | None
+) -> None:
+    assert watching.is_here(url) is here
+
+
+def test_a_server_behind_a_tunnel_is_not_here(tmp_path: Path) -> None:
+    """The port of `ssh -L` is on this machine, and the server is not."""
+    ssh = tmp_path / "ssh"
+    ssh.symlink_to(sys.executable)
+    words = [
+        str(ssh),
+        "-c",
+        "import ctypes, socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen();"
+        "ctypes.CDLL(None).prctl(15, b'ssh'); print(s.getsockname()[1], flush=True);"
+        "time.sleep(30)",
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tunnel:
+        assert tunnel.stdout is not None
+        url = f"http://127.0.0.1:{tunnel.stdout.readline().strip()}"
+        assert watching.is_here(url) is False and watching.processes_at(url) == []
+        tunnel.kill()
+
+
+def test_the_facts_tell_whether_the_server_is_here() -> None:
+    channel, _ = watch(serving(PageServer("vllm")), three_readings)
+    facts = channel.of(ServerKnown)[0].facts
+    assert facts.here is True and "here" not in facts.known() and "here" not in facts.numbers()
 
 
 # --- faults ---------------------------------------------------------------------------------------
