@@ -102,11 +102,7 @@ def block_of(states: Sequence[ServerState]) -> TrafficBlock | None:
     if len(states) < MIN_READINGS:
         return None
     first, last = states[0], states[-1]
-    if any(
-        later.totals.get(name, 0.0) < value
-        for before, later in itertools.pairwise(states)
-        for name, value in before.totals.items()
-    ):
+    if any(later.began_again(before) for before, later in itertools.pairwise(states)):
         raise ValueError("the server restarted during the trial")
     needed = {"requests_running", "requests_waiting"}
     if (

@@ -740,6 +740,18 @@ _SERVING = (
         "The most sequences in an iteration, where the page has this limit",
     ),
     declare(
+        "server.engines",
+        "engines",
+        "server /metrics",
+        "The engines, ranks or replicas that report on one page, where there are several",
+    ),
+    declare(
+        "server.replicas",
+        "servers",
+        "server /metrics",
+        "The servers that have answered behind one address: it has no rates and no percentiles",
+    ),
+    declare(
         "server.token_limit",
         "tokens",
         "server /metrics",

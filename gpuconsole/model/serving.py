@@ -189,8 +189,8 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     the number. Switches are 1 (on) or 0 (off). `kv_cache_tokens`: tokens that fit in the KV cache.
     `max_num_seqs`: sequences in one iteration. `max_num_batched_tokens`: tokens in one iteration.
     `weight_bytes`: bytes of the weights on the device. `kv_bytes_per_token`: bytes of the keys and
-    values of one token. `here`: 1 where the address of the server is this machine's, 0 where it is
-    another one's.
+    values of one token. `here`: whether the address of the server is an address of this machine,
+    also where its processes cannot be seen (a container, another user); None: not known.
     """
 
     engine: Fact | None = None
@@ -212,26 +212,31 @@ class ServerFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     tensor_parallel_size: Fact | None = None
     weight_bytes: Fact | None = None
     kv_bytes_per_token: Fact | None = None
-    here: Fact | None = None
+    here: bool | None = None
+
+    def known(self) -> dict[str, Fact]:
+        """The facts that a source reports, by name."""
+        facts = {name: getattr(self, name) for name in self.__struct_fields__ if name != "here"}
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
     def number(self, name: str) -> float | None:
         """The value of the fact `name` as a number; None where no source reports the fact, or the
         fact is a text."""
-        fact = getattr(self, name)
+        fact = self.known().get(name)
         return fact.value if fact is not None and isinstance(fact.value, float | int) else None
 
     def numbers(self) -> dict[str, float]:
         """The facts that are numbers."""
-        numbers = {name: self.number(name) for name in self.__struct_fields__}
+        numbers = {name: self.number(name) for name in self.known()}
         return {name: value for name, value in numbers.items() if value is not None}
 
     def settings(self) -> Knobs:
         """The facts that are settings, under the names of the knobs. `server`: the engine; the
         embedded server is `embedded`."""
         knobs: Knobs = {}
-        for fact_name in self.__struct_fields__:
-            name, fact = KNOB_OF.get(fact_name, fact_name), getattr(self, fact_name)
-            if fact is not None and name in CATALOGUE:
+        for fact_name, fact in self.known().items():
+            name = KNOB_OF.get(fact_name, fact_name)
+            if name in CATALOGUE:
                 knobs[name] = _as_knob(name, fact.value)
         return knobs
 

@@ -149,12 +149,12 @@ class History:
         if before is None or t - before[0] > GAP_S:
             return
         totals, earlier = event.totals, before[1].totals
-        if any(value < earlier.get(name, 0.0) for name, value in totals.items()):
+        if event.restarted_since(before[1]):
             self._happens(t, "restart", "the server restarted: its counters began again")
             return
-        window = int(t // WINDOW_S)
+        window, again = int(t // WINDOW_S), event.began_again(before[1])
         for name, value in totals.items():
-            if name in earlier:
+            if name in earlier and name not in again:
                 self._gained[name][window] += value - earlier[name]
 
     def _own_processes(self, t: float, event: Processes) -> None:
@@ -178,11 +178,7 @@ class History:
         self._processes = now
 
     def _known(self, t: float, event: ServerKnown) -> None:
-        now: dict[str, object] = {
-            name: fact.value
-            for name in event.facts.__struct_fields__
-            if (fact := getattr(event.facts, name)) is not None
-        }
+        now: dict[str, object] = {name: fact.value for name, fact in event.facts.known().items()}
         before, self._facts = self._facts, now
         for name, value in now.items() if before is not None else ():
             if before is not None and name in before and before[name] != value:

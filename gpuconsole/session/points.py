@@ -148,9 +148,12 @@ class RunPoints:
         last, self._last = self._last, event
         if last is None or event.t <= last.t:
             return
-        deltas = {name: value - last.totals.get(name, 0.0) for name, value in event.totals.items()}
-        if any(delta < 0 for delta in deltas.values()):
-            return
+        again = event.began_again(last)
+        deltas = {
+            name: value - last.totals.get(name, 0.0)
+            for name, value in event.totals.items()
+            if name not in again
+        }
         for name in OF_HISTOGRAMS if watched else ():
             if deltas.get(f"{name}_count"):
                 self._add(

@@ -158,8 +158,11 @@ class ServingRecord:
         self._probes: list[tuple[float, float]] = []
         self.progress = ServerProgress()
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
-        """The times of the first report after each restart of the server: a total is lower than
-        before."""
+        """The times of the first report after each restart of the server."""
+        self._again: dict[float, frozenset[str]] = {}
+        """The totals that began again at 0, by the time of the first report after that."""
+        self._latest: ServerState | None = None
+        """The newest report, with the newest value of each total that a later report lacks."""
 
     @staticmethod
     def counted(event: Requests) -> list[Request]:
@@ -183,6 +186,7 @@ class ServingRecord:
             self.outages.copied(),
             self._restarts.copy(),
         )
+        copied._again = self._again.copy()
         return copied
 
     def add_requests(self, event: Requests) -> None:
@@ -213,12 +217,30 @@ class ServingRecord:
         self.load.append(msgspec.structs.replace(event, requests=[]))
 
     def add_state(self, event: ServerState) -> None:
-        before = self.states[-1].totals if self.states else {}
-        if any(value < before.get(name, 0.0) for name, value in event.totals.items()):
-            self._restarts.append(event.t)
+        before, self._latest = self._latest, event
+        if "replicas" in event.gauges:
+            if before is not None and "replicas" not in before.gauges:
+                self._forget_totals()
+        elif before is not None:
+            if again := event.began_again(before):
+                self._again[event.t] = again
+                if len(self._again) > MAX_RESTARTS:
+                    del self._again[next(iter(self._again))]
+            if event.restarted_since(before):
+                self._restarts.append(event.t)
+            else:
+                totals = {**before.totals, **event.totals}
+                self._latest = msgspec.structs.replace(event, totals=totals)
         if self.is_own(event.t):
             self.progress = self.progress.after(event)
         self.states.append(event)
+
+    def _forget_totals(self) -> None:
+        """Drop what the totals have told so far: several servers have told it, each its own."""
+        for place, state in enumerate(self.states):
+            self.states[place] = msgspec.structs.replace(state, totals={}, buckets={})
+        self._restarts.clear()
+        self._again.clear()
 
     def probed(self, begun: float, ended: float) -> None:
         """Exclude the server's reports between these times: they are about another load."""
@@ -382,13 +404,14 @@ class ServingRecord:
             if not own:
                 continue
             wall += states[-1].t - states[0].t - self.outages.overlap_s(states[0].t, states[-1].t)
-            first = states[0]
-            for earlier, later in itertools.pairwise(states):
-                if later.t in self._restarts:  # the counters began at 0, as in Prometheus' rate()
-                    gains.update(_increase(of(first), of(earlier)))
-                    gains.update(of(later))
-                    first = later
-            gains.update(_increase(of(first), of(states[-1])))
+            first = dict(of(states[0]))
+            for earlier, later in itertools.pairwise(states) if self._again else ():
+                if again := self._again.get(later.t):
+                    ended = {**first, **of(earlier)}
+                    ended = {name: ended[name] for name in ended if _total_of(name) in again}
+                    gains.update(_increase(first, ended))
+                    first |= dict.fromkeys(ended, 0.0)
+            gains.update(_increase(first, of(states[-1])))
         return dict(gains), wall
 
     def is_own(self, t: float) -> bool:
@@ -404,6 +427,11 @@ def _buckets(state: ServerState) -> Mapping[tuple[str, float], float]:
     return {
         (name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds
     }
+
+
+def _total_of(name: str | tuple[str, float]) -> str:
+    """The total that counts what a bucket of its histogram counts."""
+    return name if isinstance(name, str) else f"{name[0]}_count"
 
 
 def _increase(before: Mapping[Name, float], after: Mapping[Name, float]) -> dict[Name, float]:

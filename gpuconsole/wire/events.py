@@ -429,12 +429,38 @@ class ServerKnown(Event, frozen=True):
 class ServerState(Event, frozen=True):
     """The report of a model server at `t`: `gauges` are present values, `totals` count since the
     start of the server (names in the metric catalogue, without `server.`). `buckets`: of a server
-    that is watched, the counts of its histograms up to each bound."""
+    that is watched, the counts of its histograms up to each bound.
+
+    `engines`: where several engines, ranks or replicas report on one page, some gauges of each of
+    them; `gauges` then has the number of them, the sum of their requests, and the largest of their
+    limits and shares. `process_start`: when the process that answers has started, in Unix time; 0:
+    the page does not tell. The gauge `replicas` says that several servers answer behind the
+    address; such a state has no totals and no buckets.
+    """
 
     gauges: dict[str, float]
     totals: dict[str, float]
     buckets: dict[str, list[tuple[float, float]]] = {}
     engines: dict[str, dict[str, float]] = {}
+    process_start: float = 0.0
+
+    def restarted_since(self, before: ServerState) -> bool:
+        """Whether the server has restarted between the report `before` and this one: another
+        process answers, or, where a page does not name the process, most totals have fallen. One
+        total that falls is the fault of an exporter."""
+        if self.process_start and before.process_start:
+            return self.process_start != before.process_start
+        both = [name for name in before.totals.keys() & self.totals.keys() if before.totals[name]]
+        return 2 * sum(self.totals[name] < before.totals[name] for name in both) > len(both)
+
+    def began_again(self, before: ServerState) -> frozenset[str]:
+        """The totals that count from 0 again since the report `before`, as in Prometheus' rate():
+        after a restart all of them, otherwise those that have fallen."""
+        if self.restarted_since(before):
+            return frozenset(before.totals.keys() | self.totals.keys())
+        return frozenset(
+            name for name, value in self.totals.items() if value < before.totals.get(name, 0.0)
+        )
 
 
 class KnobsSet(Event, frozen=True):

@@ -92,6 +92,51 @@ def test_what_the_server_tells_during_a_trial_is_not_of_the_run() -> None:
     assert record.means(0.0)["queue_s"] == pytest.approx(90 / 50)
 
 
+def test_the_seconds_of_four_engines_are_the_mean_of_their_shares() -> None:
+    """Four ranks that are busy 25 % of the time were 100 % in forward passes."""
+    record = ServingRecord(watched=True)
+    for t in (0.0, 10.0):
+        record.add_state(
+            ServerState(t, {"engines": 4.0}, {"forward_s": 10 * t / 10, "scheduler_idle_s": 30 * t})
+        )
+    signals = record.signals(0.0, {}, {})
+    assert signals["server.forward_ratio"].value == pytest.approx(0.25)
+    assert signals["server.scheduler_idle_ratio"].value == 1.0
+
+
+def test_a_total_that_falls_alone_begins_again_alone() -> None:
+    record = ServingRecord(watched=True)
+    for t, (requests, tokens, gaps) in enumerate(
+        [(100, 1000, 900), (110, 1100, 990), (120, 40, 1080), (130, 140, 1170)]
+    ):
+        totals = {"requests": requests, "generation_tokens": tokens, "itl_s_count": gaps}
+        buckets = {"itl_s": [(0.1, gaps / 2)]}
+        record.add_state(ServerState(float(t), {}, totals | {"itl_s_sum": gaps / 50}, buckets))
+    assert record.restarts == 0
+    assert record.rates(0.0) == pytest.approx(
+        {"requests": 10, "generation_tokens": 80, "itl_s_count": 90, "itl_s_sum": 1.8}
+    )
+
+
+def test_a_restart_counts_from_0_also_what_the_page_lacks_at_first() -> None:
+    """SGLang names a counter from its first event on."""
+    record = ServingRecord(watched=True)
+    for t, totals in enumerate(
+        [
+            {"requests": 100, "generation_tokens": 1000, "aborted": 7},
+            {"requests": 110, "generation_tokens": 1100, "aborted": 7},
+            {"requests": 1},
+            {"requests": 5, "generation_tokens": 30},
+            {"requests": 9, "generation_tokens": 60, "aborted": 1},
+        ]
+    ):
+        record.add_state(ServerState(float(t), {}, {name: float(n) for name, n in totals.items()}))
+    assert record.restarts == 1
+    assert record.rates(0.0) == pytest.approx(
+        {"requests": 19 / 4, "generation_tokens": 160 / 4, "aborted": 1 / 4}
+    )
+
+
 def test_requests_of_a_probe_that_end_after_it_are_not_of_the_run() -> None:
     record = ServingRecord()
     record.probed(5.0, 9.0)

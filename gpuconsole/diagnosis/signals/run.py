@@ -11,8 +11,6 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-import msgspec
-
 from gpuconsole.diagnosis.signals.communication import communication_signals
 from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
@@ -169,10 +167,8 @@ def run_signals(
         served = record.serving.signals(
             steps[0].t - steps[0].wall_s, run.settings, run.server_numbers
         )
-        for name, fact in (
-            msgspec.structs.asdict(run.server).items() if run.server is not None else ()
-        ):
-            if fact is not None and name not in record.facts and f"server.{name}" in served:
+        for name, fact in run.server.known().items() if run.server is not None else ():
+            if name not in record.facts and f"server.{name}" in served:
                 served[f"server.{name}"] = dataclasses.replace(
                     served[f"server.{name}"], source=f"the server, {fact.source}"
                 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from gpuconsole.diagnosis.families.serving import PROBED, probe_words
 from gpuconsole.model import units
 from gpuconsole.model.figures import FIGURES, LATENCIES, SummaryFigure
@@ -64,15 +62,7 @@ def request_report(run: Run) -> Report:
 def server_report(run: Run) -> Report:
     """What the model server reports about itself, each fact with its source. Empty where it reports
     nothing, and for a training run."""
-    reported = (
-        {
-            name: fact
-            for name, fact in msgspec.structs.asdict(run.server).items()
-            if fact is not None
-        }
-        if run.server is not None
-        else {}
-    )
+    reported = run.server.known() if run.server is not None else {}
     if not reported:
         return []
     rows = [

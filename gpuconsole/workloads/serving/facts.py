@@ -230,7 +230,7 @@ def _of_llama_cpp(answer: Any) -> Values:
 def _of_embedded(answer: Any) -> Values:
     """`/facts` of the embedded server: plain numbers, of which some are facts in the sense of
     ServerFacts."""
-    names = {field.name for field in msgspec.structs.fields(ServerFacts)}
+    names = {field.name for field in msgspec.structs.fields(ServerFacts)} - {"here"}
     return {name: _number(value) for name, value in answer.items() if name in names}
 
 

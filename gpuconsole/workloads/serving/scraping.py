@@ -4,21 +4,25 @@ most as often as its cost allows."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import operator
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.engines import ServingEngine, engines
+from gpuconsole.model.text import visible
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.http import explain, read_body, redirection
 
@@ -136,6 +140,13 @@ PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "iteration_tokens")
 budget of an iteration."""
 CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_tokens"
 """Metrics that hold facts about the server (facts.py)."""
+PROCESS_START = "process_start_time_seconds"
+"""When the process that answers has started. prometheus_client exports it."""
+FACTS_ON_PAGE = (CACHE_INFO, SGLANG_TOKENS, PROCESS_START)
+OF_EACH_ENGINE = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "sequence_limit")
+"""The gauges that are also kept of each engine, where several report on one page."""
+MAX_ENGINES = 64
+KEY_CHARACTERS = 32
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of the parts of one engine: each part reports the same."""
 MAX_LINE_LENGTH = 2**14
@@ -224,7 +235,7 @@ def _requested_metrics(buckets: bool) -> tuple[str, ...]:
         if source.engine.name == "vllm"
         for name in _names_of(source, buckets)
     ]
-    return tuple(dict.fromkeys([*names, CACHE_INFO]))
+    return tuple(dict.fromkeys([*names, CACHE_INFO, PROCESS_START]))
 
 
 @cache
@@ -238,11 +249,11 @@ def _spelled(buckets: bool) -> dict[str, str]:
             if source.engine is engine
             for name in _names_of(source, buckets)
         ]
-        known += [name for name in (CACHE_INFO, SGLANG_TOKENS) if name.startswith(engine.prefix)]
+        known += [name for name in FACTS_ON_PAGE if name.startswith(engine.prefix)]
         for name in known:
             for prefix in (engine.prefix, *engine.also):
                 names[prefix + name.removeprefix(engine.prefix)] = name
-    return names
+    return {**names, PROCESS_START: PROCESS_START}
 
 
 _NAME = re.compile(r"[^{\s]*")
@@ -291,17 +302,25 @@ def model_of(labels: Mapping[str, str]) -> str:
     return labels.get("model_name") or labels.get("model") or ""
 
 
-def parts_on(families: Iterable[Metric], model: str = "") -> int:
-    """How many engines, models or replicas report on the page."""
-    page = _Page(families, model)
-    running = [
-        part
+@cache
+def _counter_names() -> frozenset[str]:
+    """The metrics of all engines that only rise while a server runs."""
+    return frozenset(
+        name
         for source in _sources()
-        if source.signal == "requests_running" and not source.engine.front
-        for way in source.ways
-        for part in way
-    ]
-    return max(len(page.values(part)) for part in running)
+        if source.kind != "gauges"
+        for name in _names_of(source, buckets=False)
+    )
+
+
+def counters_on(families: Iterable[Metric]) -> dict[str, float]:
+    """The known counters of the page by their names on it, added up over their labels."""
+    counters: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name in _counter_names() and math.isfinite(sample.value):
+                _increase(counters, sample.name, float(sample.value))
+    return counters
 
 
 def server_state(
@@ -317,7 +336,70 @@ def server_state(
             continue
         if _add(state, source, page, buckets) and not source.engine.front:
             served.add(source.signal)
-    return state
+    engines = _each_engine(page)
+    if len(engines) > 1:
+        state.gauges["engines"] = float(len(engines))
+        state.engines.update(itertools.islice(engines.items(), MAX_ENGINES))
+    starts = page.values(MetricPart(PROCESS_START))
+    return msgspec.structs.replace(state, process_start=starts[0]) if len(starts) == 1 else state
+
+
+def _each_engine(page: _Page) -> dict[str, dict[str, float]]:
+    """The gauges of each engine, rank or replica that reports on the page, by a key from the labels
+    that tell them apart. Empty where one alone reports."""
+    found = {
+        signal: [
+            ({**labels, "": source.engine.title}, value)
+            for source in _sources()
+            if source.signal == signal and not source.engine.front
+            for way in itertools.islice(filter(page.has, source.ways), 1)
+            for part in way
+            for labels, value in page.samples(part)
+        ]
+        for signal in OF_EACH_ENGINE
+    }
+    # an engine has one running gauge; a limit may be that of all
+    own = max((found[signal] for signal in OF_EACH_ENGINE[:3]), key=len)
+    names = _telling_apart([labels for labels, _ in own])
+    engines: dict[str, dict[str, float]] = {_key(labels, names): {} for labels, _ in own}
+    if len(engines) < 2:
+        return {}
+    for signal, samples in found.items():
+        for labels, value in samples:
+            keys = [_key(labels, names)]
+            if signal in LIMITS and not any(labels.get(name) for name in names):
+                keys = list(engines)
+            for key in keys:
+                if key in engines:
+                    before = engines[key].get(signal, 0.0)
+                    several = max if signal in (*SHARES, *LIMITS) else operator.add
+                    engines[key][signal] = several(before, value)
+    return engines
+
+
+def _telling_apart(engines: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The names of the labels that tell `engines` apart: one if it is enough, the one with the
+    shortest values."""
+    names = sorted({name for labels in engines for name in labels})
+    values = {name: [labels.get(name, "") for labels in engines] for name in names}
+    enough = [name for name in names if all(values[name]) and _all_differ(values[name])]
+    if enough:
+        return (min(enough, key=lambda name: max(map(len, values[name]))),)
+    return tuple(name for name in names if len(set(values[name])) > 1)
+
+
+def _all_differ(values: Sequence[str]) -> bool:
+    return len(set(values)) == len(values)
+
+
+def _key(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    """A short name of an engine: `0` of several engines, `dp_rank 1`, `worker-a`."""
+    words = (
+        f"{name} {value}" if value.isdigit() and name != "engine" else value
+        for name in names
+        if (value := labels.get(name, ""))
+    )
+    return visible(", ".join(words))[:KEY_CHARACTERS]
 
 
 class _Page:
@@ -345,13 +427,21 @@ class _Page:
         for (name, rest), value in parts.items():
             self._samples.setdefault(name, []).append((dict(rest), value))
 
-    def values(self, part: MetricPart, end: str = "") -> list[float]:
-        """The values of a metric, one for each engine, model or label."""
+    def has(self, way: Iterable[MetricPart]) -> bool:
+        """Whether all parts of a way are on the page."""
+        return all(self.values(part) for part in way)
+
+    def samples(self, part: MetricPart, end: str = "") -> list[tuple[Mapping[str, str], float]]:
+        """The samples of a metric, one for each engine, model or label."""
         return [
-            value * part.factor
+            (labels, value * part.factor)
             for labels, value in self._samples.get(part.name + end, ())
             if part.takes(labels)
         ]
+
+    def values(self, part: MetricPart, end: str = "") -> list[float]:
+        """The values of a metric, one for each engine, model or label."""
+        return [value for _, value in self.samples(part, end)]
 
     def buckets(self, part: MetricPart) -> dict[float, float]:
         """The cumulative counts of a histogram by upper bound, over all engines: the bounds that

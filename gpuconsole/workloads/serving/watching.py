@@ -13,7 +13,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import aiohttp
@@ -61,10 +61,11 @@ from gpuconsole.workloads.serving.http import (
 )
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
 from gpuconsole.workloads.serving.scraping import (
+    KEY_CHARACTERS,
     Scraper,
+    counters_on,
     engines_on,
     models_on,
-    parts_on,
     read_families,
     server_state,
 )
@@ -88,6 +89,10 @@ IS_JSON = "is JSON, not a metrics page"
 """Of trtllm-serve: an array of iterations."""
 
 
+Loads = tuple[dict[str, float], dict[str, dict[str, float]]]
+"""The gauges, and those of each engine where there are several."""
+
+
 class ServerReader(Protocol):
     """Reads the state of a server again and again. `interval_s`: seconds until the next reading."""
 
@@ -109,9 +114,9 @@ class JsonReader:
         session: aiohttp.ClientSession,
         url: str,
         engine: str,
-        parse: Callable[[Any], dict[str, float] | None],
+        parse: Callable[[Any], Loads | None],
     ) -> None:
-        """`parse` returns the gauges; None where the answer is of another kind."""
+        """`parse` returns None where the answer is of another kind."""
         self._session, self._url, self._parse = session, url, parse
         self.engine = engine
 
@@ -122,36 +127,50 @@ class JsonReader:
             ) as answer:
                 if answer.status != 200:
                     raise ValueError(f"HTTP {answer.status}")
-                gauges = self._parse(await read_json(answer))
+                loads = self._parse(await read_json(answer))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
             raise ValueError(f"{self._url}: {explain(problem)}") from None
-        if gauges is None:
+        if loads is None:
             raise ValueError(f"{self._url}: the answer is of another kind")
-        return ServerState(now(), gauges, {}), []
+        gauges, engines = loads
+        return ServerState(now(), gauges, {}, engines=engines), []
 
 
-def of_loads(answer: Any) -> dict[str, float] | None:
+LOAD_NAMES = {
+    "requests_running": "num_running_reqs",
+    "requests_waiting": "num_waiting_reqs",
+    "sequence_limit": "max_running_requests",
+    "kv_cache_usage_ratio": "token_usage",
+}
+
+
+def of_loads(answer: Any) -> Loads | None:
     """The gauges in SGLang's /v1/loads: an entry for each data-parallel rank."""
     ranks = answer.get("loads") if isinstance(answer, dict) else answer
     ranks = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
     if not any("num_running_reqs" in rank for rank in ranks):
         return None
 
-    def values(name: str) -> list[float]:
-        return [float(rank[name]) for rank in ranks if isinstance(rank.get(name), int | float)]
-
-    added = {
-        "requests_running": "num_running_reqs",
-        "requests_waiting": "num_waiting_reqs",
-        "sequence_limit": "max_running_requests",
+    each = {
+        visible(f"dp_rank {rank.get('dp_rank', place)}")[:KEY_CHARACTERS]: {
+            signal: float(rank[name])
+            for signal, name in LOAD_NAMES.items()
+            if isinstance(rank.get(name), int | float)
+        }
+        for place, rank in enumerate(ranks)
     }
-    gauges = {signal: sum(found) for signal, name in added.items() if (found := values(name))}
-    if usage := values("token_usage"):
-        gauges["kv_cache_usage_ratio"] = max(usage)
-    return gauges
+    gauges: dict[str, float] = {}
+    for signal in LOAD_NAMES:
+        if values := [rank[signal] for rank in each.values() if signal in rank]:
+            gauges[signal] = (
+                sum(values) if signal in ("requests_running", "requests_waiting") else max(values)
+            )
+    if len(each) < 2:
+        return gauges, {}
+    return {**gauges, "engines": float(len(each))}, each
 
 
-def of_loaded(answer: Any) -> dict[str, float] | None:
+def of_loaded(answer: Any) -> Loads | None:
     """The gauges in Ollama's /api/ps: the loaded models, and the share of their bytes that is on a
     GPU."""
     models = answer.get("models") if isinstance(answer, dict) else None
@@ -163,27 +182,55 @@ def of_loaded(answer: Any) -> dict[str, float] | None:
         if isinstance(model, dict)
     ]
     whole = sum(size for _, size in sizes)
+    on_gpu = {"on_gpu_ratio": sum(size for size, _ in sizes) / whole} if whole else {}
+    return {"models_loaded": float(len(sizes)), **on_gpu}, {}
+
+
+FORWARDERS = ("ssh", "kubectl")
+"""Programs that listen here for a server that is elsewhere."""
+
+
+def is_here(url: str) -> bool | None:
+    """Whether the address of `url` is an address of this machine, also where the processes of the
+    server cannot be seen. None where the name cannot be resolved. A tunnel leads elsewhere."""
+    address = URL(url)
+    try:
+        found = {
+            ipaddress.ip_address(str(entry[4][0]).partition("%")[0])
+            for entry in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        }
+        own = {
+            ipaddress.ip_address(entry.address.partition("%")[0])
+            for entries in psutil.net_if_addrs().values()
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        }
+    except (OSError, ValueError):
+        return None
+    if not any(ip.is_loopback or ip.is_unspecified or ip in own for ip in found):
+        return False
+    with contextlib.suppress(psutil.Error, OSError):
+        names = {psutil.Process(pid).name() for pid in _listening(address.port)}
+        return not names or not names <= set(FORWARDERS)
+    return True
+
+
+def _listening(port: int | None) -> set[int]:
+    """The processes that listen at `port` of this machine, as far as they can be seen."""
     return {
-        "models_loaded": float(len(sizes)),
-        **({"on_gpu_ratio": sum(on_gpu for on_gpu, _ in sizes) / whole} if whole else {}),
+        entry.pid
+        for entry in psutil.net_connections("tcp")
+        if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port and entry.pid
     }
 
 
 def processes_at(url: str) -> list[int]:
     """The processes of the server at `url`, where it is on this machine and its processes can be
     seen: the one that listens, the one whose part it is, and all that they have started."""
-    address = URL(url)
+    if not is_here(url):
+        return []
     try:
-        if not any(
-            ipaddress.ip_address(found[4][0]).is_loopback
-            for found in socket.getaddrinfo(address.host, address.port)
-        ):
-            return []
-        listening = {
-            entry.pid
-            for entry in psutil.net_connections("tcp")
-            if entry.status == psutil.CONN_LISTEN and entry.laddr.port == address.port and entry.pid
-        }
+        listening = _listening(URL(url).port)
         found: set[int] = set()
         for pid in listening:
             top = psutil.Process(pid)
@@ -217,20 +264,21 @@ class JoinedCounters:
         self._buckets: dict[tuple[str, float], float] = {}
         """What is added to the counters of the page."""
 
-    def continued(self, state: ServerState, parts: int) -> ServerState:
-        """`state`, a reading of a page with so many `parts`, with counters that go on from the last
-        reading."""
-        last, before, self._parts = self._last, self._parts, parts
+    def continued(self, state: ServerState) -> ServerState:
+        """`state` with counters that go on from the last reading."""
+        last, before = self._last, self._parts
+        parts = self._parts = int(state.gauges.get("engines", 1))
         several = parts > 1 or before > 1
-        if last is not None and several:
-            added = self._added(state)
-            fallen = any(
-                added.totals.get(name, total) < total for name, total in last.totals.items()
-            )
-            if parts != before or fallen:
-                self._totals = {
+        if last is not None and state.process_start != last.process_start:
+            self._totals, self._buckets = {}, {}
+        elif last is not None and several:
+            again = self._added(state).began_again(last)
+            again = frozenset(state.totals) if parts != before else again
+            if again:
+                self._totals |= {
                     name: last.totals.get(name, value) - value
                     for name, value in state.totals.items()
+                    if name in again
                 }
                 old = {
                     (name, bound): count
@@ -242,7 +290,11 @@ class JoinedCounters:
                     for name, bounds in state.buckets.items()
                     for bound, count in bounds
                 }
-                self._buckets = {key: old.get(key, count) - count for key, count in new.items()}
+                self._buckets |= {
+                    key: old.get(key, count) - count
+                    for key, count in new.items()
+                    if f"{key[0]}_count" in again
+                }
         self._last = self._added(state)
         return self._last
 
@@ -256,7 +308,117 @@ class JoinedCounters:
             ]
             for name, bounds in state.buckets.items()
         }
-        return ServerState(state.t, state.gauges, totals, buckets)
+        return msgspec.structs.replace(state, totals=totals, buckets=buckets)
+
+
+SEVERAL_SERVERS = (
+    "several servers answer behind this address: rates and percentiles are n/a; watch each server"
+)
+REMEMBERED_S = 300.0
+RETURNS = 2
+"""Several servers are recognised when readings have so often returned to the counters of an earlier
+reading. A server that restarts while it is young may seem to return once."""
+AGREE = 3
+"""A restart is told when so many readings agree: before two servers, they do not."""
+
+
+class OneServer:
+    """What one server has told last."""
+
+    def __init__(self, t: float, counters: dict[str, float]) -> None:
+        self.t, self.counters = t, counters
+
+    def fallen(self, counters: dict[str, float]) -> set[str]:
+        """The metrics that are lower now. The sum and the count of a histogram are one metric."""
+        return _metrics(
+            name for name, value in counters.items() if value < self.counters.get(name, 0.0)
+        )
+
+    def distance(self, counters: dict[str, float]) -> float:
+        """How far `counters` have gone on from the last reading of this server."""
+        return sum(
+            (value - self.counters.get(name, 0.0)) / value
+            for name, value in counters.items()
+            if value > 0
+        )
+
+
+class SeveralServers:
+    """Recognises the readings of one address that come from several servers: a load balancer sends
+    each request to another one.
+
+    The process that answers names the time of its start; one that has answered before, or is older
+    than the last one, is no restart. Where a page does not tell that time, the counters return to
+    those of an earlier reading.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """The servers that have answered; 0: one, as far as is known."""
+        self.returned = False
+        """Whether the last reading has returned to the counters of an earlier one."""
+        self._starts: dict[float, float] = {}
+        """The last reading of each process, by the time of its start."""
+        self._last_start = 0.0
+        self._servers: list[OneServer] = []
+        self._returns = 0
+        self._parts = 1.0
+
+    def add(self, state: ServerState, counters: dict[str, float], after_silence: bool) -> None:
+        """Take the next reading. `after_silence`: the server has not answered since the last."""
+        self.returned = False
+        if start := state.process_start:
+            self._take_start(state.t, start)
+        elif counters:
+            parts = state.gauges.get("engines", 1.0)
+            if after_silence or parts != self._parts:
+                self._servers, self._returns = [], 0
+            self._parts = parts
+            self._take_counters(state.t, counters)
+
+    def _take_start(self, t: float, start: float) -> None:
+        recent = {start: seen for start, seen in self._starts.items() if t - seen <= REMEMBERED_S}
+        self._starts = {**recent, start: t}
+        if (
+            self.count
+            or start < self._last_start
+            or (start != self._last_start and start in recent)
+        ):
+            self.count = max(self.count, 2, len(self._starts))
+        self._last_start = start
+
+    def _take_counters(self, t: float, counters: dict[str, float]) -> None:
+        """The newest server is the last of the list."""
+        self._servers = [one for one in self._servers if t - one.t <= REMEMBERED_S]
+        current = self._servers[-1] if self._servers else None
+        others = [one for one in self._servers[:-1] if not one.fallen(counters)]
+        nearest = min(others, key=lambda one: one.distance(counters), default=None)
+        if (
+            current is not None
+            and not _breaks(current, counters)
+            and (nearest is None or nearest.distance(counters) >= current.distance(counters))
+        ):
+            nearest = current
+        if nearest is None:
+            self._servers.append(OneServer(t, counters))
+        else:
+            self.returned = nearest is not current
+            self._returns += self.returned
+            self._servers.remove(nearest)
+            self._servers.append(nearest)
+            nearest.t, nearest.counters = t, counters
+        if self._returns >= RETURNS:
+            self.count = max(self.count, len(self._servers))
+
+
+def _breaks(one: OneServer, counters: dict[str, float]) -> bool:
+    """Whether `counters` cannot be those of the server `one`: several metrics have fallen, or the
+    only one. One of many that falls is the fault of an exporter."""
+    return len(one.fallen(counters)) >= min(2, len(_metrics(one.counters)))
+
+
+def _metrics(names: Iterable[str]) -> set[str]:
+    return {name.removesuffix("_sum").removesuffix("_count") for name in names}
 
 
 MAX_ASKED = 4
@@ -300,6 +462,9 @@ class ServerWatch:
         self._settled_t = 0.0
         self._last: ServerState | None = None
         self._joined = JoinedCounters()
+        self._servers = SeveralServers()
+        self._untold = 0
+        """The readings after which a restart is told."""
         self._index = 0
         self._down = ""
         self._said: set[str] = set()
@@ -470,6 +635,8 @@ class ServerWatch:
         if self._model:
             facts = msgspec.structs.replace(facts, model=Fact(self._model, "--model"))
         processes = await asyncio.to_thread(processes_at, self._page or self._url)
+        here = await asyncio.to_thread(is_here, self._page or self._url)
+        facts = msgspec.structs.replace(facts, here=here)
         self._give_back()
         self._limits = find_limits(processes)
         if self._limits is not None:
@@ -608,19 +775,20 @@ class ServerWatch:
             return
         if (took := time.monotonic() - begun) > SLOW_S:
             self._note(f"the metrics page takes {took:.1f} s, so it is read seldom")
-        state = self._joined.continued(state, parts_on(families, self._model) if families else 1)
+        self._servers.add(state, counters_on(families), bool(self._down))
+        if self._servers.count:
+            self._say_several()
+            gauges = {**state.gauges, "replicas": float(self._servers.count)}
+            state = msgspec.structs.replace(state, gauges=gauges, totals={}, buckets={})
+        else:
+            state = self._joined.continued(state)
         before, self._last = self._last, state
-        restarted = before is not None and any(
-            state.totals.get(name, total) < total for name, total in before.totals.items()
-        )
+        restarted = before is not None and not self._servers.count and state.restarted_since(before)
         # a busy server may have answered too late
         is_busy = self._facts.max_num_seqs is None and self._asked < MAX_ASKED
         if self._down or restarted or is_busy:
             await self._ask_facts(families)
-        if restarted:
-            self._channel.send(
-                Note(now(), "the server has restarted: its counters began again", "warning")
-            )
+        self._say_restart(restarted)
         if self._down:
             self._down = ""
             self._channel.send(Requests(now(), []))
@@ -628,13 +796,35 @@ class ServerWatch:
         if before is not None:
             self._send_step(before, state)
 
+    def _say_several(self) -> None:
+        self._untold = 0
+        if SEVERAL_SERVERS not in self._said:
+            self._said.add(SEVERAL_SERVERS)
+            self._channel.send(Note(now(), SEVERAL_SERVERS, "warning"))
+
+    def _say_restart(self, restarted: bool) -> None:
+        """A line about a restart: at once after a silence, otherwise when the next readings are of
+        the same server."""
+        if restarted:
+            self._untold = 1 if self._down else AGREE
+        elif self._servers.returned:
+            self._untold = 0
+        elif not self._untold:
+            return
+        self._untold -= 1
+        if not self._untold:
+            self._channel.send(
+                Note(now(), "the server has restarted: its counters began again", "warning")
+            )
+
     def _send_step(self, before: ServerState, state: ServerState) -> None:
         """What the server has done since the reading before. A server that has restarted has
         counted from 0."""
+        again = state.began_again(before)
 
         def gained(name: str) -> int:
             value, old = state.totals.get(name, 0.0), before.totals.get(name, 0.0)
-            return round(value - old if value >= old else value)
+            return round(value if name in again else max(0.0, value - old))
 
         probes = (
             self._probing is not None and not self._probing.done()

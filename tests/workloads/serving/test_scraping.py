@@ -165,6 +165,84 @@ def test_the_names_of_other_engines(engine: str) -> None:
     assert (state.gauges, state.totals) == (gauges, totals)
 
 
+def ranks(count: int, labels: str, metrics: dict[str, list[float]]) -> str:
+    """A page on which `count` engines report `metrics`; `labels` with {n} for the engine."""
+    return "".join(
+        f"{name}{{{labels.format(n=n)}}} {values[n % len(values)]}\n"
+        for name, values in metrics.items()
+        for n in range(count)
+    )
+
+
+SEVERAL = {
+    "vLLM with 8 engines": (
+        ranks(
+            8,
+            'engine="{n}",model_name="m"',
+            {
+                "vllm:num_requests_running": [64, 64, 1, 0, 2, 1, 0, 3],
+                "vllm:num_requests_waiting": [120, 105, 0, 0, 0, 0, 0, 0],
+                "vllm:kv_cache_usage_perc": [0.99, 0.98, 0.1, 0, 0.1, 0.1, 0, 0.1],
+            },
+        ),
+        {"requests_running": 135, "requests_waiting": 225, "kv_cache_usage_ratio": 0.99},
+        ("0", {"requests_running": 64, "requests_waiting": 120, "kv_cache_usage_ratio": 0.99}),
+    ),
+    "SGLang with 4 data-parallel ranks of 2 tensor-parallel ranks": (
+        "".join(
+            ranks(
+                4,
+                f'model_name="m",dp_rank="{{n}}",tp_rank="{rank}",moe_ep_rank="0",pp_rank="0"',
+                {
+                    "sglang:num_running_reqs": [38, 37, 38, 38],
+                    "sglang:max_running_requests": [64],
+                    "sglang:token_usage": [0.2, 0.3, 0.2, 0.2],
+                },
+            )
+            for rank in (0, 1)
+        ),
+        {"requests_running": 151, "sequence_limit": 64, "kv_cache_usage_ratio": 0.3},
+        (
+            "dp_rank 1",
+            {"requests_running": 37, "sequence_limit": 64, "kv_cache_usage_ratio": 0.3},
+        ),
+    ),
+    "vLLM behind Ray, by the shortest label that tells": (
+        "".join(
+            f'ray_vllm_num_requests_running{{WorkerId="{16 * str(n)}f",ReplicaId="worker-{n}",'
+            f'model_name="m",engine="0"}} {running}\n'
+            for n, running in (("a", 3), ("b", 4))
+        ),
+        {"requests_running": 7},
+        ("worker-a", {"requests_running": 3}),
+    ),
+    "ranks of two servers, told apart by two labels": (
+        "".join(
+            f'vllm:num_requests_running{{engine="{engine}",instance="{instance}"}} 2\n'
+            for engine in "01"
+            for instance in ("a:1", "b:1")
+        ),
+        {"requests_running": 8},
+        ("0, a:1", {"requests_running": 2}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_engines_on_a_page_are_kept_apart(name: str) -> None:
+    page, together, (key, own) = SEVERAL[name]
+    state = server_state(read_families(page), 1.0)
+    assert {signal: state.gauges[signal] for signal in together} == together
+    assert state.gauges["engines"] == len(state.engines) > 1
+    assert state.engines[key] == own
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_one_engine_is_not_several(engine: str) -> None:
+    state = server_state(read_families(PAGES[engine][0]), 1.0)
+    assert state.engines == {} and "engines" not in state.gauges
+
+
 def test_parsing_the_known_metrics_takes_a_fraction_of_the_time_for_the_page() -> None:
     def cpu_s(parse: Callable[[], object]) -> float:
         times = []

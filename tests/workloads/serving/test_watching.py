@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 
 from gpuconsole.model.serving import WATCHED
+from gpuconsole.session.serving import ServingRecord
 from gpuconsole.wire.events import (
     AnyEvent,
     Note,
@@ -60,6 +64,7 @@ class Channel:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scraping, "MIN_INTERVAL_S", 0.02)
+    monkeypatch.setattr(scraping, "SHARE", 1.0)
     monkeypatch.setattr(watching.JsonReader, "interval_s", 0.02)
     monkeypatch.setattr(servers, "PATIENCE_S", 0.2)
 
@@ -261,6 +266,110 @@ def test_a_replica_that_goes_or_comes_makes_no_jump_and_no_restart() -> None:
     assert not [note for note in channel.of(Note) if "restarted" in note.text]
 
 
+START = "process_start_time_seconds {}\n"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm with its start", "sglang", "llama.cpp", "tgi"])
+@pytest.mark.parametrize("turns", [(0, 1), (0, 0, 1, 1, 0), (0, 1, 2)])
+def test_two_servers_behind_one_address_have_no_rates_and_no_restarts(
+    engine: str, turns: tuple[int, ...]
+) -> None:
+    """Each alternation added the whole counters of a server: 835 requests for 104."""
+    name, _, with_start = engine.partition(" ")
+    behind, asked = [PageServer(name, seconds=n) for n in (5000.0, 40.0, 800.0)], []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/metrics":
+            return web.Response(status=404)
+        which = turns[len(asked) % len(turns)]
+        asked.append(which)
+        text = [server.next_page() for server in behind][which]
+        return web.Response(text=text + (START.format(1.7e9 + which) if with_start else ""))
+
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: len(channel.of(ServerState)) >= 14)
+
+    channel, watched = watch(answer, use)
+    assert watched.failed == ""
+    warnings = [note.text for note in channel.of(Note) if note.level == "warning"]
+    assert warnings == [watching.SEVERAL_SERVERS]
+    known = [state for state in channel.of(ServerState) if "replicas" in state.gauges]
+    assert len(known) >= 14 - 8
+    assert known == channel.of(ServerState)[-len(known) :]
+    assert not any(state.totals or state.buckets for state in known)
+    assert known[-1].gauges["replicas"] == len(set(turns))
+    record = ServingRecord(watched=True)
+    for state in channel.of(ServerState):
+        record.add_state(state)
+    assert record.restarts == 0 and record.rates(0.0) == {}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("metric", ["generation_tokens_total", "prompt_tokens_total"])
+@pytest.mark.parametrize("other", ["falls once", "swings"])
+def test_one_counter_that_falls_is_no_restart_and_no_other_server(
+    engine: str, metric: str, other: str
+) -> None:
+    """The fault of an exporter was a restart of all: 352 requests for 79."""
+    metric = {"llama.cppgeneration_tokens_total": "tokens_predicted_total"}.get(
+        engine + metric, metric
+    )
+    server = PageServer(engine, seconds=100)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/metrics":
+            return web.Response(status=404)
+        text = server.next_page()
+        wrong = server.seconds == 108 if other == "falls once" else server.seconds % 2
+        if wrong:
+            lines = [
+                f"{line.rpartition(' ')[0]} 3" if metric in line.partition("{")[0] else line
+                for line in text.splitlines()
+            ]
+            text = "\n".join(lines) + "\n"
+        return web.Response(text=text)
+
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: len(channel.of(ServerState)) >= 16)
+
+    channel, _ = watch(answer, use)
+    assert [note.text for note in channel.of(Note) if note.level == "warning"] == []
+    record = ServingRecord(watched=True)
+    for state in channel.of(ServerState):
+        assert "replicas" not in state.gauges
+        record.add_state(state)
+    assert record.restarts == 0
+    if engine == "vllm":
+        first, last = record.states[0], record.states[-1]
+        gained = record.rates(0.0)["requests"] * (last.t - first.t)
+        assert gained == pytest.approx(10 * (len(record.states) - 1), rel=0.01)
+
+
+def test_a_process_that_names_its_start_has_restarted_when_another_start_is_there() -> None:
+    """A young server may have counted more after its restart than before."""
+    servers = [PageServer("vllm", seconds=2), PageServer("vllm", seconds=2)]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/metrics":
+            return web.Response(status=404)
+        second = servers[0].seconds >= 8
+        text = servers[second].next_page()
+        servers[1].seconds += 20 * (not second)
+        return web.Response(text=text + START.format(1.7e9 + 50 * second))
+
+    async def use(channel: Channel, watched: ServerWatch) -> None:
+        await channel.until(lambda: len(channel.of(ServerState)) >= 16)
+
+    channel, _ = watch(answer, use)
+    assert [note.text for note in channel.of(Note) if note.level == "warning"] == [
+        "the server has restarted: its counters began again"
+    ]
+    record = ServingRecord(watched=True)
+    for state in channel.of(ServerState):
+        record.add_state(state)
+    assert record.restarts == 1
+
+
 def test_the_address_of_the_page_itself_will_do() -> None:
     channel, watched = watch(
         serving(PageServer("vllm")), three_readings, server_url="{url}/metrics"
@@ -285,11 +394,25 @@ def test_sglang_without_metrics_is_read_from_its_loads() -> None:
         await channel.until(lambda: bool(channel.of(ServerState)))
 
     channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/v1/loads": loads}), one_reading)
-    assert channel.of(ServerState)[0].gauges == {
+    own = {
         "requests_running": 3,
         "requests_waiting": 2,
         "sequence_limit": 8,
         "kv_cache_usage_ratio": 0.4,
+    }
+    assert (channel.of(ServerState)[0].gauges, channel.of(ServerState)[0].engines) == (own, {})
+    loads["loads"] += [loads["loads"][0] | {"dp_rank": 1, "token_usage": 0.6}]
+    channel, _ = watch(serving(PageServer("vllm"), "/nowhere", {"/v1/loads": loads}), one_reading)
+    assert channel.of(ServerState)[0].gauges == {
+        "requests_running": 6,
+        "requests_waiting": 4,
+        "sequence_limit": 8,
+        "kv_cache_usage_ratio": 0.6,
+        "engines": 2,
+    }
+    assert channel.of(ServerState)[0].engines == {
+        "dp_rank 0": own,
+        "dp_rank 1": own | {"kv_cache_usage_ratio": 0.6},
     }
     assert channel.of(ServerKnown)[0].facts.engine.value == "sglang"
 
@@ -320,8 +443,52 @@ def test_the_processes_of_a_server_on_this_machine_are_found() -> None:
         assert watching.processes_at(url) == [server.pid], (
             "not those of the program that has started it"
         )
+        port = url.rpartition(":")[2]
+        for entry in psutil.net_if_addrs()["lo"]:  # a server may listen at an address of its own
+            if entry.family == socket.AF_INET:
+                assert watching.is_here(f"http://{entry.address}:{port}") is True
         server.kill()
     assert watching.processes_at("http://192.0.2.1:8000") == [], "not this machine"
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://localhost:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://0.0.0.0:8000", True),
+        ("http://192.0.2.1:8000", False),
+        ("http://no.such.host.invalid:8000", None),
+    ],
+)
+def test_a_server_is_here_where_its_address_is_one_of_this_machine(
+    url: str, here: bool | None
+) -> None:
+    assert watching.is_here(url) is here
+
+
+def test_a_server_behind_a_tunnel_is_not_here(tmp_path: Path) -> None:
+    """The port of `ssh -L` is on this machine, and the server is not."""
+    ssh = tmp_path / "ssh"
+    ssh.symlink_to(sys.executable)
+    words = [
+        str(ssh),
+        "-c",
+        "import ctypes, socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen();"
+        "ctypes.CDLL(None).prctl(15, b'ssh'); print(s.getsockname()[1], flush=True);"
+        "time.sleep(30)",
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tunnel:
+        assert tunnel.stdout is not None
+        url = f"http://127.0.0.1:{tunnel.stdout.readline().strip()}"
+        assert watching.is_here(url) is False and watching.processes_at(url) == []
+        tunnel.kill()
+
+
+def test_the_facts_tell_whether_the_server_is_here() -> None:
+    channel, _ = watch(serving(PageServer("vllm")), three_readings)
+    facts = channel.of(ServerKnown)[0].facts
+    assert facts.here is True and "here" not in facts.known() and "here" not in facts.numbers()
 
 
 # --- faults ---------------------------------------------------------------------------------------
