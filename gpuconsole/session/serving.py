@@ -356,6 +356,11 @@ class ServingRecord:
         """How often the totals of the server began again."""
         return sum(map(self.is_own, self._restarts))
 
+    @property
+    def several_servers(self) -> bool:
+        """Whether several servers answer behind the address, so that no total is known."""
+        return bool(self.states) and "replicas" in self.states[-1].gauges
+
     def means(self, since: float) -> dict[str, float]:
         """Means that the server reports, over the requests, tokens and iterations that it finished
         after `since`."""
