@@ -498,7 +498,7 @@ def guide(
         if state.startswith("No conclusion"):
             return 2, f"No rule names a cause. Press {keys['details']} for the reasons."
         if state == NOTHING_FOUND:
-            return 2, f"{state}.{another}"
+            return (0, "") if run.watched else (2, f"{state}.{another}")
     return 2, "Wait for the finding. The console measures where the time goes."
 
 
