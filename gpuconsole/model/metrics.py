@@ -752,6 +752,30 @@ _SERVING = (
         "The servers that have answered behind one address: it has no rates and no percentiles",
     ),
     declare(
+        "server.accept_length",
+        "tokens",
+        "server /metrics",
+        "Tokens of a forward pass with speculative decoding: accepted drafts and one more (SGLang)",
+    ),
+    declare(
+        "server.accept_rate",
+        "ratio",
+        "server /metrics",
+        "Share of the drafted tokens that the model accepts (SGLang)",
+    ),
+    declare(
+        "server.grammar_waiting",
+        "requests",
+        "server /metrics",
+        "Requests that wait for their grammar to be compiled (SGLang)",
+    ),
+    declare(
+        "server.lora_limit",
+        "adapters",
+        "server /metrics",
+        "The most LoRA adapters in one iteration",
+    ),
+    declare(
         "server.token_limit",
         "tokens",
         "server /metrics",

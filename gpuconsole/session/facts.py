@@ -98,6 +98,12 @@ def device(view: View) -> Device:
     )
 
 
+def server_is_elsewhere(view: View) -> bool:
+    """Whether the run watches a server on another machine: nothing of this machine concerns it."""
+    run = view.run
+    return run is not None and run.watched and run.server is not None and run.server.here is False
+
+
 def short_name(name: str) -> str:
     for vendor in VENDORS:
         name = name.removeprefix(vendor)

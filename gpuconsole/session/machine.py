@@ -131,6 +131,13 @@ class Readings:
         for key in [key for key in self.latest if key.startswith(prefixes)]:
             self.forget(key)
 
+    def drop_all(self, *prefixes: str) -> None:
+        """Delete the present value and the history of every series whose key begins with one of
+        these prefixes."""
+        self.forget_all(*prefixes)
+        for key in [key for key in self.series if key.startswith(prefixes)]:
+            del self.series[key]
+
     def forget_gpu(self, device: str) -> None:
         """Delete the present `gpu.*` values of a GPU, of its links and of its slices."""
         for name in [

@@ -352,6 +352,11 @@ class ServingRecord:
         gained, _ = self._gained(since, _totals)
         return {name: gained.get(name, 0.0) for name in OUTCOMES}
 
+    @property
+    def several_servers(self) -> bool:
+        """Whether several servers answer behind the address, so that no total is known."""
+        return bool(self.states) and "replicas" in self.states[-1].gauges
+
     def means(self, since: float) -> dict[str, float]:
         """Means that the server reports, over the requests, tokens and iterations that it finished
         after `since`."""

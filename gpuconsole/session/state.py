@@ -22,7 +22,7 @@ from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.figures.summary import peaks_of, summarized
 from gpuconsole.session.freshness import fresh_value
 from gpuconsole.session.machine import USUAL, WORKLOAD, MachineState, devices_used
-from gpuconsole.session.points import Rates, RunPoints
+from gpuconsole.session.points import SERVER_RATES, Rates, RunPoints
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import (
     AnyEvent,
@@ -49,6 +49,14 @@ SIDES = 1000
 """Changes of side that are kept: a trial has some tens."""
 LATENCIES = tuple(figure.metric for figure in figures.LATENCIES if figure.live)
 """Series of answered requests. They have no present value while the server does not answer."""
+
+
+OF_TOTALS = (
+    "workload.",
+    "server.prefix_hit_ratio",
+    *(f"server.{name}_per_s" for name in SERVER_RATES),
+)
+"""Series from the totals of a watched server. They are wrong where several servers answer."""
 
 
 class SessionState(MachineState):
@@ -277,6 +285,8 @@ class SessionState(MachineState):
             case ServerState() if serving is not None:
                 self.server_period_s = serving.period_s
                 self._points.add_server_state(event, device if serving.watched else "")
+                if serving.several_servers:
+                    self.readings.drop_all(*OF_TOTALS)
             case RunClosed():
                 self.stage = event.state
 

@@ -17,7 +17,7 @@ from gpuconsole.model.finding import Finding, Interval
 from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
-from gpuconsole.model.serving import SERVING_PHASES
+from gpuconsole.model.serving import SERVING_PHASES, WATCHED
 from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.breakdown import LOOKS
@@ -117,6 +117,15 @@ def test_no_run_is_without_a_fault_while_an_experiment_runs() -> None:
         2,
         "Wait for the finding. The console measures where the time goes.",
     )
+
+
+@pytest.mark.parametrize("state", ["running", "finished"])
+def test_a_watched_server_is_no_step_on_the_way_through_the_scenarios(state: str) -> None:
+    view = situation("healthy")
+    assert guide(view, keys.written())[0] == 2
+    watched = msgspec.structs.replace(view.runs[-1], workload=WATCHED, state=state)
+    shown = msgspec.structs.replace(view, runs=(watched,), state=state)
+    assert guide(shown, keys.written()) == (0, "")
 
 
 def test_the_suggestion_of_an_ended_run_names_no_key() -> None:

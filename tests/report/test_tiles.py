@@ -9,11 +9,13 @@ import pytest
 
 from gpuconsole.model.machine import UNIFIED
 from gpuconsole.model.metrics import series_key
+from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.report.machine.columns import device_line
 from gpuconsole.report.machine.overview import paint_overview
-from gpuconsole.report.machine.tiles import paint_devices, tile_at, tiles
+from gpuconsole.report.machine.tiles import ELSEWHERE, paint_devices, tile_at, tiles
 from gpuconsole.report.screen.chart import History
-from tests.tui.fake_session import gpu_view, steps
+from gpuconsole.tui.widgets.header import paint_header
+from tests.tui.fake_session import cpu_view, gpu_view, steps
 from tests.tui.test_paint import text
 
 
@@ -150,3 +152,20 @@ def test_traffic_that_the_driver_samples_for_20_ms_says_so() -> None:
         for source in ({}, {key: "nvml"}, {key: "nvml.field"})
     ]
     assert [row[4] for row in titles] == ["PCIe", "PCIe, 20 ms", "PCIe"]
+
+
+@pytest.mark.parametrize("here", [True, None, False])
+def test_a_server_on_another_machine_has_nothing_of_this_machine(here: bool | None) -> None:
+    shown = cpu_view()
+    run = msgspec.structs.replace(shown.runs[-1], workload=WATCHED, server=ServerFacts(here=here))
+    shown = msgspec.structs.replace(shown, runs=(run,))
+    no_history: History = lambda key, columns, seconds: [0.0] * columns  # noqa: E731
+    painted = text(
+        [
+            *paint_header(shown, 100, 3),
+            *paint_devices(shown, no_history, 60, 30, all_eight=True, boxed=True),
+        ]
+    )
+    of_machine = ["gpubox-07", "CPU", "cores busy", "memory", "disk"]
+    assert [word for word in of_machine if word in painted] == ([] if here is False else of_machine)
+    assert "tokens/s" in painted and (ELSEWHERE in painted) == (here is False)

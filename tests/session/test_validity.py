@@ -11,7 +11,7 @@ from gpuconsole.model import units
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.run import Run, Step, Validity
-from gpuconsole.model.serving import Request
+from gpuconsole.model.serving import WATCHED, Request
 from gpuconsole.report.parts import printed
 from gpuconsole.report.prometheus.collector import ScrapeCollector
 from gpuconsole.report.prometheus.scrape import scrape
@@ -394,3 +394,24 @@ def test_a_comparison_names_the_doubt_and_judges_no_invalid_run() -> None:
 
 def test_a_latency_of_0_reads_as_not_measured() -> None:
     assert units.latency(0.0).strip() == "n/a" and units.latency(0.02).strip() == "20.0 ms"
+
+
+def test_what_two_servers_have_told_before_they_were_recognised_is_dropped() -> None:
+    state, totals = SessionState(), {"requests": 100.0, "generation_tokens": 1000.0}
+    state.apply(RunOpened(100.0, "1", "watched", WATCHED, {}, "cpu"))
+    for second in range(1, 20):
+        t, age = 100.0 + second, 50.0 if second % 2 else 1.0
+        known = second > 4
+        gauges = {"requests_running": 2.0} | ({"replicas": 2.0} if known else {})
+        told = {} if known else {name: age * total for name, total in totals.items()}
+        state.apply(ServerState(t, gauges, told))
+        tokens = 0 if known else int(age * 1000)
+        state.apply(Steps(t, [Step(second, t, 1.0, 1, tokens, ())], 0.0, 0.0, 0.0, 0.0))
+    assert state.record is not None and state.record.serving is not None
+    run = run_now(state, state.record)
+    assert run.summary.tokens_per_s is None and run.summary.requests == 0
+    assert run.validity is not None and run.validity.verdict == "degraded"
+    assert [reason for reason in run.validity.reasons if "restarted" in reason] == []
+    assert state.record.serving.restarts == 0
+    assert not [key for key in state.readings.latest if "tokens_per_s" in key]
+    assert not [key for key in state.readings.series if "tokens_per_s" in key]

@@ -82,6 +82,8 @@ FIRST = (0, 2, 6, 7)
 def tiles(view: View, all_eight: bool) -> list[Tile]:
     """The tiles of the view's device."""
     serves = view.run is not None and view.run.serves
+    if facts.server_is_elsewhere(view):
+        return [_requests(view), _throughput(view), _latency(view)]
     if facts.device(view).is_gpu:
         eight = [
             _column_tile(view, for_devices(view, column, (view.device,))) for column in GPU_TILES
@@ -243,6 +245,7 @@ MIN_SPARK = 8
 DIGITS = 1000
 MIN_TITLE = 24
 """Cells of the rule that remain for the title."""
+ELSEWHERE = "server on another machine"
 NONE = "none"
 """The figure of a tile in whose histories all values are zero."""
 
@@ -283,6 +286,8 @@ def paint_devices(
 
 
 def _title(view: View, width: int) -> str:
+    if facts.server_is_elsewhere(view):
+        return ELSEWHERE
     device = facts.device(view)
     if device.is_gpu:
         return f"{device.id} {facts.short_name(device.name)}"
@@ -297,7 +302,7 @@ def _title(view: View, width: int) -> str:
 
 def _figures(view: View, width: int) -> list[Segment]:
     device = facts.device(view)
-    if not device.is_gpu:
+    if not device.is_gpu or facts.server_is_elsewhere(view):
         return []
     if why := trouble(view, device.id):
         return [(why, "alert")]

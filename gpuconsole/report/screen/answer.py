@@ -457,7 +457,7 @@ def guide(
     if trial is not None:
         return 4, "Wait for the verdict. Steps with and without the change alternate."
     if not facts.active(view):
-        return (0, "") if run.is_job else (1, f"This run has ended. {start}")
+        return (0, "") if run.is_job or run.watched else (1, f"This run has ended. {start}")
     if run.watched and facts.suggestions(view):
         before = "The server has its limits of the start again. " if view.trials else ""
         return (
@@ -475,7 +475,7 @@ def guide(
         )
         return 3, f"The trial was undecided: {why}. Press {keys['try_selected']} to try again."
     if facts.healthy(run) is not None:
-        return 2, f"This run is healthy.{another}"
+        return (0, "") if run.watched else (2, f"This run is healthy.{another}")
     if facts.suggestions(view) and view.trials and view.trials[-1].state == "failed":
         if run.permissions(view.trials[-1].changes):
             return (
@@ -498,7 +498,7 @@ def guide(
         if state.startswith("No conclusion"):
             return 2, f"No rule names a cause. Press {keys['details']} for the reasons."
         if state == NOTHING_FOUND:
-            return 2, f"{state}.{another}"
+            return (0, "") if run.watched else (2, f"{state}.{another}")
     return 2, "Wait for the finding. The console measures where the time goes."
 
 

@@ -193,6 +193,7 @@ _COUNTED = {
     "requests_per_s": "requests",
     "preemptions_per_s": "preemptions",
 }
+SEVERAL_SERVERS = "several servers answer behind this address"
 _FROM_WORKLOAD = ("tokens_per_s", "requests_per_s", "ttft_s", "itl_s", "e2e_s")
 
 
@@ -212,10 +213,10 @@ def _not_reported(record: RunRecord) -> dict[str, str]:
         name.replace("prefix_hits", "prefix_hit_ratio") for name in reported
     }
     names = {name: _COUNTED.get(name, name) for name in ASKED_OF_SERVERS}
+    several = SEVERAL_SERVERS if record.serving.several_servers else ""
     return {
-        f"{'workload' if name in _FROM_WORKLOAD else 'server'}.{name}": why_lacking(
-            engine, "prefix_hits" if name == "prefix_hit_ratio" else signal
-        )
+        f"{'workload' if name in _FROM_WORKLOAD else 'server'}.{name}": several
+        or why_lacking(engine, "prefix_hits" if name == "prefix_hit_ratio" else signal)
         for name, signal in names.items()
         if signal not in reported
     }
@@ -349,6 +350,8 @@ def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | N
             ],
         )
     reasons = [*_outages(serving, record.closed_t is not None), *_not_served(record, serving)]
+    if serving.several_servers:
+        reasons.append(f"{SEVERAL_SERVERS}: no rate and no percentile is known")
     return Validity("degraded" if reasons else "valid", reasons)
 
 

@@ -9,6 +9,7 @@ from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.columns import device_line
 from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.report.machine.tiles import ELSEWHERE
 from gpuconsole.report.run.breakdown import share_text
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session import facts
@@ -41,6 +42,8 @@ def header_rows(view: View) -> int:
 def _devices(view: View) -> list[Device]:
     """The devices that have a row, the device in use first: not the device of a run, and not the
     GPUs that a strip shows."""
+    if facts.server_is_elsewhere(view):
+        return []
     current = facts.device(view)
     others = (
         []
@@ -61,6 +64,8 @@ def _title(view: View, width: int) -> Row:
     room = width - 1 - row_width(line_of(left[0])) - row_width(line_of(right[0]))
     no_gpu = not any(device.is_gpu for device in view.devices)
     device, host = [(f"   {_device_name(view)}", "dim")], [(f"   {view.environment.host}", "dim")]
+    if facts.server_is_elsewhere(view):
+        device, host = [(f"   {ELSEWHERE}", "dim")], []
     numbers = (
         []
         if _trouble(view)

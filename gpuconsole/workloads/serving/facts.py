@@ -114,7 +114,7 @@ def merge(sources: Sequence[tuple[str, Values]]) -> ServerFacts:
         for name, value in values.items():
             if value is not None and name not in facts:
                 facts[name] = Fact(value, source)
-    return ServerFacts(**facts)
+    return ServerFacts(**facts)  # type: ignore[arg-type]  # no source names `here`
 
 
 def complete(reported: ServerFacts, *sources: tuple[str, Values]) -> ServerFacts:

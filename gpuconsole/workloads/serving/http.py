@@ -143,6 +143,12 @@ BY_ERRNO = {
     errno.ENETUNREACH: "the network is unreachable",
     errno.ETIMEDOUT: "the host does not answer",
 }
+UNKNOWN_ISSUER = (18, 19, 20, 21)
+"""OpenSSL's X509_V_ERR of a certificate that is signed by itself, or by an issuer that is not
+known here."""
+OWN_CERTIFICATE = (
+    "set SSL_CERT_FILE=FILE to the file with this certificate, or with that of its issuer"
+)
 TLS_PROBE_S = 1.0
 
 Outlook = Literal["never", "refused", "later"]
@@ -156,7 +162,10 @@ def explain(problem: BaseException) -> str:
     if isinstance(problem, aiohttp.ClientConnectorDNSError):
         return f"the host name {problem.host} cannot be resolved"
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
-        return f"the TLS certificate is not accepted: {_tls_reason(problem.certificate_error)}"
+        error = problem.certificate_error
+        unknown = getattr(error, "verify_code", 0) in UNKNOWN_ISSUER
+        remedy = f"; {OWN_CERTIFICATE}" if unknown else ""
+        return f"the TLS certificate is not accepted: {_tls_reason(error)}{remedy}"
     if isinstance(problem, aiohttp.ClientSSLError):
         reason = _tls_reason(problem.os_error)
         return (

@@ -132,8 +132,10 @@ SUMMED = ("_sum", "_count")
 BUCKET = "_bucket"
 SHARES = ("kv_cache_usage_ratio", "prefix_hit_ratio", "forward_busy_ratio")
 """Gauges that engines do not add up: the largest counts, and the mean of KV_MEAN."""
-LIMITS = ("sequence_limit", "token_limit")
+LIMITS = ("sequence_limit", "token_limit", "lora_limit")
 """Limits of one engine: of several engines, the largest."""
+MEANS = ("accept_length", "accept_rate")
+"""Gauges of which the mean counts: of those that have worked, because an idle rank reports 0."""
 CACHE_USAGE, KV_MEAN = "kv_cache_usage_ratio", "kv_cache_mean_ratio"
 PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "iteration_tokens")
 """The histograms whose buckets are read, of a server that is watched: for percentiles, and for the
@@ -142,13 +144,22 @@ CACHE_INFO, SGLANG_TOKENS = "vllm:cache_config_info", "sglang:max_total_num_toke
 """Metrics that hold facts about the server (facts.py)."""
 PROCESS_START = "process_start_time_seconds"
 """When the process that answers has started. prometheus_client exports it."""
-FACTS_ON_PAGE = (CACHE_INFO, SGLANG_TOKENS, PROCESS_START)
+LORA_INFO, MAX_LORA = "vllm:lora_requests_info", "max_lora"
+"""vLLM's limit of LoRA adapters in one iteration is a label; the value is a time."""
+FACTS_ON_PAGE = (CACHE_INFO, SGLANG_TOKENS, LORA_INFO)
+TRITON, TRITON_ENGINE = "nv_", "nv_trt_llm_"
+OF_TRITON_ENGINE = (TRITON_ENGINE, "nv_inference_pending_request_count")
+"""What runs and waits is told by the model that is the engine."""
 OF_EACH_ENGINE = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "sequence_limit")
 """The gauges that are also kept of each engine, where several report on one page."""
 MAX_ENGINES = 64
 KEY_CHARACTERS = 32
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of the parts of one engine: each part reports the same."""
+IS_EMPTY = "is an empty page"
+IS_HTML = "is a web page (HTML), not metrics"
+IS_JSON = "is JSON, not a metrics page"
+"""The last one: of trtllm-serve, an array of iterations."""
 MAX_LINE_LENGTH = 2**14
 MAX_LINES = 20_000
 
@@ -235,7 +246,7 @@ def _requested_metrics(buckets: bool) -> tuple[str, ...]:
         if source.engine.name == "vllm"
         for name in _names_of(source, buckets)
     ]
-    return tuple(dict.fromkeys([*names, CACHE_INFO, PROCESS_START]))
+    return tuple(dict.fromkeys([*names, CACHE_INFO, LORA_INFO, PROCESS_START]))
 
 
 @cache
@@ -279,6 +290,16 @@ def read_families(text: str, buckets: bool = False) -> list[Metric]:
     return list(text_string_to_metric_families("\n".join(lines) + "\n"))
 
 
+def what_it_is(text: str) -> str:
+    """What a page without a known metric is, in a few words."""
+    begin = text[:1000].lstrip("\ufeff \t\r\n")
+    if not begin:
+        return IS_EMPTY
+    if begin.startswith("<"):
+        return IS_HTML
+    return IS_JSON if begin[0] in "[{" else "has no known metric"
+
+
 def engines_on(families: Iterable[Metric]) -> list[ServingEngine]:
     """The engines whose metrics are on the page."""
     names = [sample.name for family in families for sample in family.samples]
@@ -293,6 +314,21 @@ def models_on(families: Iterable[Metric]) -> list[str]:
             for family in families
             for sample in family.samples
             if (name := model_of(sample.labels))
+        }
+    )
+
+
+def models_counted(families: Sequence[Metric]) -> list[str]:
+    """The models on the page whose requests are added up."""
+    counted = _OneRequest(families, "")
+    return sorted(
+        {
+            name
+            for family in families
+            for sample in family.samples
+            if (name := model_of(sample.labels))
+            and not sample.name.startswith(OF_TRITON_ENGINE)
+            and counted.takes(sample.name, name)
         }
     )
 
@@ -340,6 +376,8 @@ def server_state(
     if len(engines) > 1:
         state.gauges["engines"] = float(len(engines))
         state.engines.update(itertools.islice(engines.items(), MAX_ENGINES))
+    if limits := page.label_values(LORA_INFO, MAX_LORA):
+        state.gauges["lora_limit"] = max(limits)
     starts = page.values(MetricPart(PROCESS_START))
     return msgspec.structs.replace(state, process_start=starts[0]) if len(starts) == 1 else state
 
@@ -402,12 +440,59 @@ def _key(labels: Mapping[str, str], names: Iterable[str]) -> str:
     return visible(", ".join(words))[:KEY_CHARACTERS]
 
 
+_ENTRY = re.compile(r"ensemble|_bls\b")
+"""The models that clients of TensorRT-LLM behind Triton ask: an ensemble, or the script that calls
+the same parts."""
+
+
+class _OneRequest:
+    """Which models of a page count. Behind Triton, a request to TensorRT-LLM is one of an ensemble
+    and of each of its parts (preprocessing, tensorrt_llm, postprocessing): added up, one request
+    was four. Its counts are those of the ensemble, otherwise of the largest model; what runs and
+    waits is that of the engine."""
+
+    def __init__(self, families: Sequence[Metric], model: str) -> None:
+        """`model`: the one that the user has chosen; empty: all."""
+        self._model = model
+        self._asked: set[str] = set()
+        """The models whose counts are those of the requests; empty where models are independent."""
+        self._engines: set[str] = set()
+        requests: dict[str, float] = {}
+        for family in families:
+            for sample in family.samples:
+                name = model_of(sample.labels)
+                if sample.name.startswith(TRITON_ENGINE) or (
+                    sample.name.startswith(TRITON) and name.startswith("tensorrt_llm")
+                ):
+                    self._engines |= {name} if not _ENTRY.search(name) else set()
+                if sample.name == f"{TRITON}inference_request_success":
+                    _increase(requests, name, float(sample.value))
+        if self._engines and not model:
+            asked = {name for name in requests if _ENTRY.search(name)}
+            if not any(requests[name] for name in asked):
+                asked = {max(requests, key=lambda name: requests[name])} if requests else set()
+            self._asked = asked
+
+    def takes(self, metric: str, model: str) -> bool:
+        """Whether the samples of `metric` about `model` count."""
+        if not model or not metric.startswith(TRITON) or not self._engines:
+            return not self._model or (model or self._model) == self._model
+        asked = {self._model} if self._model else self._asked
+        if metric.startswith(OF_TRITON_ENGINE) and (
+            not self._model or self._model not in self._engines
+        ):
+            return model in self._engines or metric.startswith(TRITON_ENGINE)
+        return model in asked
+
+
 class _Page:
     """The samples of a page by name: of the parts of one engine only one, because each reports the
     same."""
 
     def __init__(self, families: Iterable[Metric], model: str) -> None:
         self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        families = list(families)
+        counted = _OneRequest(families, model)
         parts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for family in families:
             for sample in family.samples:
@@ -415,7 +500,7 @@ class _Page:
                 # SGLang reports each priority, and the sum under an empty label
                 if labels.get("priority") or math.isnan(value):
                     continue
-                if model and (model_of(labels) or model) != model:
+                if not counted.takes(sample.name, model_of(labels)):
                     continue
                 if any(rank in labels for rank in RANKS):
                     rest = tuple(
@@ -426,6 +511,11 @@ class _Page:
                     self._samples.setdefault(sample.name, []).append((labels, value))
         for (name, rest), value in parts.items():
             self._samples.setdefault(name, []).append((dict(rest), value))
+
+    def label_values(self, name: str, label: str) -> list[float]:
+        """The numbers in a label of the metric `name`."""
+        texts = [labels.get(label, "") for labels, _ in self._samples.get(name, ())]
+        return [float(text) for text in texts if text.isdigit()]
 
     def has(self, way: Iterable[MetricPart]) -> bool:
         """Whether all parts of a way are on the page."""
@@ -477,6 +567,9 @@ def _add(state: ServerState, source: SignalSource, page: _Page, buckets: bool) -
         together = [value for each in values for value in each]
         if source.kind == "totals":
             _increase(state.totals, source.signal, sum(together))
+        elif source.signal in MEANS:
+            if worked := [value for value in together if value > 0]:
+                state.gauges[source.signal] = sum(worked) / len(worked)
         elif source.signal in (*SHARES, *LIMITS):
             state.gauges[source.signal] = max(
                 state.gauges.get(source.signal, together[0]), *together

@@ -61,13 +61,18 @@ from gpuconsole.workloads.serving.http import (
 )
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
 from gpuconsole.workloads.serving.scraping import (
+    IS_EMPTY,
+    IS_HTML,
+    IS_JSON,
     KEY_CHARACTERS,
     Scraper,
     counters_on,
     engines_on,
+    models_counted,
     models_on,
     read_families,
     server_state,
+    what_it_is,
 )
 from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
 
@@ -85,8 +90,6 @@ NO_CHANGE = (
 )
 CLIENT_SIGNAL = "probe.before_engine_s"
 MAX_MODELS = 5
-IS_JSON = "is JSON, not a metrics page"
-"""Of trtllm-serve: an array of iterations."""
 
 
 Loads = tuple[dict[str, float], dict[str, dict[str, float]]]
@@ -533,7 +536,10 @@ class ServerWatch:
         )
         refused: list[str] = []
         for page in [self._page] if self._page else [f"{self._url}{page}" for page in PAGES]:
-            families, why = await self._families(session, page, min(PAGE_S, max(left_s, SLOW_S)))
+            begun = time.monotonic()
+            families, why = await self._families(session, page, PAGE_S)
+            if (took := time.monotonic() - begun) > SLOW_S:
+                self._note(f"the page took {took:.1f} s to answer")
             if (
                 families
                 and (known := server_state(families, 0.0, model=self._model))
@@ -594,12 +600,21 @@ class ServerWatch:
                 families = await asyncio.to_thread(read_families, text, buckets=True)
             except ValueError as problem:
                 raise ServerFailed(f"{page}: {explain(problem)}") from None
-        return families, "" if families else (
-            IS_JSON if text[:1] in ("[", "{") else "has no known metric"
-        )
+        return families, "" if families else what_it_is(text)
 
     async def _why_nothing(self, refused: list[str]) -> str:
         """Why nothing can be read, in one line, with the flag that turns the metrics on."""
+        # a program that answers to every path says nothing about the engine
+        if page := next((why.partition(" ")[0] for why in refused if why.endswith(IS_HTML)), ""):
+            return (
+                f"{page} answers with a web page (HTML), not with metrics: give the address of the"
+                " engine itself, such as http://host:8000"
+            )
+        if page := next((why.partition(" ")[0] for why in refused if why.endswith(IS_EMPTY)), ""):
+            return (
+                f"{page} answers, and the page is empty: give the address of the engine itself,"
+                " such as http://host:8000; an engine that has had no request yet may tell nothing"
+            )
         facts = await ask_facts(self._session, self._url) if not self._page else ServerFacts()
         name = (
             str(facts.engine.value)
@@ -624,7 +639,7 @@ class ServerWatch:
         names = [engine.name for engine in engines_on(families)] or [
             self._reader.engine if isinstance(self._reader, JsonReader) else ""
         ]
-        models = models_on(families)
+        models = models_counted(families)
         facts = complete(
             facts,
             (
@@ -660,7 +675,7 @@ class ServerWatch:
     def _say_models(self, families: list[Metric]) -> None:
         """A line where the page has several models or engines: the figures are of all of them
         together."""
-        models, found = models_on(families), engines_on(families)
+        models, found = models_counted(families), engines_on(families)
         if len(models) > 1 and not self._model:
             self._note(
                 f"{len(models)} models on the page, added up: {_list(models)}; --model NAME takes"
@@ -857,7 +872,7 @@ class ServerWatch:
         )
 
     def _note(self, text: str) -> None:
-        kind = text.partition(" ")[0]
+        kind = "".join(letter for letter in text if not letter.isdigit())
         if kind not in self._said:
             self._said.add(kind)
             self._channel.send(Note(now(), text))

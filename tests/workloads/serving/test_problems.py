@@ -108,7 +108,8 @@ def test_a_certificate_that_nobody_signed(tmp_path: Path) -> None:
     context.load_cert_chain(self_signed(tmp_path))
     assert (
         words("https", closes, tls=context)
-        == "the TLS certificate is not accepted: self-signed certificate"
+        == "the TLS certificate is not accepted: self-signed certificate; "
+        "set SSL_CERT_FILE=FILE to the file with this certificate, or with that of its issuer"
     )
 
 

@@ -139,7 +139,7 @@ def test_a_certificate_that_nobody_signed(certificate: Path) -> None:
         async with serving(models, certificate=certificate) as url:
             return await reach(url, wait_s=60)
 
-    assert "the TLS certificate is not accepted: self-signed certificate" in at_once(
+    assert "self-signed certificate; set SSL_CERT_FILE=FILE to the file" in at_once(
         *asyncio.run(ask())
     )
 

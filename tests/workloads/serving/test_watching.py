@@ -523,6 +523,33 @@ def test_the_json_of_trtllm_serve_is_known_as_such() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (
+            "<!DOCTYPE html><html><body>Welcome</body></html>",
+            "/metrics answers with a web page (HTML), not with metrics: give the address of the"
+            " engine itself, such as http://host:8000",
+        ),
+        ("\n <html></html>", "answers with a web page (HTML), not with metrics"),
+        ("", "/metrics answers, and the page is empty: give the address of the engine itself"),
+        ("\n", "the page is empty"),
+    ],
+)
+def test_a_page_of_an_ingress_is_named_and_not_taken_for_an_engine_without_metrics(
+    body: str, line: str
+) -> None:
+    """It was: `is vLLM and shows no metrics: start vLLM without --disable-log-stats`."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            return web.json_response(models("vllm")["/v1/models"])
+        return web.Response(text=body, content_type="text/html")
+
+    _, watched = watch(answer, for_ever)
+    assert line in watched.failed and "--disable-log-stats" not in watched.failed
+
+
 def test_a_server_that_is_nothing_we_know_is_named_with_what_was_tried() -> None:
     _, watched = watch(serving(PageServer("vllm"), "/nowhere"), for_ever)
     assert (
@@ -610,6 +637,26 @@ def test_a_slow_page_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [note.text for note in channel.of(Note) if "takes" in note.text] == [
         "the metrics page takes 0.1 s, so it is read seldom"
     ]
+
+
+def test_a_page_that_is_slow_from_the_start_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An overloaded server answers late; --wait was needed for a page slower than 4 s."""
+    monkeypatch.setattr(watching, "SLOW_S", 0.2)
+    begun: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/metrics":
+            return web.Response(status=404)
+        begun.append(request.path)
+        await asyncio.sleep(2 * servers.ASK_EVERY_S + servers.PATIENCE_S if len(begun) == 1 else 0)
+        return web.Response(text=page("vllm", Load(), len(begun)))
+
+    channel, watched = watch(answer, three_readings)
+    assert watched.failed == ""
+    notes = [note.text for note in channel.of(Note) if note.text.startswith("the page took")]
+    assert len(notes) == 1 and notes[0].endswith(" s to answer")
 
 
 def test_a_change_is_refused() -> None:
