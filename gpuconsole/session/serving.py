@@ -154,6 +154,8 @@ class ServingRecord:
         self.failures: Counter[str] = Counter()
         self.answered = 0
         """Answered requests of the whole run. `requests` holds only the newest."""
+        self.in_one_piece = 0
+        """Answers that came in one piece: their TTFT and ITL are not known."""
         self.failed_in_outages = 0
         """Counted requests that failed while the server did not answer. They are in `failures`
         too."""
@@ -211,6 +213,7 @@ class ServingRecord:
                 self.failed_in_outages += bool(event.down)
             else:
                 self.answered += 1
+                self.in_one_piece += request.ttft_s is None
             self.requests.append(request)
             self._gaps += len(request.gaps)
             for value, weight in itl_pairs([request]):

@@ -121,7 +121,8 @@ class ClientWait:
             if values:
                 signals[f"probe.{name}"] = Signal(statistics.median(values), unit, how + source)
 
-        first = [request.ttft_s or 0.0 for request in requests]
+        # an answer in one piece has its first token with its last
+        first = [request.ttft_s or request.e2e_s or 0.0 for request in requests]
         add("client_ttft_s", first)
         add("client_itl_s", [tpot for request in requests if (tpot := request.tpot_s) is not None])
         add("chunks", [len(request.gaps) + 1 for request in requests], "chunks")

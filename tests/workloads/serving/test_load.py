@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 
@@ -20,8 +19,8 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.serving import Request, shared_ratio
 from gpuconsole.workloads.serving.http import connect
-from gpuconsole.workloads.serving.load import client
-from gpuconsole.workloads.serving.load.client import EFFECTS, Arrivals, Client, refused_fields
+from gpuconsole.workloads.serving.load.answer import Arrivals, gaps_between, read_chunk
+from gpuconsole.workloads.serving.load.client import EFFECTS, Client, refused_fields
 from gpuconsole.workloads.serving.load.traffic import Prompts, Traffic
 from tests.fakes.model_server import ITL_S, KEY, TTFT_S, FakeServer
 
@@ -32,11 +31,19 @@ LOAD: Knobs = {
 }
 
 
-def arrivals(*chunks: dict[str, Any]) -> Arrivals:
+def arrivals(*chunks: dict[str, Any], every_s: float = 0.1) -> Arrivals:
     found = Arrivals()
     for n, chunk in enumerate(chunks):
-        found.add(msgspec.convert(chunk, client._Chunk), n * 0.1)
+        found.add(read_chunk(chunk), n * every_s)
     return found
+
+
+def settled(
+    found: Arrivals, asked: int = 100
+) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+    """Output tokens, the gaps between chunks, and the tokens of each chunk after the first."""
+    answer = found.settled(asked, characters_per_token=2.0)
+    return answer.tokens, gaps_between(answer.times), tuple(answer.counts[1:])
 
 
 def text(words: str, usage: int | None = None, reason: str | None = None) -> dict[str, Any]:
@@ -52,28 +59,56 @@ def test_tokens_are_counted_from_usage_in_every_chunk() -> None:
         text("e", 6, "length"),
         {"choices": [], "usage": {"completion_tokens": 6}},
     )
-    assert (found.tokens, found.prompt_tokens, found.finished) == (6, 3, "length")
-    total, gaps, counts = found.settled()
+    assert (found.told, found.prompt_tokens, found.finished) == (6, 3, "length")
+    total, gaps, counts = settled(found)
     assert (total, counts) == (6, (3, 1, 1)) and gaps == pytest.approx((0.1, 0.1, 0.1))
 
 
 def test_usage_at_the_end_is_spread_over_the_chunks() -> None:
-    total, gaps, counts = arrivals(
-        text("a"),
-        text("bc"),
-        text("de", reason="stop"),
-        {"choices": [], "usage": {"completion_tokens": 9}},
-    ).settled()
+    total, gaps, counts = settled(
+        arrivals(
+            text("a"),
+            text("bc"),
+            text("de", reason="stop"),
+            {"choices": [], "usage": {"completion_tokens": 9}},
+        )
+    )
     assert (total, counts, len(gaps)) == (9, (4.0, 4.0), 2)
 
 
 def test_usage_beside_the_last_choice_does_not_count_as_that_chunks_tokens() -> None:
-    total, _, counts = arrivals(text("a"), text("b"), text("c", 3, "stop")).settled()
+    total, _, counts = settled(arrivals(text("a"), text("b"), text("c", 3, "stop")))
     assert (total, counts) == (3, (1, 1))
 
 
-def test_without_usage_a_chunk_is_a_token() -> None:
-    assert arrivals(text("a"), text("b"), text("", reason="stop")).settled()[0] == 2
+COUNTS: list[tuple[str, list[dict[str, Any]], int, list[float]]] = [
+    ("ended by its length", [text("ab"), text("cd"), text("", reason="length")], 100, [99]),
+    ("by its text", [text("abc"), text("defgh"), text("", reason="stop")], 4, [3]),
+    ("a chunk has a token", [text("a"), text("b"), text("c", reason="stop")], 3, [1, 1]),
+    ("holes are tokens", [text("a"), text(""), text("b"), text("", 4, "length")], 4, [1, 1, 1]),
+    ("holes are none", [text("a"), text(""), text("b"), text("", 2, "length")], 2, [1]),
+    ("of each chunk alone", [text("abcd", 4), text("efgh", 4), text("ijkl", 4)], 12, [4, 4]),
+    ("begins again", [text("a", 1), text("b", 2), text("c", 1), text("d", 2)], 4, [1, 1, 1]),
+    (
+        "null, then at the end",
+        [text("a") | {"usage": None}, text("b"), {"usage": {"completion_tokens": 5.0}}],
+        5,
+        [4],
+    ),
+    (
+        "llama.cpp",
+        [text("a"), text("b"), text("", reason="stop") | {"timings": {"predicted_n": 3}}],
+        3,
+        [1, 1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "chunks", "tokens", "counts"), COUNTS)
+def test_tokens_are_those_of_the_server_or_follow_from_the_end_or_the_text(
+    name: str, chunks: list[dict[str, Any]], tokens: int, counts: list[float]
+) -> None:
+    assert (settled(arrivals(*chunks))[0], list(settled(arrivals(*chunks))[2])) == (tokens, counts)
 
 
 def test_a_chunk_that_only_names_the_role_is_not_a_first_token() -> None:
@@ -84,42 +119,31 @@ def test_a_chunk_that_only_names_the_role_is_not_a_first_token() -> None:
     found = arrivals(
         role, {"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 1}}
     )
-    assert found.times == [0.1] and found.tokens == 1
+    assert found.settled(1, 4.0).times == [0.1] and found.told == 1
 
 
 def merged(usage: bool) -> Arrivals:
     """Seven tokens in four reads: the first, three, two, one."""
     found = Arrivals()
     for n, t in enumerate((0.0, 0.3, 0.3, 0.3, 0.5, 0.5, 0.6), start=1):
-        found.add(msgspec.convert(text("a", n if usage else None), client._Chunk), t)
+        found.add(read_chunk(text("a", n if usage else None)), t)
     return found
 
 
 def test_events_of_one_read_are_one_chunk() -> None:
-    total, gaps, counts = merged(usage=True).settled()
+    total, gaps, counts = settled(merged(usage=True))
     assert total == 7 and gaps == pytest.approx((0.3, 0.2, 0.1)) and counts == (3, 2, 1)
 
 
 def test_usage_at_the_end_is_spread_over_the_events_of_each_read() -> None:
     found = merged(usage=False)
-    found.add(
-        msgspec.convert({"choices": [], "usage": {"completion_tokens": 13}}, client._Chunk), 0.6
-    )
-    total, gaps, counts = found.settled()
+    found.add(read_chunk({"choices": [], "usage": {"completion_tokens": 13}}), 0.6)
+    total, gaps, counts = settled(found)
     assert (
         total == 13
         and gaps == pytest.approx((0.3, 0.2, 0.1))
         and counts == pytest.approx((6, 4, 2))
     )
-
-
-def test_an_answer_in_one_read_has_no_time_per_token() -> None:
-    found = Arrivals()
-    for n in (1, 2, 3):
-        found.add(msgspec.convert(text("a", n), client._Chunk), 0.4)
-    total, gaps, counts = found.settled()
-    assert (total, gaps, counts) == (3, (), ())
-    assert Request(1.0, 0.0, 0.4, 0.4, 10, total, gaps, counts).tpot_s is None, "not 0 s"
 
 
 async def break_off_silent(client: Client) -> None:
