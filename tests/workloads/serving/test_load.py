@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import re
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohttp
@@ -38,9 +39,7 @@ def arrivals(*chunks: dict[str, Any], every_s: float = 0.1) -> Arrivals:
     return found
 
 
-def settled(
-    found: Arrivals, asked: int = 100
-) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+def settled(found: Arrivals, asked: int = 100) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
     """Output tokens, the gaps between chunks, and the tokens of each chunk after the first."""
     answer = found.settled(asked, characters_per_token=2.0)
     return answer.tokens, gaps_between(answer.times), tuple(answer.counts[1:])
@@ -219,7 +218,8 @@ def test_a_request_has_its_tokens_and_times(behaviour: str, chat: bool) -> None:
         assert request.ttft_s >= TTFT_S * 0.99
         assert request.e2e_s >= (TTFT_S + 5 * ITL_S) * 0.99
         assert sum(request.gaps) == pytest.approx(request.e2e_s - request.ttft_s)
-        assert sum(request.counts) == pytest.approx(5)
+        # fewer where a client that reads late gets the second token with the first
+        assert sum(request.counts) <= 5 + 1e-9
         if behaviour == "four":
             assert request.counts in ((4, 1), (5,)), (
                 "a client that reads late gets both chunks in one read"
@@ -550,3 +550,213 @@ def test_a_server_that_counts_nonsense_does_not_make_prompts_grow_for_ever() -> 
     for _ in range(200):
         prompts.learn(prompts.next({**LOAD, "prompt_tokens": 100})[0], 1)
     assert len(prompts.next({**LOAD, "prompt_tokens": 100})[0]) <= 1600
+
+
+# --- answers in odd forms, over a socket ----------------------------------------------------------
+
+DONE = b"data: [DONE]\n\n"
+PAUSE_S = 0.02
+
+
+def event(said: Any, *, usage: Any = None, reason: Any = None) -> bytes:
+    """A chunk of a chat. `said`: a text, or a whole delta."""
+    delta = said if isinstance(said, dict) else {"content": said}
+    chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}], "usage": usage}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def told(tokens: Any) -> bytes:
+    return b'data: {"choices": [], "usage": {"completion_tokens": %s}}\n\n' % str(tokens).encode()
+
+
+END = event("", reason="length") + told(6) + DONE
+
+
+async def write_answer(
+    writes: Sequence[bytes],
+    *,
+    refused: tuple[str, ...] = (),
+    status: str = "400 Bad Request",
+    chat: bool | None = True,
+    requests: int = 1,
+    keep_open: bool = False,
+) -> tuple[list[Request], list[str], float]:
+    """Ask a server that makes these `writes`, PAUSE_S apart, for six tokens; the requests, the
+    notes, and the tokens that were counted. The paths in `refused` are answered with `status`."""
+    notes: list[str] = []
+    counted: list[float] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(re.search((rb"(?i)content-length: (\d+)"), head)[1]))  # type: ignore[index]
+        if head.split()[1].decode() in refused:
+            words = b"this model is not supported here"
+            writer.write(b"HTTP/1.1 %s\r\ncontent-length: 32\r\n\r\n" % status.encode() + words)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            for part in writes:
+                await asyncio.sleep(PAUSE_S)
+                writer.write(part)
+            if keep_open:
+                await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening, await connect("") as session:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        one = Client(session, url, "m", chat=chat, timeout_s=5.0, note=notes.append)
+        watching = asyncio.create_task(break_off_silent(one))
+        found = [await one.ask("x", 6, now(), counted.append) for _ in range(requests)]
+        watching.cancel()
+    return found, notes, sum(counted)
+
+
+def each(*said: Any) -> list[bytes]:
+    return [*(event(one) for one in said), END]
+
+
+LETTERS = "abcdef"
+CALL = [{"index": 0, "function": {"arguments": "x"}}]
+SPLIT = b'data: {"choices": [{"index": 0,\ndata:  "delta": {"content": "a"}}]}\n\n'
+READ: dict[str, list[bytes]] = {
+    "four tokens a chunk": [event("ab"), event("cd"), END],
+    "holes": each("a", "", "b", "", "c", ""),
+    "reasoning": each(*({"reasoning": one} for one in LETTERS)),
+    "reasoning under two names": each(
+        *({"reasoning": one, "reasoning_content": one, "content": None} for one in LETTERS)
+    ),
+    "a field of later servers": each(*({"thoughts": one} for one in LETTERS)),
+    "tools": each(*({"tool_calls": CALL} for _ in LETTERS)),
+    "an old function": each(*({"function_call": {"arguments": one}} for one in LETTERS)),
+    "parts": each(*({"content": [{"type": "text", "text": one}]} for one in LETTERS)),
+    "a refusal": each(*({"refusal": one} for one in LETTERS)),
+    "usage in each chunk": [
+        *(event("a", usage={"completion_tokens": n + 1}) for n in range(6)), END
+    ],
+    "usage of each chunk": [*(event("a", usage={"completion_tokens": 1}) for _ in LETTERS), END],
+    "float usage": [*(event(one) for one in LETTERS), told("6.0"), DONE],
+    "usage as text": [*(event(one) for one in LETTERS), told('"6"'), DONE],
+    "no choices, no usage": [
+        *(event(one) + b'data: {"choices": null}\n\n' for one in LETTERS),
+        event("", reason="length"),
+    ],
+    "NaN": [
+        *(event(one).replace(b'"index": 0', b'"index": 0, "logprobs": [NaN]') for one in LETTERS),
+        END,
+    ],
+    "an end as an object": [
+        *(event(one) for one in LETTERS), event("", reason={"type": "length", "length": 6}), DONE
+    ],
+    "events without empty lines": [
+        *(event(one).replace(b"\n\n", b"\n") for one in LETTERS), END
+    ],
+    "an event of two lines": [*[SPLIT] * 6, END],
+    "a byte order mark, CR": [
+        b"\xef\xbb\xbf", *(event(one).replace(b"\n", b"\r") for one in LETTERS), END
+    ],
+    "no empty line at the end": [*(event(one) for one in LETTERS), event("", reason="length")[:-2]],
+    "tokens after the reason": [
+        event("a", reason="length"), *(event(one) for one in "bcdef"), DONE
+    ],
+    "llama.cpp": [
+        *(event(one) for one in LETTERS),
+        b'data: {"choices": [{"delta": {}, "finish_reason": "length"}],'
+        b' "timings": {"prompt_n": 2, "predicted_n": 6}}\n\n', DONE
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", READ)
+def test_an_answer_is_read_in_every_form(form: str) -> None:
+    """Six tokens, in chunks PAUSE_S apart."""
+    (request,), _, counted = asyncio.run(write_answer(READ[form]))
+    assert (request.error, request.output_tokens) == ("", 6) and counted == pytest.approx(6)
+    assert request.ttft_s is not None and request.ttft_s >= PAUSE_S * 0.9
+    assert request.e2e_s is not None and request.tpot_s is not None
+    assert sum(request.gaps) == pytest.approx(request.e2e_s - request.ttft_s)
+    # less where a client that reads late gets two chunks in one read
+    assert sum(request.counts) <= 5 + 1e-9 and len(request.gaps) == len(request.counts)
+
+
+A_FEW = [event("a"), event("b")]
+FAILED: dict[str, tuple[list[bytes], str]] = {
+    "error": ([*A_FEW, b'data: {"error": {"message": "no room"}}\n\n', DONE], "no room"),
+    "object error": ([*A_FEW, b'data: {"object": "error", "message": "no room"}\n\n'], "no room"),
+    "first": ([b'data: {"error": "no room"}\n\n'], "no room"),
+    "event": ([*A_FEW, b'event: error\ndata: {"message": "no room"}\n\n', DONE], "no room"),
+    "event, later": ([*A_FEW, b'data: {"message": "no room"}\nevent: error\n\n'], "no room"),
+    "event, two lines": ([b'event: error\ndata: {"message":\ndata: "no room"}\n\n'], "no room"),
+    "choice": (
+        [b'data: {"choices": [{"error": {"message": "no room"}, "finish_reason": "error"}]}\n\n'],
+        "no room",
+    ),
+    "abort": ([*A_FEW, event("", reason="abort"), DONE], "finish_reason abort"),
+    "filter": ([*A_FEW, event("", reason="content_filter"), DONE], "content_filter"),
+    "object": ([event("", reason={"type": "abort", "message": "no room"}), DONE], "no room"),
+    "unknown": ([*A_FEW, event("", reason="evicted"), told(2), DONE], "evicted"),
+    "JSON": ([b'{\n "error": {\n  "message": "no room"}}'], "no room"),
+    "detail": ([b'{"detail": "no room"}\n'], "no room"),
+    "page": ([b"<html><body><h1>no</h1> room</body></html>"], "no room"),
+    "text": ([b"no room"], "no room"),
+    "comments": ([b": ping\n\n", b": ping\n\n", DONE], "without a token"),
+    "half an event": ([*A_FEW, b'data: {"choices": [{"del'], "broke off"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FAILED)
+def test_a_failure_in_an_answer_is_a_failed_request_with_the_words_of_the_server(form: str) -> None:
+    writes, words = FAILED[form]
+    (request,), _, _ = asyncio.run(write_answer(writes))
+    assert words in request.error and "\n" not in request.error and len(request.error) < 200
+
+
+def whole_answer(message: dict[str, Any]) -> bytes:
+    return json.dumps(
+        {
+            "choices": [{"message": message, "finish_reason": "length"}],
+            "usage": {"completion_tokens": 6},
+        },
+        indent=1,
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [[b"", b"".join(each(*LETTERS))], [b"", whole_answer({"content": LETTERS})]],
+    ids=["held back", "not streamed"],
+)
+def test_an_answer_in_one_piece_has_no_ttft_and_no_gaps(writes: list[bytes]) -> None:
+    (request,), _, _ = asyncio.run(write_answer(writes))
+    assert (request.error, request.output_tokens, request.ttft_s) == ("", 6, None)
+    assert (request.gaps, request.counts, request.tpot_s) == ((), (), None)
+    assert request.e2e_s is not None and request.e2e_s >= PAUSE_S
+
+
+def test_an_answer_that_is_complete_does_not_wait_for_the_end_of_its_connection() -> None:
+    (request,), _, _ = asyncio.run(write_answer(each(*LETTERS), keep_open=True))
+    assert (request.error, request.output_tokens) == ("", 6)
+
+
+def test_answers_that_end_early_and_without_counts_are_said_once() -> None:
+    short = [event("aa"), event("bb"), event("", reason="stop"), DONE]
+    requests, notes, counted = asyncio.run(write_answer(short, requests=12))
+    assert [request.output_tokens for request in requests] == [2] * 12 and counted == 24
+    assert len(notes) == 2
+    assert "no usage" in notes[0] and "2 of 6 tokens" in notes[1]
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "405 Method Not Allowed", "400 Bad Request"])
+def test_a_server_that_only_chats_is_found_unless_completions_are_asked_for(status: str) -> None:
+    refused = ("/v1/completions",)
+    for chat in (None, False):
+        requests, notes, _ = asyncio.run(
+            write_answer(each(*LETTERS), refused=refused, status=status, chat=chat, requests=2)
+        )
+        assert [not request.error for request in requests] == [chat is None] * 2
+        assert len(notes) == (chat is None) and all("chat/completions" in note for note in notes)
+
+
+def test_a_server_with_neither_api_names_its_refusal() -> None:
+    both = ("/v1/completions", "/v1/chat/completions")
+    (request,), notes, _ = asyncio.run(write_answer([], refused=both, chat=None))
+    assert request.error == "HTTP 400: this model is not supported here" and not notes

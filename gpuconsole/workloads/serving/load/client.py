@@ -161,6 +161,12 @@ class Client:
                 " ends by its length has those that were asked for, any other is estimated from"
                 f" its text, {self.characters_per_token:.1f} characters per token",
             )
+        if arrivals.sequences > 1:
+            self._note_once(
+                "sequences",
+                f"the server gives {arrivals.sequences} answers to a request: their tokens count"
+                " together",
+            )
         self._answers += 1
         self._tokens += tokens
         self._asked += asked
@@ -242,13 +248,11 @@ class Client:
         if no_completions:
             self._note_once(
                 "chat",
-                f"the server takes no completions ({no_completions}): the load uses"
-                " /v1/chat/completions; --set endpoint=completions insists",
+                f"the server takes no completions ({no_completions}): requests go to"
+                " /v1/chat/completions",
             )
 
-    async def _post(
-        self, path: str, body: dict[str, Any]
-    ) -> tuple[aiohttp.ClientResponse, float]:
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse, float]:
         """Send a request; returns the answer and the time of sending.
 
         A server may close a kept connection at the moment in which the client uses it again. Such a
