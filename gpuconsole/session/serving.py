@@ -698,9 +698,10 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
         signals["client.chunk_gap_p99_s"] = Signal(
             percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps"
         )
-    signals["client.prompt_tokens"] = Signal(
-        statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean"
-    )
+    if counted := [request.prompt_tokens for request in requests if request.prompt_tokens]:
+        signals["client.prompt_tokens"] = Signal(
+            statistics.fmean(counted), "tokens", f"{n}, usage, mean"
+        )
     signals["client.output_tokens"] = Signal(
         statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean"
     )

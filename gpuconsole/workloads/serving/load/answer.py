@@ -131,7 +131,9 @@ class Body:
     def _read(self, line: bytes) -> Any:
         """The value that `line` completes, or None."""
         if not line:
-            self._end_event()
+            if self._held or self._is_error:
+                self._end_event()
+            self._said = b""
             return None
         name, _, data = line.partition(b":")
         if name == b"data":
@@ -187,11 +189,9 @@ NOT_SPOKEN = frozenset(
 )  # fmt: skip
 """Fields of a message that are not text of the model. All others are: servers name reasoning and
 calls of tools in several ways."""
-COUNTS = (
-    ("usage", ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")),
-    ("timings", ("prompt_n", "cache_n"), ("predicted_n",)),
-)
-"""Where a server counts tokens: OpenAI, and llama.cpp, which counts what its cache holds apart."""
+OF_PROMPT = ("prompt_tokens", "input_tokens", "prompt_n")
+OF_ANSWER = ("completion_tokens", "output_tokens", "predicted_n")
+"""Counts of tokens in `usage` (OpenAI), and in `timings` (llama.cpp)."""
 
 
 class Chunk(NamedTuple):
@@ -211,30 +211,61 @@ def read_chunk(value: Any) -> Chunk:
     is no object."""
     if not isinstance(value, dict):
         raise RequestFailed(_not_of_the_api(str(value).encode()))
+    if _is_error(value):
+        raise RequestFailed(_reported(json.dumps(value).encode()))
     choices = value.get("choices")
-    choices = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
-    if _is_error(value) or any(choice.get("error") for choice in choices):
-        wrong = next((choice for choice in choices if choice.get("error")), value)
-        raise RequestFailed(_reported(json.dumps(wrong).encode()))
-    characters, sequences, finish = 0, 0, ""
-    for choice in choices:
-        characters += max(_characters(choice.get(name)) for name in ("text", "delta", "message"))
-        sequences = max(sequences, 1 + int(_number(choice.get("index")) or 0))
-        finish = _finish(choice.get("finish_reason")) or finish
-    prompt, tokens = 0, None
-    for said in (value, *choices):
-        for name, of_prompt, of_answer in COUNTS:
-            if isinstance(counts := said.get(name), dict):
-                prompt = prompt or int(_sum(counts, of_prompt) or 0)
-                tokens = _sum(counts, of_answer) if tokens is None else tokens
+    characters, sequences, finish, prompt = 0, 0, "", 0
+    tokens: float | None = None
+    if value.get("usage") or value.get("timings"):
+        prompt, tokens = _counts(value)
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
+        if choice.get("error"):
+            raise RequestFailed(_reported(json.dumps(choice).encode()))
+        characters += _characters(
+            choice.get("text") or choice.get("delta") or choice.get("message")
+        )
+        index = choice.get("index")
+        sequences = max(sequences, 1 + int(_number(index) or 0) if index else 1)
+        if reason := choice.get("finish_reason"):
+            finish = _finish(reason)
+        if tokens is None and choice.get("usage"):
+            prompt, tokens = _counts(choice)
     return Chunk(characters, sequences, finish, prompt, tokens)
 
 
 def _is_error(value: Mapping[str, Any]) -> bool:
     """Whether an event is an error: it says so, or it has a reason in place of an answer."""
-    if value.get("error") or "error" in (value.get("object"), value.get("type")):
+    if value.get("error") or value.get("object") == "error" or value.get("type") == "error":
         return True
-    return not value.keys() & {"choices", "usage"} and any(map(value.get, REASONS))
+    return "choices" not in value and "usage" not in value and any(map(value.get, REASONS))
+
+
+def _counts(said: Mapping[str, Any]) -> tuple[int, float | None]:
+    """The tokens of the prompt, 0 where they are not told, and those of the answer so far."""
+    prompt: int = 0
+    tokens: float | None = None
+    usage = said.get("usage")
+    if isinstance(usage, dict):  # the usual form, which each token of vLLM has
+        prompt, tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens")
+        if type(prompt) is int and type(tokens) is int and prompt >= 0 and tokens >= 0:
+            return prompt, tokens
+        prompt, tokens = 0, None
+    for counts in (usage, said.get("timings")):
+        if isinstance(counts, dict):
+            prompt = prompt or int(_first(counts, OF_PROMPT) or 0)
+            tokens = _first(counts, OF_ANSWER) if tokens is None else tokens
+            # llama.cpp counts what its cache holds apart
+            prompt += int(_number(counts.get("cache_n")) or 0) if "prompt_n" in counts else 0
+    return prompt, tokens
+
+
+def _first(counts: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+    for name in names:
+        if name in counts and (number := _number(counts[name])) is not None:
+            return number
+    return None
 
 
 def _characters(said: Any) -> int:
@@ -247,8 +278,11 @@ def _characters(said: Any) -> int:
         return 0
     if "arguments" in said:  # a call of a tool
         return _characters(said["arguments"]) + _characters(said.get("name"))
-    # one text may stand in two fields: `reasoning` and `reasoning_content`
-    return max((_characters(said[name]) for name in said if name not in NOT_SPOKEN), default=0)
+    most = 0  # one text may stand in two fields: `reasoning` and `reasoning_content`
+    for name, part in said.items():
+        if part and name not in NOT_SPOKEN:
+            most = max(most, _characters(part))
+    return most
 
 
 def _finish(said: Any) -> str:
@@ -259,13 +293,10 @@ def _finish(said: Any) -> str:
     return str(said) if said else ""
 
 
-def _sum(counts: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
-    known = [number for name in names if (number := _number(counts.get(name))) is not None]
-    return sum(known) if known else None
-
-
 def _number(said: Any) -> float | None:
     """A count of 0 or more, whatever its type; None where it is none."""
+    if type(said) is int and said >= 0:
+        return said
     try:
         number = float(said) if isinstance(said, int | float | str) else math.nan
     except (ValueError, OverflowError):

@@ -4,6 +4,7 @@ API, which a server may refuse."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Set
@@ -36,8 +37,9 @@ CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
 CLOSED_S = 0.5
 """A kept connection that the server has closed fails within this time. A later failure is a failure
 of the server."""
-AFTER_END_S = 1.0
-"""For this time after the end of an answer, its connection may stay open without an end."""
+END_S = 0.05
+"""After an answer its connection has this time to end. A new connection serves the next request
+otherwise."""
 SHORT_AFTER, SHORT_RATIO = 5, 0.8
 """So many answers with less than this share of the tokens asked for are reported."""
 NO_COMPLETIONS = re.compile(
@@ -286,24 +288,25 @@ class Client:
         arrivals: Arrivals,
         on_tokens: Callable[[float], None],
     ) -> None:
-        body, t = Body(), now()
-        try:
-            async for block in pieces(response):
-                if not block:
-                    continue
-                self._received[response] = self.last_data_t = t = now()
-                for value in body.feed(block):
-                    on_tokens(arrivals.add(read_chunk(value), t))
-                most = max(1, arrivals.sequences) * max_tokens + MAX_EXTRA_TOKENS
-                if arrivals.at_least > most:
-                    raise RequestFailed(
-                        f"{arrivals.at_least:.0f} tokens and no end, asked for {max_tokens}"
-                    )
-                if body.done:
-                    self._received[response] = t - self._timeout_s + AFTER_END_S
-        except (aiohttp.ClientError, ConnectionError):
-            if not body.done:
-                raise
+        body, t, blocks = Body(), now(), pieces(response)
+        async for block in blocks:
+            if not block:
+                continue
+            self._received[response] = self.last_data_t = t = now()
+            for value in body.feed(block):
+                on_tokens(arrivals.add(read_chunk(value), t))
+            most = max(1, arrivals.sequences) * max_tokens + MAX_EXTRA_TOKENS
+            if arrivals.at_least > most:
+                raise RequestFailed(
+                    f"{arrivals.at_least:.0f} tokens and no end, asked for {max_tokens}"
+                )
+            if body.done:
+                break
+        if body.done:  # a connection that ends in time can be used again
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                async with asyncio.timeout(END_S):
+                    async for _ in blocks:
+                        pass
         for value in body.end():
             on_tokens(arrivals.add(read_chunk(value), t))
         if problem := arrivals.problem(max_tokens):
