@@ -88,6 +88,9 @@ COUNTS: list[tuple[str, list[dict[str, Any]], int, list[float]]] = [
     ("holes are none", [text("a"), text(""), text("b"), text("", 2, "length")], 2, [1]),
     ("of each chunk alone", [text("abcd", 4), text("efgh", 4), text("ijkl", 4)], 12, [4, 4]),
     ("begins again", [text("a", 1), text("b", 2), text("c", 1), text("d", 2)], 4, [1, 1, 1]),
+    ("zeros before the end", [text("a", 0), text("b", 0), text("", 4, "length")], 4, [3]),
+    ("at the beginning alone", [text("a", 1), text("b"), text("c", reason="stop")], 3, [1, 1]),
+    ("the total in each chunk", [text("abcd", 60), text("efgh", 60)], 60, []),
     (
         "null, then at the end",
         [text("a") | {"usage": None}, text("b"), {"usage": {"completion_tokens": 5.0}}],

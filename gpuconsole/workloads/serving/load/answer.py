@@ -365,6 +365,8 @@ class Arrivals:
         if not chunk.sequences:
             return 0.0
         kind = TEXT if chunk.characters else END if chunk.finish else EMPTY
+        if kind == TEXT and chunk.tokens is None:
+            self._total = None  # a count before this text is out of date
         self._chunks.append((t, kind, chunk.tokens))
         self.characters += chunk.characters
         self.texts += kind == TEXT
@@ -395,14 +397,13 @@ class Arrivals:
         """Tokens and times of the answer, after its last chunk."""
         if not self.texts:
             return Settled(0, False, [], [])
-        estimated = False
-        counts = self._counted()
+        estimated, most = False, float(asked * self.sequences)
+        counts = self._counted(most)
         if counts is None:
-            if self._total is not None and self._total >= 1:
-                total = self._total
-            elif self.finished.lower() == "length" and self.texts <= asked:
-                total = float(asked)
-            else:
+            total = self._total
+            if not total and self.finished.lower() == "length" and self.texts <= most:
+                total = most
+            elif not total:
                 estimated = True
                 total = max(float(self.texts), round(self.characters / characters_per_token))
             counts = self._spread(total)
@@ -418,23 +419,22 @@ class Arrivals:
                 merged.append(count)
         return Settled(round(sum(counts)), estimated, times, merged)
 
-    def _counted(self) -> list[float] | None:
-        """The tokens of each chunk by the server's count in it; None where a chunk with text has no
-        count, or where the last count says that more tokens came."""
+    def _counted(self, most: float) -> list[float] | None:
+        """The tokens of each chunk by the server's count in it, at most `most` in all; None where a
+        chunk with text has no count, or where the last count says that more tokens came."""
         told = [tokens for _, kind, tokens in self._chunks if kind == TEXT]
-        if None in told:
+        if None in told or not self._total or not told[0]:
             return None
-        total = self._total or 0.0
         alone = [(tokens or 0.0) if kind == TEXT else 0.0 for _, kind, tokens in self._chunks]
         grown, before = [], 0.0
         for _, _, tokens in self._chunks:
             now = before if tokens is None else tokens
             grown.append(now - before if now >= before else now)  # a lower count begins again
             before = now
-        constant = len(told) > 1 and len(set(told)) == 1
-        if constant or (sum(alone) == total and sum(grown) != total):
+        constant = set(told) == {self._total} and sum(alone) <= most
+        if sum(alone) == self._total or constant:
             return alone  # each count is of its chunk alone
-        return grown if sum(grown) >= total else None
+        return grown if sum(grown) >= self._total else None
 
     def _spread(self, total: float) -> list[float]:
         """`total` tokens over the chunks: one for the first, which a server sends as soon as it has
