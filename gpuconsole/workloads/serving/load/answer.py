@@ -420,8 +420,9 @@ class Arrivals:
         return Settled(round(sum(counts)), estimated, times, merged)
 
     def _counted(self, most: float) -> list[float] | None:
-        """The tokens of each chunk by the server's count in it, at most `most` in all; None where a
-        chunk with text has no count, or where the last count says that more tokens came."""
+        """The tokens of each chunk by the server's count in it; None where a chunk with text has no
+        count, the first has 0, or the last count says that more tokens came. `most`: the tokens
+        that were asked for."""
         told = [tokens for _, kind, tokens in self._chunks if kind == TEXT]
         if None in told or not self._total or not told[0]:
             return None
