@@ -143,6 +143,8 @@ class ServingRecord:
         self.failures: Counter[str] = Counter()
         self.answered = 0
         """Answered requests of the whole run. `requests` holds only the newest."""
+        self.in_one_piece = 0
+        """Answers that came in one piece: their TTFT and ITL are not known."""
         self.failed_in_outages = 0
         """Counted requests that failed while the server did not answer. They are in `failures`
         too."""
@@ -205,6 +207,7 @@ class ServingRecord:
                 self.failed_in_outages += bool(event.down)
             else:
                 self.answered += 1
+                self.in_one_piece += request.ttft_s is None
             self.requests.append(request)
             self._gaps += len(request.gaps)
             for value, weight in itl_pairs([request]):
@@ -509,9 +512,10 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
         signals["client.chunk_gap_p99_s"] = Signal(
             percentile(gaps, 0.99), "s", f"{CLIENT}, {len(gaps)} gaps"
         )
-    signals["client.prompt_tokens"] = Signal(
-        statistics.fmean(r.prompt_tokens for r in requests), "tokens", f"{n}, usage, mean"
-    )
+    if counted := [request.prompt_tokens for request in requests if request.prompt_tokens]:
+        signals["client.prompt_tokens"] = Signal(
+            statistics.fmean(counted), "tokens", f"{n}, usage, mean"
+        )
     signals["client.output_tokens"] = Signal(
         statistics.fmean(r.output_tokens for r in requests), "tokens", f"{n}, usage, mean"
     )

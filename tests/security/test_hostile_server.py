@@ -17,11 +17,12 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import ServerFacts
 from gpuconsole.workloads.serving.facts import ask_facts
 from gpuconsole.workloads.serving.http import connect
-from gpuconsole.workloads.serving.load.client import Client, RequestFailed
+from gpuconsole.workloads.serving.load.answer import RequestFailed
+from gpuconsole.workloads.serving.load.client import Client
 from gpuconsole.workloads.serving.load.quality import perplexity
 from gpuconsole.workloads.serving.load.traffic import ask_tokenizer
 from gpuconsole.workloads.serving.scraping import Scraper
-from gpuconsole.workloads.serving.servers import ServerFailed, chosen_model
+from gpuconsole.workloads.serving.servers import ServerFailed, served_models
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -60,7 +61,7 @@ async def bomb(request: web.Request) -> web.Response:
 async def models(url: str) -> str:
     async with await connect("") as session:
         try:
-            return await chosen_model(session, url, "")
+            return (await served_models(session, url, ""))[0]
         except ServerFailed as problem:
             return str(problem)
 

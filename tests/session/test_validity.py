@@ -47,12 +47,13 @@ class Session:
         since: float = 0.0,
         runq: float = 0.0,
         kind: int = 0,
+        in_one_piece: int = 0,
     ) -> None:
         self.t += 1.0
         self.runq_s += runq
-        done = [
-            Request(self.t, 0.0, 0.1, 1.0, 10, 10, (0.1,) * 9, (1.0,) * 9, kind=kind)
-        ] * answered
+        streamed = Request(self.t, 0.0, 0.1, 1.0, 10, 10, (0.1,) * 9, (1.0,) * 9, kind=kind)
+        at_once = Request(self.t, 0.0, None, 1.0, 10, 10, kind=kind)
+        done = [at_once] * in_one_piece + [streamed] * (answered - in_one_piece)
         broken = [Request(self.t, 0.0, None, None, 10, 0, error=REFUSED, kind=kind)] * failed
         step = Step(int(self.t), self.t, 1.0, answered, 10 * answered, (), kind=kind)
         self.state.apply(Steps(self.t, [step], 0.0, 0.0, 0.0, 0.0))
@@ -230,6 +231,22 @@ def test_a_starved_client_degrades_the_run() -> None:
     assert record is not None and run_now(
         session.state, record
     ).summary.client_runq_ratio == pytest.approx(0.38)
+
+
+@pytest.mark.parametrize(
+    ("held_back", "verdict"), [(1, "valid"), (2, "degraded"), (10, "degraded")]
+)
+def test_answers_in_one_piece_have_no_ttft_and_are_said(held_back: int, verdict: str) -> None:
+    session = Session()
+    session.ticks(5, in_one_piece=held_back)
+    found = session.end()
+    assert found.verdict == verdict
+    assert session.state.record is not None
+    run = run_now(session.state, session.state.record)
+    assert run.summary.e2e_s is not None and run.summary.e2e_s.n == 50
+    assert ("workload.ttft_s" in run.unavailable) == (held_back == 10)
+    known = run.summary.ttft_s
+    assert known is None if held_back == 10 else known is not None and known.n == 50 - 5 * held_back
 
 
 def test_lost_messages_degrade_the_run() -> None:

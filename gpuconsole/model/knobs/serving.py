@@ -302,9 +302,9 @@ _LOAD = (
     Knob(
         "endpoint",
         "choice",
-        "API that the client calls",
-        choices=("completions", "chat"),
-        default="completions",
+        "API that the client calls; auto: completions, or chat where the server has only that",
+        choices=("auto", "completions", "chat"),
+        default="auto",
         examples=("completions", "chat"),
     ),
 )

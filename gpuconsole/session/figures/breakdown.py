@@ -190,10 +190,14 @@ def summarize_serving(
     gapped = answered if of_gaps is None else [request for request in of_gaps if not request.error]
     summary.itl_s = weighted(itl_pairs(gapped))
     summary.chunk_gap_s = weighted((gap, 1.0) for request in gapped for gap in request.gaps)
-    if objective is not None and answered and summary.requests_per_s is not None:
-        summary.goodput_per_s = (
-            summary.requests_per_s.mean * sum(map(objective.met, answered)) / len(answered)
-        )
+    if objective is not None and summary.requests_per_s is not None:
+        # an answer in one piece has no TTFT: whether it meets a bound on that is not known
+        on_tokens = objective.ttft_s is not None or objective.tpot_s is not None
+        judged = [one for one in answered if one.ttft_s is not None or not on_tokens]
+        if judged:
+            summary.goodput_per_s = (
+                summary.requests_per_s.mean * sum(map(objective.met, judged)) / len(judged)
+            )
     return summary
 
 

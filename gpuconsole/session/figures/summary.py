@@ -172,6 +172,8 @@ def _compute(
     )
     if record.run.watched:
         missing |= _not_reported(record)
+    elif record.serving is not None and record.serving.in_one_piece and summary.ttft_s is None:
+        missing |= dict.fromkeys(OF_FIRST_TOKENS, IN_ONE_PIECE)
     if record.run.device == UNKNOWN_GPU:
         missing["workload.mfu_ratio"] = GPU_NOT_KNOWN
     if peaks[0] is not None and summary.flops_per_s and summary.mfu_ratio is None:
@@ -304,6 +306,15 @@ measured time: the figures describe the smaller part of the run. A server that a
 degrades a run."""
 
 
+MAX_IN_ONE_PIECE = 0.1
+"""More than this share of the answers came in one piece. Of a few, a busy client is the cause."""
+IN_ONE_PIECE = (
+    "answers come in one piece: something between buffers them, or the server does not stream"
+)
+OF_FIRST_TOKENS = ("workload.ttft_s", "workload.itl_s", "workload.tpot_s", "workload.chunk_gap_s")
+"""The figures that an answer in one piece does not have."""
+
+
 def validity(record: RunRecord) -> Validity | None:
     """The verdict over the counted requests of the run, with its reasons. None for a training run,
     and before an active run has a counted request. None also where the user stopped the run before
@@ -325,6 +336,7 @@ def validity(record: RunRecord) -> Validity | None:
     doubts = [
         *_outages(serving, over),
         *_failures(serving.failures, failed, counted, not broken),
+        *_in_one_piece(serving),
         *_client(serving),
     ]
     if over and record.run.state == "failed" and counted:
@@ -430,6 +442,14 @@ def _failures(failures: Counter[str], failed: int, counted: int, named: bool) ->
     if not named or failed <= FAILED * counted:
         return []
     return [f"{failed / counted * 100:.2g} % of the requests failed{_commonest(failures)}"]
+
+
+def _in_one_piece(serving: ServingRecord) -> list[str]:
+    count, answered = serving.in_one_piece, serving.answered
+    if count <= MAX_IN_ONE_PIECE * answered:
+        return []
+    part = "" if count == answered else f" of these {count} of {answered}"
+    return [f"{IN_ONE_PIECE}; TTFT and ITL{part} are not known"]
 
 
 def _client(serving: ServingRecord) -> list[str]:

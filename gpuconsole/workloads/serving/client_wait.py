@@ -55,10 +55,7 @@ class ClientWait:
         note: Callable[[str], None],
     ) -> None:
         """`read` reads the metrics page, and raises ValueError."""
-        self._clients = [
-            Client(session, url, model, chat=chat, timeout_s=PROBE_S, note=note)
-            for chat in (False, True)
-        ]
+        self._client = Client(session, url, model, chat=None, timeout_s=PROBE_S, note=note)
         self._url, self._has_key, self._read = url, "Authorization" in session.headers, read
         self._prompts = Prompts(time.time_ns())  # a prefix cache holds none of them
         self._answered: list[AnsweredRequest] = []
@@ -81,32 +78,29 @@ class ClientWait:
         return self._signals()
 
     async def _ask(self) -> Request:
-        """One request, to the first endpoint that the server has. Raises ValueError."""
-        prompt, refused = self._prompts.sample(PROBE_CHARACTERS), ""
-        while self._clients:
-            self.sent += 1
-            request = await self._clients[0].ask(prompt, PROBE_TOKENS, now(), lambda tokens: None)
-            if not request.error:
-                return request
-            if request.error.startswith((*NO_ENDPOINT, *NO_KEY)):
-                self.sent -= 1  # it did not reach the model
-            if request.error.startswith(NO_KEY):
-                how = (
-                    "check the key in the variable of --api-key-env"
-                    if self._has_key
-                    else (
-                        "set --api-key-env to the name of the variable that holds the key of the"
-                        " server"
-                    )
+        """One request, to the API that the server has. Raises ValueError."""
+        prompt = self._prompts.sample(PROBE_CHARACTERS)
+        self.sent += 1
+        request = await self._client.ask(prompt, PROBE_TOKENS, now(), lambda tokens: None)
+        refusal = request.error
+        if not refusal:
+            return request
+        if refusal.startswith((*NO_ENDPOINT, *NO_KEY)):
+            self.sent -= 1  # it did not reach the model
+        if refusal.startswith(NO_KEY):
+            how = (
+                "check the key in the variable of --api-key-env"
+                if self._has_key
+                else (
+                    "set --api-key-env to the name of the variable that holds the key of the server"
                 )
-                raise ValueError(f"{self._url} takes no request of ours ({request.error}): {how}")
-            if self._answered or not request.error.startswith(NO_ENDPOINT):
-                raise ValueError(f"a request of ours failed: {request.error}")
-            self._clients.pop(0)
-            refused = request.error
+            )
+            raise ValueError(f"{self._url} takes no request of ours ({refusal}): {how}")
+        if self._answered or not refusal.startswith(NO_ENDPOINT):
+            raise ValueError(f"a request of ours failed: {refusal}")
         raise ValueError(
             f"{self._url} has no /v1/completions and no /v1/chat/completions for a request of ours"
-            f" ({refused})"
+            f" ({refusal})"
         )
 
     def _signals(self) -> dict[str, Signal]:
@@ -121,7 +115,8 @@ class ClientWait:
             if values:
                 signals[f"probe.{name}"] = Signal(statistics.median(values), unit, how + source)
 
-        first = [request.ttft_s or 0.0 for request in requests]
+        # an answer in one piece has its first token with its last
+        first = [request.ttft_s or request.e2e_s or 0.0 for request in requests]
         add("client_ttft_s", first)
         add("client_itl_s", [tpot for request in requests if (tpot := request.tpot_s) is not None])
         add("chunks", [len(request.gaps) + 1 for request in requests], "chunks")

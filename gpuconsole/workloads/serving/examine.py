@@ -22,7 +22,7 @@ from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
 from gpuconsole.wire.events import Command, Failed, ProbeDone, Progress, Start
 from gpuconsole.workloads.serving.http import api_key, connect, make_key
-from gpuconsole.workloads.serving.load.client import RequestFailed
+from gpuconsole.workloads.serving.load.answer import RequestFailed
 from gpuconsole.workloads.serving.load.quality import finds_passkey, perplexity
 from gpuconsole.workloads.serving.servers import ServerFailed
 from gpuconsole.workloads.serving.worker import choose_server

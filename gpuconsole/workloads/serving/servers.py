@@ -100,6 +100,8 @@ class ModelServer:
         self.facts: dict[str, float] = {}
         self.log_lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self.process: asyncio.subprocess.Process | None = None
+        self.notes: list[str] = []
+        """What the user should know about a server that has started."""
         self.broken = asyncio.Event()
         """Set when the log says that the server cannot answer any more, before its process ends."""
         self._later = 0
@@ -231,7 +233,7 @@ class EmbeddedServer(ModelServer):
         await self._wait_for(self._serves, READY_S)
         async with session.get(f"{self.url}/facts", allow_redirects=False) as answer:
             self.facts = await read_json(answer) | live_limits(self._knobs)
-        self.model = await chosen_model(session, self.url, "")
+        self.model = (await served_models(session, self.url, ""))[0]
         self._session = session
 
     async def set_limits(self, knobs: Knobs) -> None:
@@ -307,14 +309,20 @@ class RemoteServer(ModelServer):
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Ask the server for its models until it answers."""
-        self.model = await until_answered(
+        names = await until_answered(
             self.url,
             self._wait_s,
             self._progress,
-            lambda left_s: chosen_model(
+            lambda left_s: served_models(
                 session, self.url, self.model, min(PROBE_TIMEOUT_S, left_s)
             ),
         )
+        if len(names) > 1 and not self.model:
+            self.notes.append(
+                f"the server lists {len(names)} models, and the load asks {visible(names[0])};"
+                f" --model NAME asks another: {_shown(names[1:])}"
+            )
+        self.model = self.model or names[0]
 
 
 class VllmServer(ModelServer):
@@ -695,11 +703,15 @@ class NotReady(aiohttp.ClientError):
     """The server, or a proxy in front of it, answers that the model server is not available yet."""
 
 
-async def chosen_model(
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(map(visible, names[:MAX_NAMES]))}{more}"
+
+
+async def served_models(
     session: aiohttp.ClientSession, url: str, wanted: str, timeout_s: float = PROBE_TIMEOUT_S
-) -> str:
-    """The model `wanted` if the server serves it; the first model of the server if `wanted` is
-    empty.
+) -> list[str]:
+    """The models of the server; at least one, and `wanted` among them where that is not empty.
 
     Raises ServerFailed for a refusal that lasts, NotReady, and aiohttp's errors and TimeoutError if
     the server does not answer.
@@ -723,7 +735,7 @@ async def chosen_model(
         if answer.status == 400 and url.startswith("http:") and await speaks_tls(url):
             raise ServerFailed(f"{url}: the server speaks TLS: use https{url.removeprefix('http')}")
         if answer.status == 404 and wanted and await _completes(session, url, timeout):
-            return wanted  # some gateways list no models
+            return [wanted]  # some gateways list no models
         if answer.status != 200:
             raise ServerFailed(
                 f"{url}/v1/models answers HTTP {answer.status}: not an OpenAI-compatible server, or"
@@ -744,12 +756,8 @@ async def chosen_model(
     if not names and not wanted:
         raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
     if wanted and names and wanted not in names:
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        raise ServerFailed(
-            f"{url} does not serve the model {wanted}: it serves"
-            f" {', '.join(map(visible, names[:MAX_NAMES]))}{more}"
-        )
-    return wanted or names[0]
+        raise ServerFailed(f"{url} does not serve the model {wanted}: it serves {_shown(names)}")
+    return names or [wanted]
 
 
 async def _completes(

@@ -167,6 +167,8 @@ class ServingWorker:
                 starting.cancel()
                 return
             await starting
+            for text in self._server.notes:
+                self._channel.send(Note(now(), text))
             await self._under_load(self._server)
         except ServerFailed as problem:
             self.failed = str(problem)

@@ -175,6 +175,19 @@ def test_a_server_that_can_be_used(answer: Answer, model: str) -> None:
     assert at_once(*asyncio.run(ask())) == ""
 
 
+@pytest.mark.parametrize(("model", "said"), [("", True), ("large", False)])
+def test_of_several_models_the_one_that_is_asked_is_named(model: str, said: bool) -> None:
+    async def ask() -> RemoteServer:
+        async with serving(models) as url, await connect("") as session:
+            server = RemoteServer(lambda detail: None, url, model, 0.0)
+            await server.start(session)
+            return server
+
+    server = asyncio.run(ask())
+    assert server.model == (model or "tiny") and len(server.notes) == said
+    assert all("tiny" in note and "--model" in note and "large" in note for note in server.notes)
+
+
 def test_a_server_that_accepts_and_does_not_answer_and_a_proxy_without_its_server() -> None:
     async def ask() -> list[tuple[str, float]]:
         async with serving(silent) as hangs, serving(unavailable) as proxy:

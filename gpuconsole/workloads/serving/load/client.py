@@ -4,34 +4,48 @@ API, which a server may refuse."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Set
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
-from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.http import explain, pieces, redirection
+from gpuconsole.workloads.serving.load.answer import (
+    BROKE_OFF_EARLY,
+    FIRST_GUESS,
+    NO_REASON,
+    Arrivals,
+    Body,
+    RequestFailed,
+    gaps_between,
+    in_one_line,
+    in_one_piece,
+    read_chunk,
+)
 
 # --- requests -------------------------------------------------------------------------------------
 
 MAX_EXTRA_TOKENS = 64
 """Tokens beyond the requested number after which the client ends a request."""
-MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_ERROR_BYTES = 4096
 CANNOT_CONNECT, BROKE_OFF = "cannot connect: ", "the connection broke off: "
 CLOSED_S = 0.5
 """A kept connection that the server has closed fails within this time. A later failure is a failure
 of the server."""
-NO_REASON = "no reason given"
-
-
-class RequestFailed(RuntimeError):
-    """The request failed or did not finish; the message is one short line."""
+END_S = 0.05
+"""After an answer its connection has this time to end. A new connection serves the next request
+otherwise."""
+SHORT_AFTER, SHORT_RATIO = 5, 0.8
+"""So many answers with less than this share of the tokens asked for are reported."""
+NO_COMPLETIONS = re.compile(
+    r"chat|not support|unsupported|not (found|implemented|available|allowed)"
+)
+"""The words with which a server that only chats refuses a completion by HTTP 400 or 422."""
 
 
 def connection_problem(error: str) -> str | None:
@@ -47,95 +61,13 @@ def connection_problem(error: str) -> str | None:
     )
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
-
-
-class Arrivals:
-    """The received chunks of one request: arrival time and number of tokens of each chunk. The
-    events of one read are one chunk.
-
-    Token counts come from `usage`: from every chunk if the server reports it there
-    (`continuous_usage_stats`), otherwise from the last chunk, spread evenly over the events.
-    Without any usage an event counts as one token.
-    """
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.counts: list[float] = []
-        self.tokens = 0
-        self.prompt_tokens = 0
-        self.finished = ""
-        self._continuous = False
-        self._total: int | None = None
-
-    def add(self, chunk: _Chunk, t: float) -> int:
-        """Add a chunk that arrived at `t`; returns its known number of tokens."""
-        choice = chunk.choices[0] if chunk.choices else None
-        usage = chunk.usage.completion_tokens if chunk.usage is not None else None
-        if chunk.usage is not None and chunk.usage.prompt_tokens:
-            self.prompt_tokens = chunk.usage.prompt_tokens
-        if choice is not None and choice.finish_reason:
-            self.finished = choice.finish_reason
-        text = choice is not None and bool(
-            choice.text
-            or (choice.delta and (choice.delta.content or choice.delta.reasoning_content))
-        )
-        new = 1 if text else 0
-        if usage is not None:
-            self._total = usage
-            if choice is not None and not self.finished:
-                self._continuous = True
-            if choice is not None and (self._continuous or not self.times):
-                new = max(0, usage - self.tokens)
-        if new and choice is not None:
-            if self.times and t == self.times[-1]:
-                self.counts[-1] += new
-            else:
-                self.times.append(t)
-                self.counts.append(new)
-            self.tokens += new
-        return new
-
-    def settled(self) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
-        """Output tokens, gaps between chunks in seconds (all above 0), and the tokens of each chunk
-        after the first."""
-        gaps = tuple(
-            later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)
-        )
-        total = self._total if self._total is not None else self.tokens
-        if self._continuous or total == self.tokens or not gaps:
-            return total, gaps, tuple(self.counts[1:])
-        scale = max(0, total - 1) / sum(self.counts[1:])
-        return total, gaps, tuple(scale * count for count in self.counts[1:])
-
-
 class Client:
-    """A client of one server. Extra fields that the server refuses are left out of later requests;
-    `note` receives one line about them.
+    """A client of one server. `note` receives one line about each thing that makes figures less
+    exact: extra fields that the server refuses, which later requests leave out; answers without
+    token counts; answers that are shorter than asked.
 
-    `last_data_t`: the time of the last data of any answer.
+    `last_data_t`: the time of the last data of any answer. `characters_per_token`: of answers, as
+    far as they are known, otherwise of prompts.
     """
 
     def __init__(
@@ -144,17 +76,22 @@ class Client:
         url: str,
         model: str,
         *,
-        chat: bool,
+        chat: bool | None,
         timeout_s: float,
         note: Callable[[str], None],
     ) -> None:
-        self._session, self._model, self._chat, self._note = session, model, chat, note
-        self._address = f"{url.rstrip('/')}/v1/{'chat/completions' if chat else 'completions'}"
+        """`chat`: None asks for completions, and for chats where the server has only those."""
+        self._session, self._model, self._note = session, model, note
+        self._url, self._chat = f"{url.rstrip('/')}/v1/", chat
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
         self._timeout_s = timeout_s
         self._received: dict[aiohttp.ClientResponse, float] = {}
         self._silent: set[aiohttp.ClientResponse] = set()
         self._refused: frozenset[str] = frozenset()
+        self._noted: set[str] = set()
+        self._answers = self._tokens = self._asked = 0
+        self._tokens_per_chunk = 1.0
+        self.characters_per_token = FIRST_GUESS
         self.last_data_t = 0.0
 
     @property
@@ -174,11 +111,12 @@ class Client:
             response.close()
 
     async def ask(
-        self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[int], None]
+        self, prompt: str, max_tokens: int, due: float, on_tokens: Callable[[float], None]
     ) -> Request:
         """Send a request; returns the finished or failed request. `due`: the due time of the
-        request. `on_tokens` receives the number of tokens of each chunk."""
-        arrivals, sent = Arrivals(), now()
+        request. `on_tokens` receives the probable number of tokens of each chunk, and at the end
+        the difference to the known number."""
+        arrivals, sent = Arrivals(self._tokens_per_chunk), now()
         error = ""
         try:
             sent = await self._send(prompt, max_tokens, arrivals, on_tokens)
@@ -190,36 +128,75 @@ class Client:
             error = CANNOT_CONNECT + explain(problem)
         except (aiohttp.ClientError, OSError) as problem:
             error = BROKE_OFF + explain(problem)
-        total, gaps, counts = arrivals.settled()
-        first, last = (
-            (arrivals.times[0] - sent, arrivals.times[-1] - sent)
-            if arrivals.times
-            else (None, None)
-        )
+        answer = arrivals.settled(max_tokens, self.characters_per_token)
+        first: float | None = None
+        last: float | None = None
+        gaps, counts = gaps_between(answer.times), tuple(answer.counts[1:])
+        if answer.times:
+            first, last = answer.times[0] - sent, answer.times[-1] - sent
+            if in_one_piece(answer.tokens, answer.times, sent):
+                first, gaps, counts = None, (), ()
+        if not error:
+            on_tokens(answer.tokens - arrivals.told)
+            self._learn(arrivals, answer.tokens, max_tokens, estimated=answer.estimated)
         return Request(
             now(),
             max(0.0, sent - due),
             first,
             last,
             arrivals.prompt_tokens,
-            total,
+            answer.tokens,
             gaps,
             counts,
             error,
         )
 
+    def _learn(self, arrivals: Arrivals, tokens: int, asked: int, *, estimated: bool) -> None:
+        """What a whole answer shows about the answers of this server."""
+        self._tokens_per_chunk = tokens / arrivals.texts
+        if not estimated:
+            self.characters_per_token = max(1, arrivals.characters) / tokens
+        if not arrivals.counted and "stream_options" not in self._refused:
+            self._note_once(
+                "counts",
+                "the server does not count the tokens of its answers (no usage): an answer that"
+                " ends by its length has those that were asked for, any other is estimated from"
+                f" its text, {self.characters_per_token:.1f} characters per token",
+            )
+        if arrivals.sequences > 1:
+            self._note_once(
+                "sequences",
+                f"the server gives {arrivals.sequences} answers to a request: their tokens count"
+                " together",
+            )
+        self._answers += 1
+        self._tokens += tokens
+        self._asked += asked
+        if self._answers >= SHORT_AFTER and self._tokens < SHORT_RATIO * self._asked:
+            self._note_once(
+                "short",
+                f"answers end early: {self._tokens / self._answers:.0f} of"
+                f" {self._asked / self._answers:.0f} tokens, mean of {self._answers} answers"
+                + ("" if "ignore_eos" in self._refused else ", although ignore_eos was asked for"),
+            )
+
+    def _note_once(self, subject: str, text: str) -> None:
+        if subject not in self._noted:
+            self._noted.add(subject)
+            self._note(text)
+
     async def _send(
-        self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[int], None]
+        self, prompt: str, max_tokens: int, arrivals: Arrivals, on_tokens: Callable[[float], None]
     ) -> float:
         """Send the request with the extra fields that the server accepts, and read it to its end;
         returns the time of sending."""
         refused: frozenset[str] = frozenset()
+        no_completions = ""
         while True:
             refused |= self._refused
+            chat = bool(self._chat or no_completions)
             said = (
-                {"messages": [{"role": "user", "content": prompt}]}
-                if self._chat
-                else {"prompt": prompt}
+                {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
             )
             body = {
                 "model": self._model,
@@ -229,7 +206,7 @@ class Client:
                 "stream": True,
                 **extra_fields(refused),
             }
-            response, sent = await self._post(body)
+            response, sent = await self._post("chat/completions" if chat else "completions", body)
             async with response:
                 if response.status != 200:
                     async with asyncio.timeout(self._timeout_s):
@@ -246,8 +223,13 @@ class Client:
                         f"HTTP {response.status}:"
                         f" {in_one_line(text) or response.reason or NO_REASON}"
                     )
-                    raise RequestFailed(reason)
+                    if self._chat is None and not no_completions and lacks(response.status, text):
+                        no_completions = reason
+                        continue
+                    raise RequestFailed(no_completions or reason)
                 self._leave_out(refused)
+                if self._chat is None:
+                    self._choose(no_completions)
                 self._received[response] = now()
                 try:
                     await self._follow(response, max_tokens, arrivals, on_tokens)
@@ -262,7 +244,17 @@ class Client:
                     self._silent.discard(response)
                 return sent
 
-    async def _post(self, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse, float]:
+    def _choose(self, no_completions: str) -> None:
+        """Keep to the API that has answered."""
+        self._chat = bool(no_completions)
+        if no_completions:
+            self._note_once(
+                "chat",
+                f"the server takes no completions ({no_completions}): requests go to"
+                " /v1/chat/completions",
+            )
+
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[aiohttp.ClientResponse, float]:
         """Send a request; returns the answer and the time of sending.
 
         A server may close a kept connection at the moment in which the client uses it again. Such a
@@ -274,7 +266,7 @@ class Client:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._session.post(
-                        self._address, json=body, timeout=self._timeout, allow_redirects=False
+                        self._url + path, json=body, timeout=self._timeout, allow_redirects=False
                     ), sent
             except aiohttp.ClientConnectorError:
                 raise
@@ -294,66 +286,45 @@ class Client:
         response: aiohttp.ClientResponse,
         max_tokens: int,
         arrivals: Arrivals,
-        on_tokens: Callable[[int], None],
+        on_tokens: Callable[[float], None],
     ) -> None:
-        pending, done = b"", False
-        async for block in pieces(response):
+        body, t, blocks = Body(), now(), pieces(response)
+        async for block in blocks:
             if not block:
                 continue
             self._received[response] = self.last_data_t = t = now()
-            *lines, pending = (pending + block).split(b"\n")
-            if len(pending) > MAX_LINE_BYTES:
-                raise RequestFailed(f"a line of more than {MAX_LINE_BYTES // 2**20} MB")
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue  # comments, event names, empty lines
-                payload = line[5:].strip()
-                if payload == b"[DONE]":
-                    done = True
-                    continue
-                on_tokens(arrivals.add(_parse(payload), t))
-            if arrivals.tokens > max_tokens + MAX_EXTRA_TOKENS:
-                raise RequestFailed(f"{arrivals.tokens} tokens and no end, asked for {max_tokens}")
-        if not arrivals.times:
-            raise RequestFailed("the answer ended without a token")
-        if not done and not arrivals.finished:
-            raise RequestFailed("the answer broke off before its end")
+            for value in body.feed(block):
+                on_tokens(arrivals.add(read_chunk(value), t))
+            most = max(1, arrivals.sequences) * max_tokens + MAX_EXTRA_TOKENS
+            if arrivals.at_least > most:
+                raise RequestFailed(
+                    f"{arrivals.at_least:.0f} tokens and no end, asked for {max_tokens}"
+                )
+            if body.done:
+                break
+        if body.done:  # a connection that ends in time can be used again
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                async with asyncio.timeout(END_S):
+                    async for _ in blocks:
+                        pass
+        for value in body.end():
+            on_tokens(arrivals.add(read_chunk(value), t))
+        if problem := arrivals.problem(max_tokens):
+            raise RequestFailed(problem)
+        if not body.done and not arrivals.finished:
+            raise RequestFailed(BROKE_OFF_EARLY)
 
 
-def _parse(payload: bytes) -> _Chunk:
-    try:
-        chunk = _decode(payload)
-    except (msgspec.DecodeError, RecursionError):
-        raise RequestFailed(
-            f"not JSON of the OpenAI API: {visible(payload[:60].decode(errors='replace'))}"
-        ) from None
-    if chunk.error is not None:
-        raise RequestFailed(
-            f"the server reports an error: {in_one_line(payload.decode(errors='replace'))}"
-        )
-    return chunk
+def lacks(status: int, text: str) -> bool:
+    """Whether a refusal with this `status` and `text` says that the server has no such API."""
+    return status in (404, 405, 501) or (
+        status in (400, 422) and bool(NO_COMPLETIONS.search(text.lower()))
+    )
 
 
 async def refusal_text(response: aiohttp.ClientResponse) -> str:
     """The body of a refusal, up to MAX_ERROR_BYTES."""
     return (await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace")
-
-
-def in_one_line(text: str) -> str:
-    """The server's reason in the body of a refusal; empty for an empty body. Known forms: OpenAI's
-    `error`, FastAPI's `detail`, a plain text."""
-    try:
-        answer = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        answer = text
-    if isinstance(answer, dict):
-        answer = answer.get("error", answer.get("detail", answer))
-    if isinstance(answer, list) and answer:
-        answer = answer[0]
-    if isinstance(answer, dict):
-        reason, where = answer.get("message", answer.get("msg", answer)), answer.get("loc")
-        answer = f"{reason}: {'.'.join(map(str, where))}" if isinstance(where, list) else reason
-    return visible(" ".join(str(answer).split()))[:160]
 
 
 async def refusal(response: aiohttp.ClientResponse) -> str:
@@ -369,7 +340,10 @@ EFFECTS = {
     "continuous_usage_stats": (
         "the tokens of each chunk are estimated from the total at the end of the answer"
     ),
-    "stream_options": "without usage in the stream, each chunk counts as one token",
+    "stream_options": (
+        "without usage in the stream, the tokens of an answer are those that were asked for, or an"
+        " estimate from its text"
+    ),
 }
 """The extra fields, each with what becomes less exact without the field. `continuous_usage_stats`
 is a part of `stream_options`."""

@@ -46,11 +46,12 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.serving.http import api_key, connect
-from gpuconsole.workloads.serving.load.client import Client, OutageTracker, RequestFailed
+from gpuconsole.workloads.serving.load.answer import FIRST_GUESS, RequestFailed
+from gpuconsole.workloads.serving.load.client import Client, OutageTracker
 from gpuconsole.workloads.serving.load.quality import perplexity
 from gpuconsole.workloads.serving.load.traffic import (
-    FIRST_GUESS,
     Prompts,
+    Tokenizer,
     Traffic,
     Variant,
     ask_tokenizer,
@@ -81,6 +82,8 @@ PROMPT_KNOBS = {"shared_prefix_ratio", "prompt_tokens", "length_spread"}
 LENGTH_KNOBS = {"prompt_tokens", "output_tokens", "length_spread"}
 PROBE_KIND = 2
 VARIANTS: tuple[Variant, ...] = ("plain", "salted", "cut")
+CHAT = {"auto": None, "completions": False, "chat": True}
+"""Whether a client chats, by the knob `endpoint`; None: where the server takes no completions."""
 STEP = 4
 """Probe P12 multiplies the number of users by this factor."""
 
@@ -114,7 +117,8 @@ class Generator:
         self._outage = OutageTracker(self._begun)
         self._open: dict[object, float] = {}
         self._ended: list[Request] = []
-        self._tokens = self._all_tokens = self._finished = self._index = 0
+        self._tokens = self._all_tokens = 0.0
+        self._finished = self._index = 0
         self._probe: asyncio.Task[None] | None = None
         self._answered = 0
         self._failures_in_a_row = 0
@@ -152,17 +156,10 @@ class Generator:
         await self._traffic.run()
 
     async def _ask_tokenizer(self) -> None:
-        chat, this = self._traffic.knobs["endpoint"] == "chat", object()
+        this = object()
+        self._opened(this)
         try:
-            self._opened(this)
-            told = await ask_tokenizer(
-                self._session,
-                self._url,
-                self._model,
-                self._prompts.sample,
-                chat=chat,
-                timeout_s=self._timeout_s,
-            )
+            told = await self._tokenizer()
         except RequestFailed as problem:
             self._note(
                 f"the server does not count tokens: {problem}; the first prompts assume"
@@ -173,9 +170,31 @@ class Generator:
                 told.characters_per_token,
                 told.overhead,
             )
+            self._client.characters_per_token = told.characters_per_token
             self._prompts.max_model_len = self._prompts.max_model_len or told.max_model_len
         finally:
             del self._open[this]
+
+    async def _tokenizer(self) -> Tokenizer:
+        """The tokenizer, by the API of the load; where that is not set, by the first that the
+        server has. Raises RequestFailed."""
+        chat = CHAT[str(self._traffic.knobs["endpoint"])]
+        try:
+            return await self._tokenizer_by(chat=bool(chat))
+        except RequestFailed:
+            if chat is not None:
+                raise
+        return await self._tokenizer_by(chat=True)
+
+    async def _tokenizer_by(self, *, chat: bool) -> Tokenizer:
+        return await ask_tokenizer(
+            self._session,
+            self._url,
+            self._model,
+            self._prompts.sample,
+            chat=chat,
+            timeout_s=self._timeout_s,
+        )
 
     def _note_shortened(self) -> None:
         """One note about prompts that do not fit in the server's context, for each share of such
@@ -313,15 +332,15 @@ class Generator:
         return (self._all_tokens - tokens) / (now() - begun)
 
     def _new_client(self, knobs: Knobs) -> Client:
-        chat = knobs["endpoint"] == "chat"
         client = Client(
             self._session,
             self._url,
             self._model,
-            chat=chat,
+            chat=CHAT[str(knobs["endpoint"])],
             timeout_s=self._timeout_s,
             note=self._note,
         )
+        client.characters_per_token = self._prompts.characters_per_token
         self._clients.append(client)  # the arms before still have open requests
         return client
 
@@ -381,10 +400,10 @@ class Generator:
             self._outage.opened(t)
         self._open[request] = t
 
-    def _count(self, tokens: int) -> None:
+    def _count(self, tokens: float) -> None:
         self._tokens += tokens
         self._all_tokens += tokens
-        if tokens and self._outage.token(now()):
+        if tokens > 0 and self._outage.token(now()):
             self._traffic.server_is_up()
 
     def _note_failure(self, error: str) -> None:
@@ -436,13 +455,15 @@ class Generator:
             client.cancel_silent()
         self._watch_server(t)
         self._warm()
+        tokens = max(0, int(self._tokens))
+        self._tokens -= tokens  # what is left is a part of a token, or was counted too early
         if wall > 0 and not self._paused:
             step = Step(
                 self._index,
                 t,
                 wall,
                 self._finished,
-                self._tokens,
+                tokens,
                 (),
                 arm=self._arm,
                 kind=self._kind,
@@ -451,7 +472,7 @@ class Generator:
             self._channel.send(
                 Steps(t, [step], time.process_time(), 0.0, 0.0, 0.0, self._channel.dropped)
             )
-        self._finished = self._tokens = 0
+        self._finished = 0
         lags, self._lags = sorted(self._lags), []
         late = lags[int(0.95 * len(lags))] if lags else 0.0
         ended, self._ended = self._ended, []

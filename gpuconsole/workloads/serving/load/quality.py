@@ -12,7 +12,8 @@ import aiohttp
 
 from gpuconsole.model.text import visible
 from gpuconsole.workloads.serving.http import read_json
-from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
+from gpuconsole.workloads.serving.load.answer import RequestFailed
+from gpuconsole.workloads.serving.load.client import refusal
 
 WINDOWS = 8
 WINDOW_CHARACTERS = 256

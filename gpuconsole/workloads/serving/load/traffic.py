@@ -18,7 +18,12 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.serving import RecordedPrompt
 from gpuconsole.workloads.serving.http import explain, read_json
-from gpuconsole.workloads.serving.load.client import RequestFailed, refusal
+from gpuconsole.workloads.serving.load.answer import (
+    FIRST_GUESS,
+    RequestFailed,
+    read_chunk,
+)
+from gpuconsole.workloads.serving.load.client import refusal
 
 # --- prompts --------------------------------------------------------------------------------------
 
@@ -79,9 +84,9 @@ async def ask_tokenizer(
     try:
         more = await count(long)
     except RequestFailed:  # the longer prompt does not fit
-        more = fewer
-    if more <= fewer:
         return Tokenizer(short / fewer)
+    if more <= fewer:
+        raise RequestFailed("it gives two prompts of different lengths the same count")
     characters_per_token = (long - short) / (more - fewer)
     return Tokenizer(characters_per_token, max(0, round(fewer - short / characters_per_token)))
 
@@ -127,18 +132,14 @@ async def _prompt_tokens(
         raise RequestFailed(f"no answer for {timeout_s:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as problem:
         raise RequestFailed(explain(problem)) from None
-    usage = told.get("usage") if isinstance(told, dict) else None
-    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    if not isinstance(tokens, int) or tokens <= 0:
-        raise RequestFailed("the answer has no count of prompt tokens")
-    return tokens
+    if tokens := read_chunk(told).prompt_tokens:
+        return tokens
+    raise RequestFailed("the answer has no count of prompt tokens")
 
 
 # --- prompts of a requested length, cut from real text --------------------------------------------
 
 Variant = Literal["plain", "salted", "cut"]
-FIRST_GUESS = 4.0
-"""Initial estimate of characters per token of English text, until the server reports a count."""
 LEARNING = 0.2
 FIT = 0.95
 """The part of `max_model_len` that a shortened prompt and its answer fill. The rest is for texts
