@@ -295,10 +295,10 @@ def explain(history: History, asked: float | None, until: float | None = None) -
     episode = incident.episode
     incident.peak = max(episode.peaks, key=_lost_s, default=None)
     incident.changes = [
-        *_happened(history, episode),
+        *_happened(history, episode, incident.found),
         *sorted(_moved(history, episode, found, incident), key=lambda change: change.kind),
     ]
-    known = {change.name for change in incident.changes} | _named(episode)
+    known = {change.name for change in incident.changes} | _named(episode, incident.found)
     incident.unchanged += [
         words
         for name, words in HAPPENINGS.items()
@@ -470,13 +470,14 @@ def _before(series: Series, window: int, without: Collection[int] = ()) -> list[
     return [series[number] for number in kept]
 
 
-def _named(episode: Episode) -> set[str]:
-    """The happenings that the headline of an episode names: an episode without a peak is they."""
-    kinds = set() if episode.peaks else {part.kind for part in episode.parts}
+def _named(episode: Episode, found: str) -> set[str]:
+    """The happenings that the headline names: what happened at the asked time, and all of an
+    episode without a peak."""
+    kinds = {found} if episode.peaks else {part.kind for part in episode.parts}
     return {name for name, kind in KIND_OF.items() if kind in kinds}
 
 
-def _happened(history: History, episode: Episode) -> list[IncidentChange]:
+def _happened(history: History, episode: Episode, found: str) -> list[IncidentChange]:
     """Each kind of event from shortly before the episode to its end: the first one, and how
     many."""
     near = [
@@ -487,7 +488,7 @@ def _happened(history: History, episode: Episode) -> list[IncidentChange]:
     firsts = {event.name: event for event in reversed(near)}
     changes = []
     for name in HAPPENINGS:
-        if name in firsts and name not in _named(episode):
+        if name in firsts and name not in _named(episode, found):
             count, first = sum(event.name == name for event in near), firsts[name]
             lasted = f"{first.ended - first.t:.0f} s" if name == "down" else ""
             evidence = f"{count} times" if count > 1 else lasted
