@@ -490,7 +490,7 @@ def _happened(history: History, episode: Episode, found: str) -> list[IncidentCh
     for name in HAPPENINGS:
         if name in firsts and name not in _named(episode, found):
             count, first = sum(event.name == name for event in near), firsts[name]
-            lasted = f"{first.ended - first.t:.0f} s" if name == "down" else ""
+            lasted = f"{first.ended - first.t:.0f} s" if name in ("down", "standstill") else ""
             evidence = f"{count} times" if count > 1 else lasted
             changes.append(IncidentChange(name, first.words, "cause", first.t, evidence))
     return changes

@@ -171,9 +171,9 @@ class History:
         found = []
         pauses = [*self._pauses, *([(self._still[0], self._still[1])] if self._still else [])]
         for begun, ended in pauses:
-            if (seconds := ended - begun) >= max(STILL_S, self._usual_pause_s(begun)):
-                words = f"requests ran, and no token and no end of a request came for {seconds:.0f}"
-                found.append(MachineEvent(begun, "standstill", f"{words} s", ended))
+            if ended - begun >= max(STILL_S, self._usual_pause_s(begun)):
+                words = "requests ran, and no token and no end of a request came"
+                found.append(MachineEvent(begun, "standstill", words, ended))
         return found
 
     def _usual_pause_s(self, t: float) -> float:
