@@ -395,13 +395,6 @@ def peaks(history: History) -> list[Peak]:
     return sorted(found, key=lambda peak: peak.begun)
 
 
-class _Level(NamedTuple):
-    """What is usual before a window: the median, and the limit that a peak exceeds."""
-
-    middle: float
-    limit: float
-
-
 def _of_latency(name: str, series: Series) -> Iterator[Peak]:
     earlier: set[int] = set()
     """The windows of the peaks so far: they are not what is usual."""
@@ -427,25 +420,21 @@ def _of_latency(name: str, series: Series) -> Iterator[Peak]:
             if not long:
                 long, long_limit = high, high[0][2] / high[0][1]
             high = []
-        level = _level(name, series, high[0][0] if high else window, earlier)
-        if level is not None and level.middle > 0 and value > level.limit:
-            high.append((window, value / level.limit, value, level.middle))
+        before = sorted(_before(series, high[0][0] if high else window, earlier))
+        if len(before) < MIN_WINDOWS:
+            continue
+        middle = statistics.median(before)
+        rare = before[math.ceil(RARE * len(before)) - 1]
+        limit = max(RISE * middle, middle + FLOORS[name], rare)
+        if value > limit and middle > 0:
+            spread = 1.4826 * statistics.median(abs(usual - middle) for usual in before)
+            limit = max(limit, middle + SPREADS * spread)
+            if value > limit:
+                high.append((window, value / limit, value, middle))
     if long:
         yield _peak(name, long)
     if _lasts(high):
         yield _peak(name, high)
-
-
-def _level(name: str, series: Series, window: int, earlier: set[int]) -> _Level | None:
-    """None where there is too little before the window."""
-    before = _before(series, window, earlier)
-    if len(before) < MIN_WINDOWS:
-        return None
-    middle = statistics.median(before)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in before)
-    rare = sorted(before)[math.ceil(RARE * len(before)) - 1]
-    limit = max(RISE * middle, middle + SPREADS * spread, middle + FLOORS[name], rare)
-    return _Level(middle, limit)
 
 
 def _lasts(high: Sequence[_High]) -> bool:
