@@ -256,8 +256,8 @@ SIGNS = (
 """The causes in the order in which they are named, then what follows from any of them. Thresholds:
 our choice; a smaller change hardly raises a mean latency by half."""
 HAPPENINGS = {
-    "restart": "restarts", "down": "outages", "standstill": "standstills", "setting": "settings", "xid": "errors of a GPU",
-    "lost": "lost GPUs", "process": "other processes on the GPUs",
+    "restart": "restarts", "down": "outages", "standstill": "standstills", "setting": "settings",
+    "xid": "errors of a GPU", "lost": "lost GPUs", "process": "other processes on the GPUs",
 }  # fmt: skip
 
 
@@ -343,9 +343,7 @@ def _at(
 
 def episodes(history: History) -> list[Episode]:
     """All that went wrong, in the order of time."""
-    parts = [
-        Part("peak", peak.begun, peak.ended, peak=peak) for peak in peaks(history)
-    ] + [
+    parts = [Part("peak", peak.begun, peak.ended, peak=peak) for peak in peaks(history)] + [
         Part(
             cast(Literal["outage", "standstill", "restart"], KIND_OF[event.name]),
             event.t,
@@ -362,9 +360,7 @@ def episodes(history: History) -> list[Episode]:
             min(near, key=lambda group: abs(part.begun - group[0].begun)).append(part)
         else:
             together.append([part])
-    return [
-        Episode(tuple(group), max(_part_lost_s(part) for part in group)) for group in together
-    ]
+    return [Episode(tuple(group), max(_part_lost_s(part) for part in group)) for group in together]
 
 
 def _belongs(part: Part, group: Sequence[Part]) -> bool:

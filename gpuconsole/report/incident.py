@@ -11,8 +11,8 @@ from gpuconsole.model.units import latency
 from gpuconsole.report.parts import Report, labelled, text
 
 NONE = (
-    "no latency peak, outage, standstill or restart in the recording: no mean of ten seconds is half"
-    " as high again as the 30 minutes before"
+    "no latency peak, outage, standstill or restart in the recording: no mean of ten seconds is"
+    " half as high again as the 30 minutes before"
 )
 NOTHING = "no latency peak, outage, standstill or restart at {}"
 NO_READINGS = "no reading of the server at {}: the recording has a gap"
@@ -66,7 +66,7 @@ def _others(incident: Incident) -> Report:
     """One line for each other episode, the newest last; of too many the largest."""
     largest = sorted(incident.others, key=lambda episode: -episode.lost_s)[:MOST_LISTED]
     label = "also" if incident.asked is None else "nearest peak"
-    report = [
+    report: Report = [
         labelled(label, visible("; ".join([*_of_peaks(episode, short=True), *_of_parts(episode)])))
         for episode in incident.others
         if episode in largest

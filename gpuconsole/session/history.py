@@ -240,9 +240,7 @@ class History:
         fallen = {name for name, value in totals.items() if value < earlier.get(name, 0.0)}
         # one of many counters that falls is a mistake of the server
         if len(fallen) > 1 or (fallen and len(totals) < FEW_TOTALS):
-            self._happens(
-                before[0], "restart", "the server restarted: its counters began again", t
-            )
+            self._happens(before[0], "restart", "the server restarted: its counters began again", t)
             self._end_pause()
             return
         if t - before[0] > GAP_S:

@@ -27,7 +27,10 @@ AT = 5400.0
 
 
 def history(
-    happens: dict[float, str | tuple[str, float]], seconds: float = 2 * HOUR, seed: int = 1, without: str = ""
+    happens: dict[float, str | tuple[str, float]],
+    seconds: float = 2 * HOUR,
+    seed: int = 1,
+    without: str = "",
 ) -> History:
     built = History()
     for event in day(happens, seconds, seed=seed):

@@ -126,7 +126,9 @@ def day(
         totals["preemptions"] += chance.random() < 0.7 if kind == "preemptions" else 0.0
         gauges = {
             "requests_running": rate * 2.0 * slow,
-            "requests_waiting": 12.0 if slow > 1 or kind == "standstill" else float(chance.random() < 0.1),
+            "requests_waiting": 12.0
+            if slow > 1 or kind == "standstill"
+            else float(chance.random() < 0.1),
             "kv_cache_usage_ratio": 0.99 if kind == "preemptions" else 0.4 + 0.05 * chance.random(),
         }
         yield ServerState(t=t, gauges=gauges, totals=dict(totals))

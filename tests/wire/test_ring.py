@@ -219,9 +219,7 @@ def test_a_ring_goes_on_when_a_full_disk_has_room_again(
     assert "stopped: File too large" in stopped.text and "goes on" in goes_on.text
     history, damaged = read_history(tmp_path)
     readings = sum(
-        isinstance(event, ServerState)
-        for file in ring_files(tmp_path)
-        for event in readable(file)
+        isinstance(event, ServerState) for file in ring_files(tmp_path) for event in readable(file)
     )
     assert history.ended == pytest.approx(WALL + 599)
     if unwritten > 1000:
