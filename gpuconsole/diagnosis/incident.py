@@ -354,7 +354,7 @@ def episodes(history: History) -> list[Episode]:
         if event.name in KIND_OF
     ]
     together: list[list[Part]] = []
-    for part in sorted(parts, key=lambda part: (part.begun, part.ended)):
+    for part in sorted(parts, key=lambda part: (part.begun, GRAVE.index(part.kind))):
         near = [group for group in together if _belongs(part, group)]
         if near:
             min(near, key=lambda group: abs(part.begun - group[0].begun)).append(part)
@@ -502,7 +502,8 @@ def _moved(
     for sign in SIGNS:
         known = False
         changed = None
-        for device, series in sign.read(history).items():
+        recorded = sign.read(history)
+        for device, series in recorded.items():
             before = _before(series, first, without)
             during = {
                 window: series[window] for window in range(first - lead, last) if window in series
@@ -528,7 +529,8 @@ def _moved(
         elif known and sign.kind == "cause":
             incident.unchanged.append(sign.subject)
         elif sign.kind == "cause":
-            incident.cannot_tell.append(f"{sign.subject}: not in the recording")
+            why = "too little of it to compare with" if recorded else "not in the recording"
+            incident.cannot_tell.append(f"{sign.subject}: {why}")
 
 
 def _since(sign: Sign, before: Sequence[float], during: Series) -> int | None:
