@@ -51,9 +51,9 @@ ALONE = 2.0
 """A high window is above this share of the windows before; one alone is a peak where it is above
 its limit by this factor."""
 MIN_REQUESTS = 2.0
-LONGEST = int(BEFORE_S / WINDOW_S)
+MAX_RISE_WINDOWS = int(BEFORE_S / WINDOW_S)
 """After so many windows a peak may be the new usual level: further peaks upon it are looked for."""
-MOST_LEFT_OUT = 1 / 3
+MAX_LEFT_OUT = 1 / 3
 """Earlier peaks are left out of what is usual, unless they are a larger share of it."""
 JOIN = 3
 """Windows of one peak: at most this many apart."""
@@ -396,7 +396,7 @@ def _of_latency(name: str, series: Series) -> Iterator[Peak]:
     """The windows of the peaks so far: they are not what is usual."""
     high: list[_High] = []
     long: list[_High] = []
-    """A peak that has lasted for LONGEST, and the level that it exceeds."""
+    """A peak that has lasted for MAX_RISE_WINDOWS, and the level that it exceeds."""
     long_limit = 0.0
     for window in sorted(series):
         value = series[window]
@@ -411,7 +411,7 @@ def _of_latency(name: str, series: Series) -> Iterator[Peak]:
                 yield _peak(name, high)
                 earlier.update(range(high[0][0], high[-1][0] + 1))
             high = []
-        elif high and window - high[0][0] >= LONGEST:
+        elif high and window - high[0][0] >= MAX_RISE_WINDOWS:
             # the time since is what is usual from now on
             if not long:
                 long, long_limit = high, high[0][2] / high[0][1]
@@ -450,7 +450,7 @@ def _before(series: Series, window: int, without: Collection[int] = ()) -> list[
     first, last = window - int(BEFORE_S / WINDOW_S), window - int(QUIET_S / WINDOW_S)
     known = [number for number in range(first, last) if number in series]
     kept = [number for number in known if number not in without]
-    if len(kept) < (1 - MOST_LEFT_OUT) * len(known):
+    if len(kept) < (1 - MAX_LEFT_OUT) * len(known):
         kept = known
     return [series[number] for number in kept]
 

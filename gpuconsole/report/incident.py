@@ -18,7 +18,7 @@ NOTHING = "no latency peak, outage, standstill or restart at {}"
 NO_READINGS = "no reading of the server at {}: the recording has a gap"
 HAPPENED = ("outage", "standstill", "restart")
 MEANS = " (means of ten seconds; before: the median of 30 minutes)"
-MOST_LISTED = 30
+MAX_LISTED = 30
 
 
 def incident_report(incident: Incident) -> Report:
@@ -64,7 +64,7 @@ def incident_report(incident: Incident) -> Report:
 
 def _others(incident: Incident) -> Report:
     """One line for each other episode, the newest last; of too many the largest."""
-    largest = sorted(incident.others, key=lambda episode: -episode.lost_s)[:MOST_LISTED]
+    largest = sorted(incident.others, key=lambda episode: -episode.lost_s)[:MAX_LISTED]
     label = "also" if incident.asked is None else "nearest peak"
     report: Report = [
         labelled(label, visible("; ".join([*_of_peaks(episode, short=True), *_of_parts(episode)])))

@@ -36,7 +36,7 @@ STILL_S = 5.0
 """Times in which requests run and no total of MOVES grows: the shortest that is kept, and the
 shortest that is a standstill."""
 USUAL_S = 1800.0
-LEAST_MOVES = 12
+MIN_MOVES = 12
 STILL_ALONE_S = 30.0
 RARE_PAUSE = 0.02
 STILL_RISE = 3.0
@@ -184,7 +184,7 @@ class History:
         last = int(t // WINDOW_S)
         first = last - int(USUAL_S // WINDOW_S)
         moves = sum(self._moves.get(window, 0) for window in range(first, last))
-        if moves + len(long) < LEAST_MOVES:
+        if moves + len(long) < MIN_MOVES:
             return STILL_ALONE_S
         rare = int(RARE_PAUSE * (moves + len(long)))
         return STILL_RISE * long[-rare - 1] if len(long) > rare else 0.0
