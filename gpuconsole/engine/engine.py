@@ -291,9 +291,12 @@ class Engine(StateReader):
             self._note_unusable(installed_torch(), "here")
             if self.state.environment.host:  # it was read without these devices
                 self.emit(EnvironmentKnown(event.t, self.environment()))
-        if ended := self._recorder.write(event):
-            self.recording_lost = ended
-            self.state.apply(Note(time.monotonic(), ended, "error"))
+        if (said := self._recorder.write(event)) is not None:
+            self.state.apply(said)
+            if not self._recorder.path:  # said at the end
+                self.recording_lost = said.text
+            for listener in self.listeners if self._recorder.path else ():
+                listener(said)
 
     def _note_unusable(self, torch: TorchBuild | None, whose: str) -> None:
         """A warning, once, for GPUs that this torch cannot use. A build without CUDA was chosen for

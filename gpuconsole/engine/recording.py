@@ -20,7 +20,7 @@ from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionError, View
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import AnyEvent
+from gpuconsole.wire.events import AnyEvent, Note
 from gpuconsole.wire.recording import RecordingWriter, RingWriter, as_recorded, read_recording
 
 
@@ -53,26 +53,31 @@ class SessionRecorder:
             )
             for event in prelude:
                 writer.write(as_recorded(event))
+            if isinstance(writer, RingWriter) and writer.problem:
+                raise OSError(0, writer.problem)
         except OSError as error:
             raise SessionError(f"{target}: cannot be written: {error.strerror}") from None
         self._writer = writer
         return target
 
-    def write(self, event: AnyEvent) -> str:
-        """Add an event, if there is a recording. When that fails, the recording ends and the reason
-        is returned; else empty."""
-        if self._writer is None:
-            return ""
+    def write(self, event: AnyEvent) -> Note | None:
+        """Add an event, if there is a recording. A line for the user, where that fails, and where a
+        ring goes on. A file ends then, a ring goes on when there is room again."""
+        writer = self._writer
+        if isinstance(writer, RingWriter):
+            return _write_to_ring(writer, event)
+        if writer is None:
+            return None
         try:
-            self._writer.write(as_recorded(event))
+            writer.write(as_recorded(event))
         except OSError as error:
-            writer, self._writer = self._writer, None
+            self._writer = None
             # a file that is dropped open and cannot be written prints a traceback, from Python 3.13
             # on
             with contextlib.suppress(OSError):
                 writer.close()
-            return _ended(writer.path, error)
-        return ""
+            return Note(time.monotonic(), _ended(writer.path, error), "error")
+        return None
 
     def close(self) -> str:
         """End the recording, if there is one. When its last events cannot be written, the reason is
@@ -85,6 +90,18 @@ class SessionRecorder:
             assert writer is not None
             return _ended(writer.path, error)
         return ""
+
+
+def _write_to_ring(ring: RingWriter, event: AnyEvent) -> Note | None:
+    before = ring.problem
+    ring.write(event)
+    if bool(before) == bool(ring.problem):
+        return None
+    if ring.problem:
+        text = f"recording to {ring.path} stopped: {ring.problem}; it goes on when it can"
+        return Note(time.monotonic(), text, "error")
+    lost = f"; {ring.lost_s:.0f} s are lost" if ring.lost_s else "; nothing is lost"
+    return Note(time.monotonic(), f"recording to {ring.path} goes on{lost}", "warning")
 
 
 def _ended(path: Path, error: OSError) -> str:

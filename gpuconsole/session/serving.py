@@ -43,6 +43,9 @@ exact."""
 LIVE_GAPS = 4000
 LIVE_REQUESTS = 1000
 MAX_STATES = 4000
+WHOLE_STATES, FIRST_STATES, GRID_S = 300, 120, 60.0
+"""Reports of a watched server that keep their counters and histograms: the newest, the first of the
+run, and of the others one a minute."""
 MAX_RESTARTS = 1000
 PERIODS = 5
 CLIENT = "load generator"
@@ -165,6 +168,10 @@ class ServingRecord:
         """The totals that began again at 0, by the time of the first report after that."""
         self._latest: ServerState | None = None
         """The newest report, with the newest value of each total that a later report lacks."""
+        self._passed = 0
+        """How many reports are no longer among the newest."""
+        self._whole_t = 0.0
+        """The time of the last of them that has its counters."""
 
     @staticmethod
     def counted(event: Requests) -> list[Request]:
@@ -237,6 +244,27 @@ class ServingRecord:
         if self.is_own(event.t):
             self.progress = self.progress.after(event)
         self.states.append(event)
+        self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Drop the counters of the report that has just become old: they take most of the memory,
+        and an increase needs the first and the last of them only."""
+        place = len(self.states) - WHOLE_STATES - 1
+        if place < 0 or not self.watched:
+            return
+        self._passed += 1
+        state, following = self.states[place], self.states[place + 1]
+        if (
+            self._passed <= FIRST_STATES
+            or state.t - self._whole_t >= GRID_S
+            or not self._again.keys().isdisjoint((state.t, following.t))
+        ):
+            self._whole_t = state.t
+        else:
+            self.states[place] = msgspec.structs.replace(state, totals={}, buckets={})
+
+    def _is_whole(self, state: ServerState) -> bool:
+        return bool(state.totals) or not self.states[-1].totals
 
     def _forget_totals(self) -> None:
         """Drop what the totals have told so far: several servers have told it, each its own."""
@@ -400,26 +428,32 @@ class ServingRecord:
         self, since: float, of: Callable[[ServerState], Mapping[Name, float]]
     ) -> tuple[dict[Name, float], float]:
         """The increase of each count that `of` takes from a report, since the last report before
-        `since`, and the seconds of this increase. Times of other loads and outages are excluded."""
-        before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, self.states))
+        `since`, and the seconds of this increase. Times of other loads and outages are excluded.
+
+        Old reports without their counters count for nothing: an increase begins with one that has
+        them, up to GRID_S before `since`."""
+        states = [state for state in self.states if self._is_whole(state)]
+        before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, states))
         gains: Counter[Name] = Counter()
         wall = 0.0
         for own, stretch in itertools.groupby(
-            itertools.islice(self.states, max(0, before - 1), None),
+            itertools.islice(states, max(0, before - 1), None),
             lambda state: self.is_own(state.t),
         ):
-            states = list(stretch)
+            reports = list(stretch)
             if not own:
                 continue
-            wall += states[-1].t - states[0].t - self.outages.overlap_s(states[0].t, states[-1].t)
-            first = dict(of(states[0]))
-            for earlier, later in itertools.pairwise(states) if self._again else ():
+            wall += (
+                reports[-1].t - reports[0].t - self.outages.overlap_s(reports[0].t, reports[-1].t)
+            )
+            first = dict(of(reports[0]))
+            for earlier, later in itertools.pairwise(reports) if self._again else ():
                 if again := self._again.get(later.t):
                     ended = {**first, **of(earlier)}
                     ended = {name: ended[name] for name in ended if _total_of(name) in again}
                     gains.update(_increase(first, ended))
                     first |= dict.fromkeys(ended, 0.0)
-            gains.update(_increase(first, of(states[-1])))
+            gains.update(_increase(first, of(reports[-1])))
         return dict(gains), wall
 
     def is_own(self, t: float) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
 import gzip
 import io
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.host.files import make_writable_folder, open_own
 from gpuconsole.model.machine import Process
+from gpuconsole.model.serving import WATCHED
 from gpuconsole.wire.events import (
     AnyEvent,
     DeviceLost,
@@ -27,6 +30,7 @@ from gpuconsole.wire.events import (
     Hello,
     Processes,
     Requests,
+    RunOpened,
     Sample,
     ServerKnown,
     ServerState,
@@ -53,6 +57,10 @@ ANOTHER_USER = "another user"
 
 class RecordingError(ValueError):
     """The file is not a recording; the message is one line."""
+
+
+class RecordingCut(RecordingError):
+    """A compressed recording has no end: it is being written, or its writer was killed."""
 
 
 class RecordingWriter:
@@ -144,7 +152,9 @@ def _next_line(file: gzip.GzipFile | io.BufferedReader, path: Path) -> bytes:
     damaged compressed file."""
     try:
         return file.readline(MAX_LINE_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except EOFError:
+        raise RecordingCut(f"{path}: cut: it has no end, what comes before counts") from None
+    except (zlib.error, gzip.BadGzipFile) as error:
         raise RecordingError(f"{path}: damaged: {error}") from None
 
 
@@ -162,9 +172,15 @@ PERIOD_S = 1.0
 SYNC_S = 10.0
 """A crash loses at most the events of this time."""
 LEVEL = 6
-FILE_NAME = "%Y-%m-%dT%H%M%S.jsonl.gz"
-"""A file by its begin, in UTC."""
-PATTERN = "????-??-??T??????.jsonl.gz"
+FILE_NAME, SUFFIX = "%Y-%m-%dT%H%M%S", ".jsonl.gz"
+"""A file by its begin, in UTC. A second file of the same second has a number."""
+NAME_LENGTH = len("2026-11-29T030000")
+PATTERN = f"????-??-??T??????*{SUFFIX}"
+MAX_WRITERS = 1000
+MAX_UNWRITTEN = 2 * 2**20
+"""Compressed bytes that are kept in memory while the disk is full: more than an hour."""
+ROOM = 64 * 2**10
+"""A file begins again where the disk has so much room."""
 DIGITS = 5
 """Significant digits of a value: fewer bytes, and still 0.001 %."""
 MAX_PERIOD_S = 16.0
@@ -172,9 +188,54 @@ MAX_PERIOD_S = 16.0
 _Key = tuple[str, str]
 
 
+class _Packed:
+    """A compressed file that nobody else writes. What cannot be written stays in memory."""
+
+    def __init__(self, folder: Path, wall: float) -> None:
+        """Raises OSError."""
+        begun = time.strftime(FILE_NAME, time.gmtime(wall))
+        for number in range(1, MAX_WRITERS):
+            self.path = folder / f"{begun}{f'-{number}' if number > 1 else ''}{SUFFIX}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            try:
+                self._handle = os.open(self.path, flags, MODE)
+                break
+            except FileExistsError:
+                if number == MAX_WRITERS - 1:
+                    raise
+        self._packer = zlib.compressobj(LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+        self._unwritten = bytearray()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._unwritten) > MAX_UNWRITTEN
+
+    def add(self, event: AnyEvent) -> None:
+        self._unwritten += self._packer.compress(encode(event) + b"\n")
+
+    def sync(self, mode: int = zlib.Z_SYNC_FLUSH) -> None:
+        """Write all so far, so that it can be read. Raises OSError; a later call goes on."""
+        self._unwritten += self._packer.flush(mode)
+        while self._unwritten:
+            del self._unwritten[: os.write(self._handle, self._unwritten)]
+
+    def close(self) -> None:
+        """Raises OSError."""
+        try:
+            self.sync(zlib.Z_FINISH)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        os.close(self._handle)
+
+
 class RingWriter:
-    """Writes events to a ring. Raises OSError. `clock`: seconds on the clock of the events; `wall`:
-    Unix seconds."""
+    """Writes events to a ring. `clock`: seconds on the clock of the events; `wall`: Unix seconds.
+
+    The constructor raises OSError. After that a full disk is `problem`, and the ring goes on when
+    there is room: what was not written by then is in memory, or is lost if it is too much.
+    """
 
     def __init__(
         self,
@@ -188,10 +249,15 @@ class RingWriter:
     ) -> None:
         make_writable_folder(folder)
         self.path = folder
+        self.problem = ""
+        """Why nothing can be written now; empty where all is well."""
+        self.lost_s = 0.0
+        """The seconds of which the events were lost in the last time of a problem."""
         self._most_bytes, self._kept_s, self._file_s = most_bytes, kept_s, file_s
         self._clock, self._wall = clock, wall
-        self._file: tuple[gzip.GzipFile, IO[bytes]] | None = None
+        self._file: _Packed | None = None
         self._begun = self._synced = 0.0
+        self._problem_from, self._loses = 0.0, False
         self._period_s = PERIOD_S
         self._last: dict[_Key, float] = {}
         self._standing: dict[_Key, AnyEvent] = {}
@@ -205,23 +271,46 @@ class RingWriter:
         if kept is None:
             return
         now = self._clock()
-        if self._file is None or now - self._begun >= self._file_s:
-            self._next_file(now)
-            if any(kept is standing for standing in self._standing.values()):
-                return  # the file begins with it
-        assert self._file is not None
-        file, raw = self._file
-        file.write(encode(kept) + b"\n")
-        if now - self._synced >= SYNC_S:
-            file.flush()
-            raw.flush()
-            self._synced = now
+        due = now - self._synced >= SYNC_S or not self._synced
+        if self._file is None:
+            if not due:
+                return
+        else:
+            ends = now - self._begun >= self._file_s and not self.problem
+            if due or ends:
+                self._try(now, self._file.sync)
+            if not ends or self.problem:
+                self._file.add(kept)
+                if self._file.is_full:  # it ends where the disk became full
+                    self._file.drop()
+                    self._file = None
+                return
+            file, self._file = self._file, None
+            self._try(now, file.close)
+        self._try(now, lambda: self._begin_file(now))
+        if self._file is not None and all(kept is not one for one in self._standing.values()):
+            self._file.add(kept)
 
     def close(self) -> None:
-        if self._file is not None:
-            (file, raw), self._file = self._file, None
+        """Raises OSError."""
+        file, self._file = self._file, None
+        if file is not None:
             file.close()
-            raw.close()
+        elif self.problem:
+            raise OSError(errno.ENOSPC, self.problem)
+
+    def _try(self, now: float, work: Callable[[], None]) -> None:
+        self._synced = now
+        try:
+            work()
+        except OSError as error:
+            if not self.problem:
+                self._problem_from, self._loses = now, False
+            self.problem = error.strerror or str(error)
+            self._loses = self._loses or self._file is None
+        else:
+            self.lost_s = now - self._problem_from if self.problem and self._loses else 0.0
+            self.problem = ""
 
     def _kept(self, event: AnyEvent) -> AnyEvent | None:
         """The event as the ring keeps it; None for one that it leaves out."""
@@ -231,16 +320,16 @@ class RingWriter:
             case Unavailable():
                 return self._standing_event((event.device, "Unavailable"), event)
             case Processes():
-                bare = as_recorded(event)
-                assert isinstance(bare, Processes)
+                listed = as_recorded(event)
+                assert isinstance(listed, Processes)
                 steady = [
                     msgspec.structs.replace(
                         process, sm_ratio=None, cpu_ratio=None, memory_bytes=None
                     )
-                    for process in bare.processes
+                    for process in listed.processes
                 ]
                 return self._standing_event(
-                    ("", "Processes"), msgspec.structs.replace(bare, processes=steady)
+                    ("", "Processes"), msgspec.structs.replace(listed, processes=steady)
                 )
             case Sample():
                 values = {
@@ -255,7 +344,11 @@ class RingWriter:
                 return event if self._due(("", "ServerState"), event.t) else None
             case Requests() if event.down != self._down:
                 self._down = event.down
-                return msgspec.structs.replace(event, requests=[])
+                self._standing.pop(("", "down"), None)
+                bare = msgspec.structs.replace(event, requests=[])
+                return self._standing_event(("", "down"), bare) if event.down else bare
+            case RunOpened() if event.workload == WATCHED:
+                return self._standing_event(("", "RunOpened"), event)
             case DeviceLost() | Xid():
                 return event
             case _:
@@ -275,31 +368,36 @@ class RingWriter:
         self._last[key] = t
         return True
 
-    def _next_file(self, now: float) -> None:
-        """End the present file, delete what is too old or too much, and begin a file with what
-        stays true."""
-        self.close()
+    def _begin_file(self, now: float) -> None:
+        """Delete what is too old or too much, and begin a file with what stays true. Raises
+        OSError."""
         self._make_room()
+        if self.problem and shutil.disk_usage(self.path).free < ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         wall = self._wall()
-        path = self.path / time.strftime(FILE_NAME, time.gmtime(wall))
-        handle = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, MODE
-        )
-        raw = os.fdopen(handle, "ab")
-        file = gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw, mtime=wall)
-        self._file, self._begun, self._synced = (file, raw), now, now
+        file = _Packed(self.path, wall)
         hello = Hello(t=now, role="recording", pid=os.getpid(), version=__version__, wall_time=wall)
         for event in (
             hello,
             *(msgspec.structs.replace(event, t=now) for event in self._standing.values()),
         ):
-            file.write(encode(event) + b"\n")
+            file.add(event)
+        try:
+            file.sync()
+        except OSError:
+            file.drop()
+            file.path.unlink(missing_ok=True)
+            raise
+        self._file, self._begun = file, now
 
     def _make_room(self) -> None:
         """Delete files, the oldest first, until as much as the last file fits. Where a day of such
         files does not fit, readings become rarer."""
-        files = ring_files(self.path)
-        sizes = [file.stat().st_size for file in files]
+        files, sizes = list[Path](), list[int]()
+        for file in ring_files(self.path):
+            with contextlib.suppress(FileNotFoundError):  # another watcher makes room too
+                sizes.append(file.stat().st_size)
+                files.append(file)
         last = sizes[-1] if sizes else 0
         whole_day = last * self._kept_s / self._file_s
         if whole_day > self._most_bytes and self._period_s < MAX_PERIOD_S:
@@ -318,11 +416,12 @@ class RingWriter:
 def _begun(file: Path) -> float:
     """When a file of a ring begins, in Unix seconds: by its name. 0 for another file."""
     try:
-        return calendar.timegm(time.strptime(file.name, FILE_NAME))
+        return calendar.timegm(time.strptime(file.name[:NAME_LENGTH], FILE_NAME))
     except ValueError:
         return 0.0
 
 
 def ring_files(folder: Path) -> list[Path]:
     """The files of a ring, the oldest first. Raises OSError."""
-    return sorted(file for file in folder.glob(PATTERN) if file.is_file())
+    files = [file for file in folder.glob(PATTERN) if file.is_file()]
+    return sorted(files, key=lambda file: (file.name[:NAME_LENGTH], len(file.name), file.name))

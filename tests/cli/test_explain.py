@@ -63,9 +63,21 @@ def test_as_json_and_without_a_time(cli: Cli, files: tuple[Path, Path]) -> None:
 
 def test_a_time_without_a_peak(cli: Cli, files: tuple[Path, Path]) -> None:
     done = cli("explain", str(files[0]), "--at", clock(1200))
-    assert done.returncode == 0 and done.stdout.startswith(
-        "no latency peak within five minutes of "
-    )
+    first, nearest, *_ = done.stdout.splitlines()
+    assert done.returncode == 0 and first.startswith("no latency peak, outage, standstill or ")
+    assert nearest.startswith("nearest peak") and f"{clock(AT)}:40 to" in nearest
+
+
+def test_the_servers_of_a_folder_are_named(cli: Cli, tmp_path: Path) -> None:
+    for url in ("http://a:8000", "http://b:8000"):
+        writer = RingWriter(tmp_path)
+        for event in day({}, 30, url=url):
+            writer.write(event)
+        writer.close()
+    done = cli("explain", str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert all(word in done.stderr for word in ("http://a:8000", "http://b:8000", "--url"))
+    assert cli("explain", str(tmp_path), "--url", "http://b:8000").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ FROZEN = {
     "completion": "shell",
     "devices": "--json --dcgm --timeout",
     "diagnose": "file --snapshot --json",
-    "explain": "file --at --json",
+    "explain": "file --at --url --json",
     "doctor": "--timeout --json",
     "exporter": "--listen --token-file --interval --dcgm",
     "mcp": (

@@ -16,6 +16,7 @@ from tests.fakes.server_day import HOUR, KINDS, WALL, day
 CAUSES = {
     "preemptions": {"preemptions", "kv_cache"},
     "prompts": {"prompts"},
+    "answers": {"answers"},
     "clock": {"clock", "thermal"},
     "restart": {"restart"},
     "process": {"process"},
@@ -26,7 +27,10 @@ AT = 5400.0
 
 
 def history(
-    happens: dict[float, str], seconds: float = 2 * HOUR, seed: int = 1, without: str = ""
+    happens: dict[float, str | tuple[str, float]],
+    seconds: float = 2 * HOUR,
+    seed: int = 1,
+    without: str = "",
 ) -> History:
     built = History()
     for event in day(happens, seconds, seed=seed):
@@ -77,6 +81,126 @@ def test_figures_stand_beside_a_cause() -> None:
     )
 
 
+EVENTS: dict[float, tuple[str, float]] = {
+    2400.0: ("preemptions", 110.0),
+    3600.0: ("standstill", 15.0),
+    5400.0: ("arrivals", 60.0),
+    6000.0: ("prompts", 60.0),
+    8005.0: ("answers", 60.0),
+    9077.0: ("restart", 30.0),
+    10_800.0: ("outage", 17.0),
+    12_800.0: ("slow", 60.0),
+}
+FOUND = {"standstill": "standstill", "outage": "outage", "restart": "restart"}
+
+
+@pytest.fixture(scope="module")
+def eventful() -> History:
+    """Four hours with eight events, a standstill of 15 s 20 minutes after a peak of 110 s."""
+    return history({**EVENTS}, 4 * HOUR)
+
+
+@pytest.mark.parametrize("at", EVENTS)
+def test_each_of_many_events_is_named_at_its_time(eventful: History, at: float) -> None:
+    kind, lasts = EVENTS[at]
+    incident = explain(eventful, WALL + at)
+    assert incident.found == FOUND.get(kind, "peak") and incident.episode is not None
+    assert abs(incident.episode.begun - WALL - at) <= 10
+    assert causes(incident) == (CAUSES.get(kind, set()) - {incident.found}), kind
+    if kind == "outage":
+        (part,) = incident.episode.parts
+        assert part.ended - part.begun == pytest.approx(lasts, abs=2) and incident.peak is None
+        assert incident.others[0].begun == pytest.approx(WALL + 9077, abs=20)
+    else:
+        assert incident.peak is not None and not incident.others
+
+
+def test_without_a_time_all_events_are_listed_and_the_one_that_cost_most_is_explained(
+    eventful: History,
+) -> None:
+    incident = explain(eventful, None)
+    assert incident.episode is not None and incident.episode.parts[0].kind == "outage"
+    begun = sorted(episode.begun - WALL for episode in [incident.episode, *incident.others])
+    assert begun == pytest.approx(list(EVENTS), abs=10)
+
+
+def test_the_nearest_counts_not_the_highest() -> None:
+    near = history({AT - 200: "prompts", AT: ("standstill", 30.0)})
+    for asked, begun in ((AT - 130, AT - 200), (AT - 20, AT)):
+        incident = explain(near, WALL + asked)
+        assert incident.found == "nothing" and incident.episode is not None
+        assert incident.episode.begun == pytest.approx(WALL + begun, abs=10)
+
+
+def test_a_time_far_from_all_names_the_nearest_peak(eventful: History) -> None:
+    incident = explain(eventful, WALL + 7200)
+    assert (incident.found, incident.episode, incident.changes) == ("nothing", None, [])
+    assert incident.others[0].begun == pytest.approx(WALL + 8005, abs=10)
+
+
+def test_a_minute_is_asked_whole(eventful: History) -> None:
+    assert explain(eventful, WALL + 10_770, WALL + 10_830).found == "outage"
+    assert explain(eventful, WALL + 10_770).found == "nothing"
+
+
+def test_a_time_that_was_not_recorded_says_so() -> None:
+    built = History()
+    for event in day({}, 2 * HOUR):
+        if not (isinstance(event, ServerState) and 3000 < event.t < 3100):
+            built.add(event)
+    assert explain(built, WALL + 3050).found == "no readings"
+    assert explain(built, WALL + 3200).found == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "high", "found"),
+    [
+        ("queue_s", 0.0058, 0.021, 0),
+        ("queue_s", 0.0058, 0.21, 1),
+        ("ttft_s", 0.02, 0.08, 0),
+        ("ttft_s", 0.02, 0.4, 1),
+        ("itl_s", 0.002, 0.006, 0),
+    ],
+)
+def test_a_rise_that_nobody_notices_is_no_peak(
+    name: str, usual: float, high: float, found: int
+) -> None:
+    series = {window: high if 400 <= window < 406 else usual for window in range(600)}
+    assert len(list(_of_latency(name, series))) == found
+
+
+def test_a_peak_upon_a_new_level_is_seen_and_the_level_too() -> None:
+    """The level rises for hours: no later peak is hidden by it."""
+    series = {window: 0.1 if window < 300 else 0.5 for window in range(1500)}
+    series |= dict.fromkeys(range(1000, 1006), 2.5)
+    found = [(peak.begun, peak.ended) for peak in _of_latency("ttft_s", series)]
+    assert sorted(found) == [(3000.0, 15_000.0), (10_000.0, 10_060.0)]
+
+
+def test_an_engine_that_counts_at_the_end_of_a_request_does_not_stand_still() -> None:
+    """One user, whose answers take 8 to 14 s, and whose tokens are counted when they end."""
+    built, chance, t, tokens = History(), random.Random(2), 0.0, 0.0
+    ends = chance.uniform(8, 14)
+    while t < HOUR:
+        if t >= ends:
+            tokens, ends = tokens + 100, t + chance.uniform(8, 14)
+        built.add(ServerState(t, {"requests_running": 1.0}, {"generation_tokens": tokens}))
+        t += 1
+    assert built.counts_progress and not built.standstills()
+    for second in range(60):
+        built.add(ServerState(t + second, {"requests_running": 1.0}, {"generation_tokens": tokens}))
+    (hung,) = built.standstills()
+    assert hung.ended - hung.t >= 60
+
+
+def test_one_counter_that_falls_is_no_restart() -> None:
+    built = History()
+    for t in range(10):
+        totals = dict.fromkeys("abcd", float(t)) | {"e": 5.0 if t < 5 else 1.0}
+        built.add(ServerState(float(t), {}, totals))
+    assert not built.events and sum(built.rate("a").values()) == pytest.approx(0.9)
+
+
 def test_a_quiet_time_has_no_peak() -> None:
     quiet = history({AT: "prompts"})
     assert explain(quiet, WALL + 3000).peak is None
@@ -100,6 +224,7 @@ def test_without_a_time_the_highest_peak_counts() -> None:
         and incident.peak is not None
         and incident.peak.begun - WALL in (3990.0, 4000.0, 5390.0, 5400.0)
     )
+    assert len(incident.others) == 1
 
 
 def test_a_signal_that_is_not_recorded_cannot_tell() -> None:

@@ -10,7 +10,7 @@ from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Objective, Request, parse_objective
 from gpuconsole.session.figures.breakdown import request_shares, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, weighted
-from gpuconsole.session.serving import DRAIN_S, LIVE_GAPS, ServingRecord
+from gpuconsole.session.serving import DRAIN_S, LIVE_GAPS, ServingRecord, _buckets, _totals
 from gpuconsole.wire.events import Requests, ServerState
 
 TICKS = [Step(n, 0.5 * (n + 1), 0.5, 2, 20, ()) for n in range(20)]
@@ -170,3 +170,27 @@ def test_objectives_are_read_as_typed() -> None:
     assert parse_objective("ttft=0.5, e2e=2") == Objective(ttft_s=0.5, e2e_s=2.0)
     with pytest.raises(ValueError, match="must be more than 0 s"):
         parse_objective("tpot=0")
+
+
+def test_old_reports_keep_no_counters_and_the_figures_of_the_run_stay_exact() -> None:
+    """Over an hour with a restart: the figures from a time near the begin, and from a recent one,
+    are those of all reports; the reports that keep their histograms are few."""
+    record, every = ServingRecord(watched=True), ServingRecord(watched=True)
+    every._thin_out = lambda: None  # type: ignore[method-assign]
+    for second in range(3600):
+        count = float(second if second < 2000 else second - 2000)
+        report = ServerState(
+            float(second),
+            {"requests_running": float(second % 7)},
+            {"requests": count, "ttft_s_sum": 2 * count, "ttft_s_count": count},
+            {"ttft_s": [(1.0, 0.0), (4.0, count)]},
+        )
+        record.add_state(report)
+        every.add_state(report)
+    for since in (30.0, 3400.0):
+        for of in (_totals, _buckets):
+            assert record._gained(since, of) == every._gained(since, of)
+        assert record.signals(since, {}, {}) == every.signals(since, {}, {})
+    gained, wall = record._gained(1234.0, _totals)
+    assert gained["requests"] / wall == pytest.approx(1.0, rel=0.01) and wall < 3599 - 1234 + 61
+    assert sum(bool(state.buckets) for state in record.states) < 500 and len(record.states) == 3600

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import gzip
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuconsole.engine.history import read_history
+from gpuconsole.engine.recording import SessionRecorder
 from gpuconsole.model.machine import Process
-from gpuconsole.wire.events import AnyEvent, Hello, Processes, Sample, ServerState, Step, Steps
+from gpuconsole.wire import recording
+from gpuconsole.wire.events import (
+    AnyEvent,
+    Hello,
+    Note,
+    Processes,
+    Sample,
+    ServerState,
+    Step,
+    Steps,
+)
 from gpuconsole.wire.recording import RecordingError, RingWriter, read_recording, ring_files
 from tests.fakes.server_day import WALL, day
 
@@ -112,15 +125,114 @@ def test_a_ring_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert (history.begun, history.ended) == (WALL, WALL + 500)
 
 
-def test_damage_of_an_older_file_is_a_note(tmp_path: Path) -> None:
+def cut(whole: bytes) -> bytes:
+    return whole[:-200]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        lambda whole: b"",
+        lambda whole: bytes(len(whole)),
+        lambda whole: b"nothing",
+        lambda whole: whole[:5],
+        lambda whole: whole[: len(whole) // 2] + bytes(50) + whole[len(whole) // 2 + 50 :],
+        lambda whole: gzip.compress(b"hello"),
+        lambda whole: gzip.compress(b""),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_damaged_file_is_one_line_and_the_rest_is_read(
+    tmp_path: Path, damage: Callable[[bytes], bytes], place: int
+) -> None:
     written(tmp_path, day({}, seconds=300), file_s=100).close()
-    first = ring_files(tmp_path)[0]
-    first.write_bytes(first.read_bytes()[:-200])
+    file = ring_files(tmp_path)[place]
+    file.write_bytes(damage(file.read_bytes()))
     history, notes = read_history(tmp_path)
-    assert len(notes) == 1 and str(first) in notes[0] and history.ended == pytest.approx(WALL + 299)
-    first.write_bytes(b"nothing")
-    with pytest.raises(RecordingError, match="damaged"):
+    # the last file may be written just now
+    assert [str(file) in note for note in notes] == ([] if damage is cut and place == 2 else [True])
+    assert history.begun is not None and history.ended - history.begun > 180
+
+
+def test_a_ring_without_a_file_that_can_be_read_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path, day({}, seconds=300), file_s=100).close()
+    for file in ring_files(tmp_path):
+        file.write_bytes(b"")
+    with pytest.raises(RecordingError, match="empty"):
         read_history(tmp_path)
+
+
+def test_a_file_is_never_empty(tmp_path: Path) -> None:
+    ring = written(tmp_path, day({}, seconds=1))
+    read_history(tmp_path)
+    ring.close()
+
+
+def test_two_watchers_of_one_server_that_start_in_one_second(tmp_path: Path) -> None:
+    rings = [written(tmp_path, day({60.0: "restart"}, seconds=100), file_s=40) for _ in range(2)]
+    for ring in rings:
+        ring.close()
+    assert len(ring_files(tmp_path)) == 6
+    history, notes = read_history(tmp_path)
+    assert not notes and [event.name for event in history.events] == ["restart"]
+    assert history.ended == pytest.approx(WALL + 99)
+
+
+def test_two_servers_in_one_folder_are_never_mixed(tmp_path: Path) -> None:
+    urls = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    for seed, url in enumerate(urls):
+        written(tmp_path, day({}, seconds=100, seed=seed, url=url), file_s=40).close()
+    with pytest.raises(RecordingError, match=f"2 servers, {urls[0]}, {urls[1]}: .*--url"):
+        read_history(tmp_path)
+    for url in urls:
+        history, notes = read_history(tmp_path, f"{url}/")
+        assert not notes and not history.events and history.ended == pytest.approx(WALL + 99)
+    with pytest.raises(RecordingError, match=urls[0]):
+        read_history(tmp_path, "http://127.0.0.1:9999")
+
+
+@pytest.mark.parametrize("unwritten", [2**21, 1000])
+def test_a_ring_goes_on_when_a_full_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritten: int
+) -> None:
+    """What a disk could not take is written later, also over the end of an hour; where it is too
+    much, a gap remains."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(recording, "MAX_UNWRITTEN", unwritten)
+    now, notes, recorder = [0.0], list[Note | None](), SessionRecorder()
+    recorder._writer = ring = RingWriter(
+        tmp_path, clock=lambda: now[0], wall=lambda: WALL + now[0], file_s=200
+    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for event in day({}, seconds=600):
+            now[0] = event.t
+            full = 100 <= event.t < 250  # no file can grow beyond 50 bytes
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]) if full else before)
+            notes.append(recorder.write(event))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert recorder.close() == ""
+    stopped, goes_on = (note for note in notes if note is not None)
+    assert (stopped.level, goes_on.level) == ("error", "warning")
+    assert "stopped: File too large" in stopped.text and "goes on" in goes_on.text
+    history, damaged = read_history(tmp_path)
+    readings = sum(
+        isinstance(event, ServerState) for file in ring_files(tmp_path) for event in readable(file)
+    )
+    assert history.ended == pytest.approx(WALL + 599)
+    if unwritten > 1000:
+        assert "nothing is lost" in goes_on.text and not damaged and readings == 600
+    else:
+        assert 400 < readings < 500 and history.silences and len(damaged) == 1
+        (begun, ended), *_ = history.silences
+        assert 120 < ended - begun < 180 and f"{ring.lost_s:.0f} s are lost" in goes_on.text
+
+
+def readable(file: Path) -> Iterator[AnyEvent]:
+    with contextlib.suppress(RecordingError):
+        yield from read_recording(file)
 
 
 def test_an_empty_folder_is_no_ring(tmp_path: Path) -> None:
