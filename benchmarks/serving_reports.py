@@ -1,6 +1,6 @@
 """Is the cause of a public report of a slow or broken model server named by `gpuconsole watch URL`?
 
-    python -m benchmarks.serving_reports [--only NAME ...] [--duration 25] [--parallel 4] [--keep]
+    python -m benchmarks.serving_reports [--only NAME ...] [--duration 40] [--parallel 4] [--keep]
         [--outputs FOLDER]
 
 Each case (`serving_report_cases.py`) is a metrics page in the words of an engine. The real command
@@ -336,7 +336,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="NAME", help="of cases")
-    parser.add_argument("--duration", type=float, default=25.0, help="seconds of each command")
+    parser.add_argument("--duration", type=float, default=40.0, help="seconds of each command")
     parser.add_argument("--parallel", type=int, default=4, help="commands at the same time")
     parser.add_argument("--outputs", type=Path, help="a folder for snapshots and summaries")
     parser.add_argument("--keep", action="store_true", help="write the rows to benchmarks/results")
