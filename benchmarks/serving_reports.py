@@ -305,15 +305,11 @@ def watched(url: str, name: str, duration_s: float, outputs: Path) -> Row:
         return Row(name, case.expected, "not run", said=done.stderr.strip()[-70:])
     run = json.loads(snapshot.read_text())["runs"][-1]
     fires = [finding for finding in run["findings"] if finding["state"] == "fires"]
-    said = [line.strip() for line in done.stdout.splitlines() if "diagnosis: " in line]
-    return Row(
-        name,
-        case.expected,
-        outcome(case, fires, said := (said or [""])[0].removeprefix("diagnosis: ")),
-        *((fires[0]["rule"], fires[0]["title"]) if fires else ("", "")),
-        tuple(finding["rule"] for finding in fires[1:]),
-        said,
-    )
+    spoken = [line.strip() for line in done.stdout.splitlines() if "diagnosis: " in line]
+    said = spoken[0].removeprefix("diagnosis: ") if spoken else ""
+    top, title = (fires[0]["rule"], fires[0]["title"]) if fires else ("", "")
+    others = tuple(finding["rule"] for finding in fires[1:])
+    return Row(name, case.expected, outcome(case, fires, said), top, title, others, said)
 
 
 def outcome(case: Case, fires: list[dict[str, Any]], said: str) -> str:
