@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -256,9 +256,10 @@ def served() -> Iterator[tuple[str, list[str]]]:
         def do_GET(self) -> None:
             name, _, path = self.path[1:].partition("/")
             body = answer(CASES[name], path, time.monotonic() - begun) if name in CASES else None
-            self.send_response(200 if body else 404)
-            self.end_headers()
-            self.wfile.write((body or "").encode())
+            with suppress(ConnectionError):  # the watch has ended
+                self.send_response(200 if body else 404)
+                self.end_headers()
+                self.wfile.write((body or "").encode())
 
         def do_POST(self) -> None:
             others.append(self.path)

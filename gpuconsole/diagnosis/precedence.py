@@ -111,6 +111,7 @@ _BLOCKING = "CUDA_LAUNCH_BLOCKING makes the host wait for each kernel"
 _GROWS = "that finding names what makes each step longer than the one before"
 _CLOCK = "a clock that falls makes the steps longer"
 _STANDS = "the server stands still: no other figure of it means anything"
+_AWAITED = "that finding says what the tokens wait for"
 _UNEQUAL = "other engines have room: the sums over all engines hide it"
 _FAULTS_OF_SERVERS = (
     "serve.imbalance", "serve.kv_bound", "serve.sequence_cap", "serve.slow_tokens",
@@ -125,11 +126,6 @@ _BROKEN_SERVERS = ("serve.stands_still", "serve.requests_fail", "serve.client_bo
 _BROKEN_HARDWARE = ("hw.errors", "hw.thermal", "hw.power")
 _NOT_HEALTHY = "that finding says what is wrong"
 PRECEDENCE = (
-    *(
-        Precedence(healthy, cause, _NOT_HEALTHY)
-        for healthy in _HEALTHY_SERVERS
-        for cause in (*_BROKEN_SERVERS, *_BROKEN_HARDWARE, *_FAULTS_OF_SERVERS)
-    ),
     Precedence("host.slowing_down", "hw.thermal", _CLOCK),
     Precedence("host.slowing_down", "hw.power", _CLOCK),
     Precedence(
@@ -227,16 +223,21 @@ PRECEDENCE = (
     Precedence("serve.imbalance", "serve.stands_still", _STANDS),
     Precedence("serve.kv_bound", "serve.stands_still", _STANDS),
     Precedence("serve.kv_bound", "serve.imbalance", _UNEQUAL),
+    Precedence("serve.deferred", "serve.stands_still", _STANDS),
     Precedence("serve.sequence_cap", "serve.stands_still", _STANDS),
     Precedence("serve.sequence_cap", "serve.imbalance", _UNEQUAL),
     Precedence("serve.sequence_cap", "serve.deferred", "the requests that wait are not ready"),
-    Precedence("serve.slow_tokens", "serve.stands_still", _STANDS),
-    Precedence(
-        "serve.slow_tokens", "serve.prefill_stalls_decode", "that finding says what tokens wait for"
-    ),
-    Precedence("serve.slow_tokens", "serve.kv_bound", "that finding says what tokens wait for"),
     Precedence("serve.token_budget", "serve.stands_still", _STANDS),
     Precedence("serve.prefill_stalls_decode", "serve.stands_still", _STANDS),
+    Precedence("serve.slow_tokens", "serve.stands_still", _STANDS),
+    Precedence("serve.slow_tokens", "serve.prefill_stalls_decode", _AWAITED),
+    Precedence("serve.slow_tokens", "serve.kv_bound", _AWAITED),
+    Precedence("serve.prefill_bound", "serve.stands_still", _STANDS),
+    Precedence(
+        "serve.prefill_bound",
+        "serve.token_budget",
+        "larger pieces of prompts come before shorter prompts",
+    ),
     Precedence("serve.host_bound", "serve.stands_still", _STANDS),
     Precedence(
         "serve.host_bound",
@@ -244,24 +245,20 @@ PRECEDENCE = (
         "the engine waits for requests while the API server process is short of CPU",
         when=serving.frontend_is_busy,
     ),
-    Precedence("serve.deferred", "serve.stands_still", _STANDS),
     Precedence("serve.queue_before_engine", "serve.stands_still", _STANDS),
     Precedence(
-        "serve.queue_before_engine",
-        "serve.client_bound",
-        "the load generator itself is late",
-    ),
-    Precedence("serve.prefill_bound", "serve.stands_still", _STANDS),
-    Precedence(
-        "serve.prefill_bound",
-        "serve.token_budget",
-        "larger pieces of prompts come before shorter prompts",
+        "serve.queue_before_engine", "serve.client_bound", "the load generator itself is late"
     ),
     Precedence(
         "serve.decode_bandwidth_bound",
         "serve.batch_too_small",
         "more concurrent requests would share each reading of the weights",
         when=serving.more_users_gain,
+    ),
+    *(
+        Precedence(healthy, cause, _NOT_HEALTHY)
+        for healthy in _HEALTHY_SERVERS
+        for cause in (*_BROKEN_SERVERS, *_BROKEN_HARDWARE, *_FAULTS_OF_SERVERS)
     ),
 )
 """Entries with the same loser are adjacent. The entries where a rule is the loser come before the

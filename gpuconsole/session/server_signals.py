@@ -82,9 +82,13 @@ class ServerProgress(NamedTuple):
 MOVES = ("generation_tokens", "prompt_tokens", "requests", "requests_failed")
 
 
+CACHE = "kv_cache_usage_ratio"
+
+
 def _has_work(state: ServerState) -> bool:
-    """Whether requests run or wait, on a page that counts tokens or requests."""
-    counted = any(name in state.totals for name in MOVES)
+    """Whether requests run or wait, on a page that shows work before the end of a request. Engines
+    without the use of the KV cache (TGI, llama.cpp) count the tokens of a request at its end."""
+    counted = CACHE in state.gauges and any(name in state.totals for name in MOVES)
     under_way = sum(
         state.gauges.get(name, 0.0) for name in ("requests_running", "requests_waiting")
     )
@@ -92,10 +96,9 @@ def _has_work(state: ServerState) -> bool:
 
 
 def _moved(before: ServerState, state: ServerState) -> bool:
-    cache = "kv_cache_usage_ratio"
     return any(
         state.totals.get(name) != before.totals.get(name) for name in MOVES
-    ) or state.gauges.get(cache) != before.gauges.get(cache)
+    ) or state.gauges.get(CACHE) != before.gauges.get(CACHE)
 
 
 # --- the signals ----------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
                 "ratio",
                 f"{SERVER}, seconds of {wall:.0f} s",
             )
-    if readings.progress.still_s > 0 or any(name in gained for name in MOVES):
+    if readings.gauges(CACHE) and any(name in gained for name in MOVES):
         signals["server.still_s"] = Signal(
             readings.progress.still_s,
             "s",
@@ -273,6 +276,8 @@ places of those that end."""
 MIN_INFERRED = 4
 """Fewer running requests may have many causes: one long request, slots of adapters, a grammar."""
 PROMPTS = 2.0
+MIN_BUDGET = 512
+"""No engine has a smaller budget by itself: smaller iterations are as large as their prompts."""
 MOSTLY = 0.5
 """A token budget is inferred where iterations have twice as many tokens as sequences run, and half
 of them are in the last bucket that has any."""
@@ -356,7 +361,7 @@ def _token_budget(readings: ServerReadings, signals: Mapping[str, Signal]) -> Si
         f"inferred: {percent(share)} of the iterations have {below[0]:.0f} to {bound:.0f}"
         " tokens, and none has more"
     )
-    return Signal(bound, "tokens", source) if share >= MOSTLY else None
+    return Signal(bound, "tokens", source) if share >= MOSTLY and bound >= MIN_BUDGET else None
 
 
 # --- several engines on one page ------------------------------------------------------------------

@@ -228,7 +228,7 @@ FROM = {
     "preemptions_per_request": "preemptions",
     "slots_taken_ratio": "sequence_limit",
     "kv_cache_idle_ratio": "kv_cache_usage_ratio",
-    "still_s": "generation_tokens",
+    "still_s": "kv_cache_usage_ratio",
     "itl_p50_upper_s": "itl_s",
     "itl_p99_lower_s": "itl_s",
     "scheduler_idle_ratio": "scheduler_idle_s",

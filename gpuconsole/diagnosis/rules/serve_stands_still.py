@@ -27,7 +27,9 @@ class ServeStandsStill(Rule):
 and the use of the KV cache did not change. The engine hangs, or waits for something that does not
 come: a collective with a process that is gone, a lock, a connector, a kernel that does not end. The
 metrics page may answer all the same, because another process serves it. Look at the log of the
-engine, and at the stacks of its processes (py-spy dump --pid PID); a restart ends it."""
+engine, and at the stacks of its processes (py-spy dump --pid PID); a restart ends it. An engine
+that does not report the use of its KV cache (TGI, llama.cpp) counts the tokens of a request at its
+end, so from outside a long answer and a hang look the same."""
 
     def judge(self, case: Case) -> Finding:
         still = case.value("server.still_s")
