@@ -194,6 +194,7 @@ CASES: dict[str, Case] = {
         "one client sends the same 20k tokens: 12.8 s at first, 12.9 s the second time, hits 0 %",
         "one checkpoint of the hybrid cache, in tokens of the request: reporters; open",
         rules("prefix_reuse_missed"),
+        rules("prefill_bound"),  # a page does not tell whether prompts share their text
     ),
     "client100": Case(
         "vllm before V1",
