@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.serving_report_cases import CASES
 from benchmarks.serving_reports import outcome, page
+from gpuconsole.diagnosis.engine import all_rules
 
 COUNTED = ("_total", "_bucket", "_sum", "_count")
 
@@ -57,3 +58,8 @@ def test_a_conclusion_is_judged_by_the_cause(
     name: str, found: list[dict[str, Any]], said: str, word: str
 ) -> None:
     assert outcome(CASES[name], found, said) == word
+
+
+def test_every_expected_rule_exists() -> None:
+    expected = {name for case in CASES.values() for name in case.accept | case.half}
+    assert expected <= {rule.id.removeprefix("serve.") for rule in all_rules()}
