@@ -125,7 +125,7 @@ ENGINES = {
             "num_grammar_queue_reqs": "deferred",
             "token_usage": "kv",
             "spec_accept_length": "accept_length",
-            "spec_accept_rate": "accept_rate",
+            "spec_accept_ratio": "accept_ratio",
         },
         {
             'realtime_tokens_total{mode="prefill_compute"}': "computed",
@@ -183,7 +183,7 @@ def values(load: Load, age_s: float, i: int) -> tuple[dict[str, float], float]:
         "deferred": deferred,
         "capacity": load.waiting - deferred,
         "kv": load.kv * (running / load.running if load.running and not load.waiting else 1.0),
-        "accept_rate": load.accepted / load.drafted if load.drafted else 0.0,
+        "accept_ratio": load.accepted / load.drafted if load.drafted else 0.0,
         "accept_length": 1 + 3 * load.accepted / load.drafted if load.drafted else 0.0,
     }
     rates = {

@@ -226,7 +226,12 @@ PRECEDENCE = (
     Precedence("serve.deferred", "serve.stands_still", _STANDS),
     Precedence("serve.sequence_cap", "serve.stands_still", _STANDS),
     Precedence("serve.sequence_cap", "serve.imbalance", _UNEQUAL),
-    Precedence("serve.sequence_cap", "serve.deferred", "the requests that wait are not ready"),
+    Precedence(
+        "serve.sequence_cap",
+        "serve.deferred",
+        "most of the requests that wait are not ready",
+        when=serving.are_deferred,
+    ),
     Precedence("serve.token_budget", "serve.stands_still", _STANDS),
     Precedence("serve.prefill_stalls_decode", "serve.stands_still", _STANDS),
     Precedence("serve.slow_tokens", "serve.stands_still", _STANDS),

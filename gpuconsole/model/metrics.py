@@ -746,6 +746,12 @@ _SERVING = (
         "The engines, ranks or replicas that report on one page, where there are several",
     ),
     declare(
+        "server.kinds_of_engines",
+        "",
+        "server /metrics",
+        "Kinds of engines on one metrics page: of different models, or for different work",
+    ),
+    declare(
         "server.replicas",
         "servers",
         "server /metrics",
@@ -758,7 +764,7 @@ _SERVING = (
         "Tokens of a forward pass with speculative decoding: accepted drafts and one more (SGLang)",
     ),
     declare(
-        "server.accept_rate",
+        "server.accept_ratio",
         "ratio",
         "server /metrics",
         "Share of the drafted tokens that the model accepts (SGLang)",

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from gpuconsole.model.machine import Process
+from gpuconsole.session.server_signals import MOVES
 from gpuconsole.wire.events import (
     AnyEvent,
     DeviceLost,
@@ -25,11 +26,6 @@ GAP_S = 60.0
 """Readings that are further apart: what came between is not known, and belongs to no window."""
 SILENT_S = 30.0
 """A longer time without a reading of the server is named."""
-MOVES = (
-    "generation_tokens", "requests", "prompt_tokens", "iteration_tokens_count", "itl_s_count",
-    "ttft_s_count",
-)  # fmt: skip
-"""Totals of which one grows while an engine works."""
 PAUSE_S = 1.5
 STILL_S = 5.0
 """Times in which requests run and no total of MOVES grows: the shortest that is kept, and the

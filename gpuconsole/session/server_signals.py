@@ -27,7 +27,7 @@ GAUGES = {
     "requests_running": "requests", "requests_waiting": "requests", "kv_cache_usage_ratio": "ratio",
     "requests_deferred": "requests", "requests_short_of_capacity": "requests",
     "grammar_waiting": "requests", "front_waiting": "requests", "models_loaded": "models",
-    "on_gpu_ratio": "ratio", "asleep": "", "accept_length": "tokens", "accept_rate": "ratio",
+    "on_gpu_ratio": "ratio", "asleep": "", "accept_length": "tokens", "accept_ratio": "ratio",
     "lora_limit": "adapters", "engines": "engines", "replicas": "servers",
 }  # fmt: skip
 """Gauges whose mean the rules read, with their units."""
@@ -55,12 +55,29 @@ class ServerReadings(NamedTuple):
 # --- whether the server makes progress ------------------------------------------------------------
 
 
-class ServerProgress(NamedTuple):
-    """Since when the server makes no progress. `still_since`: the time of the first reading of the
-    present standstill; None while the server makes progress, or has nothing to do. `longest_s`: the
-    seconds of the longest standstill so far. `last`: the newest reading."""
+MOVES = (
+    "generation_tokens", "requests", "requests_failed", "prompt_tokens", "itl_s_count",
+    "ttft_s_count",
+)  # fmt: skip
+"""Totals of which one grows while an engine works."""
+CACHE = "kv_cache_usage_ratio"
+STILL_S, STILL_SGLANG_S = 15.0, 45.0
+"""A longer standstill is a hang. SGLang writes its gauges again only every 30 s while it has
+nothing to do: until then the last request seems to run."""
 
-    still_since: float | None = None
+
+def standstill_limit_s(engine: str) -> float:
+    """The seconds without progress after which this engine stands still."""
+    return STILL_SGLANG_S if engine == "sglang" else STILL_S
+
+
+class ServerProgress(NamedTuple):
+    """Since when engines of a server make no progress. `still_since`: the time of the first reading
+    of the present standstill, by engine (an empty name: the whole server); without the engines that
+    make progress, or have nothing to do. `longest_s`: the seconds of the longest standstill so far.
+    `last`: the newest reading."""
+
+    still_since: Mapping[str, float] = {}
     longest_s: float = 0.0
     last: ServerState | None = None
 
@@ -68,37 +85,41 @@ class ServerProgress(NamedTuple):
         """The progress after one more reading. A token, the end of a request, a prompt that is
         read, and a change of the KV cache are progress; a request that its client aborts is not."""
         before = self.last
-        if before is None or not _has_work(state) or _moved(before, state):
-            return ServerProgress(None, self.longest_s, state)
-        since = self.still_since if self.still_since is not None else before.t
-        return ServerProgress(since, max(self.longest_s, state.t - since), state)
+        if before is None:
+            return ServerProgress({}, self.longest_s, state)
+        parts = {"": (before.totals | before.gauges, state.totals | state.gauges)}
+        for name in state.engines.keys() & before.engines.keys():
+            parts[name] = before.engines[name], state.engines[name]
+        since = {
+            name: self.still_since.get(name, before.t)
+            for name, (then, now) in parts.items()
+            if _has_work(now) and not _moved(then, now)
+        }
+        longest = max([self.longest_s, *(state.t - begun for begun in since.values())])
+        return ServerProgress(since, longest, state)
 
     @property
     def still_s(self) -> float:
-        """The seconds of the present standstill; 0 without one."""
-        return self.last.t - self.still_since if self.last and self.still_since is not None else 0.0
+        """The seconds of the longest present standstill of an engine; 0 without one."""
+        return self.last.t - min(self.still_since.values()) if self.last and self.still_since else 0
+
+    @property
+    def still_engines(self) -> list[str]:
+        """The names of the engines that stand still, where others go on."""
+        return [] if "" in self.still_since else sorted(self.still_since)
 
 
-MOVES = ("generation_tokens", "prompt_tokens", "requests", "requests_failed")
+def _has_work(now: Mapping[str, float]) -> bool:
+    """Whether requests run or wait for room, on a page that shows work before the end of a request.
+    Engines without the use of the KV cache (TGI, llama.cpp) count the tokens of a request at its
+    end."""
+    counted = CACHE in now and any(name in now for name in MOVES)
+    ready = now.get("requests_waiting", 0.0) - now.get("requests_deferred", 0.0)
+    return counted and (now.get("requests_running", 0.0) > 0 or ready > 0)
 
 
-CACHE = "kv_cache_usage_ratio"
-
-
-def _has_work(state: ServerState) -> bool:
-    """Whether requests run or wait, on a page that shows work before the end of a request. Engines
-    without the use of the KV cache (TGI, llama.cpp) count the tokens of a request at its end."""
-    counted = CACHE in state.gauges and any(name in state.totals for name in MOVES)
-    under_way = sum(
-        state.gauges.get(name, 0.0) for name in ("requests_running", "requests_waiting")
-    )
-    return counted and under_way > 0
-
-
-def _moved(before: ServerState, state: ServerState) -> bool:
-    return any(
-        state.totals.get(name) != before.totals.get(name) for name in MOVES
-    ) or state.gauges.get(CACHE) != before.gauges.get(CACHE)
+def _moved(then: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    return any(now.get(name) != then.get(name) for name in (*MOVES, CACHE))
 
 
 # --- the signals ----------------------------------------------------------------------------------
@@ -177,7 +198,7 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
             gained["preemptions"] / gained["requests"], "", over
         )
     elif gained.get("preemptions"):
-        signals["server.preemptions_per_request"] = Signal(
+        signals["server.preemptions"] = Signal(
             gained["preemptions"], "", f"{SERVER}, no request ended in {wall:.0f} s"
         )
     if gained.get("prefix_queries") and "prefix_hits" in gained:
@@ -191,7 +212,7 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
             statistics.fmean(reported), "ratio", f"{SERVER}, mean of {len(reported)}"
         )
     if gained.get("draft_tokens") and "accepted_tokens" in gained:
-        signals["server.accept_rate"] = Signal(
+        signals["server.accept_ratio"] = Signal(
             gained["accepted_tokens"] / gained["draft_tokens"],
             "ratio",
             f"{SERVER}, accepted over drafted tokens",
@@ -213,6 +234,10 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
             "s",
             f"{SERVER}, since the last token, end of a request, or change of the KV cache",
         )
+        if still := readings.progress.still_engines:
+            signals["server.still_engines"] = Signal(
+                float(len(still)), "engines", f"{SERVER}: {', '.join(still)}"
+            )
     return signals
 
 
@@ -222,13 +247,17 @@ def _outcome_signals(readings: ServerReadings) -> dict[str, Signal]:
     ended = sum(counts.values())
     if ended <= 0:
         return {}
-    return {
+    return {"server.requests_ended": Signal(ended, "requests", f"{SERVER}, in all ways")} | {
         f"server.{name.removeprefix('requests_')}_ratio": Signal(
             counts[name] / ended, "ratio", f"{SERVER}, {counts[name]:.0f} of {ended:.0f} requests"
         )
         for name in OUTCOMES[1:]
         if name in readings.gained
     }
+
+
+MIN_GAPS = 300
+"""A 99th percentile needs three values above it."""
 
 
 def _histogram_signals(readings: ServerReadings) -> dict[str, Signal]:
@@ -245,7 +274,7 @@ def _histogram_signals(readings: ServerReadings) -> dict[str, Signal]:
                 f"{SERVER}, mean over {wall:.0f} s",
             )
     gaps = of_histogram("itl_s", gained, readings.buckets_of("itl_s"))
-    if gaps is not None and gaps.within:
+    if gaps is not None and gaps.within and gaps.n >= MIN_GAPS:
         source = f"{SERVER}, buckets of {gaps.n} gaps"
         median, tail = gaps.within["p50"], gaps.within["p99"]
         if median[1] is not None:
@@ -366,18 +395,20 @@ def _token_budget(readings: ServerReadings, signals: Mapping[str, Signal]) -> Si
 
 # --- several engines on one page ------------------------------------------------------------------
 
-LOADED = 1.0
+QUEUED = 1.0
 """An engine in which at least one request waits on average has a queue."""
-NEARLY_IDLE = 0.5
-"""An engine without a queue that runs less than half of what the fullest engine runs, or in which
-less than every second reading has a waiting request, could take more."""
+NO_QUEUE, ROOM, ROOM_KV = 0.5, 0.8, 0.8
+"""An engine could take more if less than every second reading has a waiting request, it runs less
+than this share of its limit (or of what the fullest engine runs), and uses less than this share of
+its KV cache."""
 
 
 def _engine_signals(readings: ServerReadings) -> dict[str, Signal]:
     """How unequal the engines on one page are: how many have a queue and hold how many of the
     waiting requests, and how many could take more. Empty for one engine."""
     names = sorted({name for state in readings.states for name in state.engines})
-    if len(names) < 2:
+    # engines of different models, or for prefill and decoding, share no requests
+    if len(names) < 2 or max(readings.gauges("kinds_of_engines"), default=1.0) > 1:
         return {}
 
     def mean(of: Callable[[dict[str, float]], float | None], name: str) -> float:
@@ -391,8 +422,13 @@ def _engine_signals(readings: ServerReadings) -> dict[str, Signal]:
     waiting = {name: mean(lambda gauges: gauges.get("requests_waiting"), name) for name in names}
     running = {name: mean(lambda gauges: gauges.get("requests_running"), name) for name in names}
     cache = {name: mean(lambda gauges: gauges.get("kv_cache_usage_ratio"), name) for name in names}
-    queued = [name for name in names if waiting[name] >= LOADED]
-    room = [name for name in names if waiting[name] < NEARLY_IDLE]
+    most = max(readings.gauges("sequence_limit"), default=max(running.values()))
+    queued = [name for name in names if waiting[name] >= QUEUED]
+    room = [
+        name
+        for name in names
+        if waiting[name] < NO_QUEUE and running[name] < ROOM * most and cache[name] < ROOM_KV
+    ]
     source = f"{SERVER}, of {len(names)} engines"
     which = f"{source}: {', '.join(queued)}" if queued else source
     return {

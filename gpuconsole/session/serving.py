@@ -523,6 +523,7 @@ def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[s
             shared, "ratio", f"{CLIENT}, the text of its prompts"
         )
     if recent:
+        signals["client.requests_ended"] = Signal(float(len(recent)), "requests", CLIENT)
         signals["client.failed_ratio"] = Signal(
             1 - len(requests) / len(recent), "ratio", f"{CLIENT}, n={len(recent)}"
         )

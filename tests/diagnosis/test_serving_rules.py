@@ -514,8 +514,6 @@ def test_suggestions_for_a_server_elsewhere_start_from_what_it_reports() -> None
     [
         ("vllm", "vllm serve ... --max-num-seqs 6"),
         ("sglang", "python -m sglang.launch_server ... --max-running-requests 6"),
-        # TGI's --max-batch-size is for devices that need a fixed shape: no limit on a GPU
-        ("tgi", "text-generation-launcher ... --cuda-memory-fraction 0.95"),
         ("llama.cpp", "llama-server ... --parallel 6"),
     ],
 )
@@ -523,6 +521,18 @@ def test_the_flag_is_that_of_the_engine(engine: str, code: str) -> None:
     found = check("serve.kv_bound", elsewhere(reported(engine=engine), PRESSED))
     assert found.suggestions[-1].code == code
     assert not any("num_gpu_blocks_override" in one.changes for one in found.suggestions)
+
+
+@pytest.mark.parametrize(("ended", "state"), [(60.0, "clear"), (600.0, "fires")])
+def test_one_failure_is_chance_and_ten_are_not(ended: float, state: str) -> None:
+    signals = {"server.failed_ratio": 1 / 60, "server.requests_ended": ended}
+    assert check("serve.requests_fail", case(signals)).state == state
+
+
+def test_tgi_gets_no_flag_that_does_not_exist_on_a_gpu() -> None:
+    """Its --max-batch-size is for devices that need a fixed shape, and 0.95 of all memory may not
+    start."""
+    assert check("serve.kv_bound", elsewhere(reported(engine="tgi"), PRESSED)).suggestions == ()
 
 
 def test_a_limit_that_the_server_does_not_report_leaves_its_rules_without_a_conclusion() -> None:

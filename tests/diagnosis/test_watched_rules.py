@@ -177,10 +177,17 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
     ),
     (
         "hangs beside a queue and a full cache",
-        "sglang",
+        "vllm",
         Load(running=35, waiting=115, requests=0, kv=0.99),
         {"max_num_seqs": 35},
         {"stands_still"},
+    ),
+    (
+        "SGLang writes its gauges every 30 s while it has nothing to do",
+        "sglang",
+        Load(running=1, requests=0, kv=0.01),
+        {"max_num_seqs": 64},
+        set(),
     ),
     ("TGI tells nothing before the end of a request", "tgi", Load(requests=0), {}, set()),
     (
@@ -191,6 +198,21 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"requests_fail"},
     ),
     ("clients abort", "sglang", Load(aborted=9), {}, {"requests_fail"}),
+    (
+        "requests for embeddings",
+        "vllm",
+        Load(output=0, gaps=(0.02,), prefill=0.05, decode=0.0),
+        {},
+        {"underloaded_healthy"},
+    ),
+    (
+        "most of what waits has no slot",
+        "vllm",
+        busier(CAPPED, deferred=2),
+        {"max_num_seqs": 10},
+        {"sequence_cap", "deferred"},
+    ),
+    ("an engine that may count kept prefixes", "lmdeploy", busier(IDLE, kv=0.3), {}, set()),
     ("people stop an answer", "vllm", Load(requests=40, aborted=1), {}, {"underloaded_healthy"}),
     (
         "a token takes seconds",
@@ -268,7 +290,7 @@ def test_a_sequence_cap_comes_with_its_evidence_and_the_flag_of_its_engine() -> 
             entry.signal for entry in finding.evidence
         }
         assert (
-            "10 requests run, of at most 10, and 90 wait" in finding.summary
+            "10 of at most 10 requests run, and 90 wait" in finding.summary
             and "only 19" in finding.summary
         )
 

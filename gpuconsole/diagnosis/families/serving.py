@@ -14,6 +14,7 @@ from gpuconsole.diagnosis.rule import (
     Missing,
     Suggestion,
     Threshold,
+    percent,
 )
 from gpuconsole.model import units
 from gpuconsole.model.engines import why_lacking
@@ -95,6 +96,13 @@ def known_queue_ratio(case: Case) -> float:
     return queue_ratio(case) if case.has("server.queue_s", "server.e2e_s") else 0.0
 
 
+def queue_words(case: Case) -> str:
+    """`, for 57 % of a request's time`; empty where the server does not report its times."""
+    if not case.has("server.queue_s", "server.e2e_s"):
+        return ""
+    return f", for {percent(queue_ratio(case))} of a request's time"
+
+
 def recoverable(case: Case) -> float:
     """The share of a request's time that a cure of the queue frees: at least a twentieth, because
     something waits."""
@@ -112,6 +120,16 @@ def queues(case: Case) -> bool:
     return short_of_room(case) >= NOTABLE_QUEUE
 
 
+def are_deferred(case: Case) -> bool:
+    """Whether most of the requests that wait are not ready to run. Raises Missing."""
+    deferred, waiting = (
+        case.value("server.requests_deferred"),
+        case.value("server.requests_waiting"),
+    )
+    waiting = max(waiting, deferred)  # SGLang counts its grammars apart
+    return deferred >= NOTABLE_QUEUE and 2 * deferred >= waiting
+
+
 def cache_is_full(case: Case) -> bool:
     """Whether the KV cache is full in most readings; False where the engine does not say."""
     return case.get("server.kv_cache_full_ratio", 0.0) >= TAKEN
@@ -119,10 +137,9 @@ def cache_is_full(case: Case) -> bool:
 
 def preempts(case: Case) -> bool:
     """Whether the server evicts requests from a full cache."""
-    return (
-        case.get("server.preemptions_per_request", 0.0) >= RATE
-        and case.get("server.kv_cache_peak_ratio", 1.0) >= FULL
-    )
+    often = case.get("server.preemptions_per_request", 0.0) >= RATE
+    alone = case.get("server.preemptions", 0.0) >= 1  # no request ended
+    return (often or alone) and case.get("server.kv_cache_peak_ratio", 1.0) >= FULL
 
 
 def slots_are_taken(case: Case) -> bool:
@@ -161,12 +178,13 @@ def token_budget(case: Case) -> float | None:
 
 
 def served(case: Case) -> bool:
-    """Whether somebody was served: tokens came and requests ended, as far as the page counts them.
-    False where it counts neither."""
-    counted = ("server.generation_tokens_per_s", "server.requests_per_s")
-    return any(case.has(name) for name in counted) and all(
-        case.get(name, 1.0) > 0 for name in counted
-    )
+    """Whether somebody was served: requests ended and tokens came, as far as the page counts them.
+    Requests for embeddings or classes end without a token. False where it counts neither."""
+    tokens, ended = "server.generation_tokens_per_s", "server.requests_per_s"
+    if not case.has(tokens) and not case.has(ended):
+        return False
+    made = case.get(tokens, 1.0) > 0 or case.get("server.request_output_tokens", 0.0) == 0
+    return made and case.get(ended, 1.0) > 0
 
 
 def require_served(case: Case) -> None:
@@ -190,8 +208,8 @@ def used(case: Case) -> dict[str, float]:
     limit = sequence_limit(case)
     if limit and case.has("server.requests_running"):
         shares["of its slots"] = running_of_engine(case) / limit
-    if case.has("server.kv_cache_peak_ratio"):
-        shares["of its KV cache"] = case.value("server.kv_cache_peak_ratio")
+    if case.has("server.kv_cache_usage_ratio"):
+        shares["of its KV cache"] = case.value("server.kv_cache_usage_ratio")
     return shares
 
 
@@ -233,6 +251,8 @@ FROM = {
     "itl_p99_lower_s": "itl_s",
     "scheduler_idle_ratio": "scheduler_idle_s",
     "forward_ratio": "forward_s",
+    "mbu_ratio": "flops",
+    "mfu_ratio": "flops",
 }
 """The name in data/engines.toml of the signals that are made from another one."""
 WORDS = {
@@ -250,6 +270,9 @@ WORDS = {
     "request_prompt_tokens": "the length of the prompts",
     "generation_tokens": "the count of tokens",
     "requests": "the count of ended requests",
+    "flops": "the count of FLOPs and bytes",
+    "prefill_s": "the time of the prefill",
+    "decode_s": "the time of decoding",
 }
 """Signals in words."""
 
@@ -262,6 +285,8 @@ def lacks(case: Case, signal: str) -> str:
             " asks, and sends a few requests (--probe)"
         )
     name = signal.removeprefix("server.")
+    if name.startswith(("itl_p50", "itl_p99")) and case.has("server.itl_s"):
+        return "too few gaps between tokens came in this time for a 99th percentile"
     source = FROM.get(name, name).removesuffix("_per_s")
     return f"{WORDS.get(source, source)} is missing: {why_lacking(engine_of(case), source)}"
 

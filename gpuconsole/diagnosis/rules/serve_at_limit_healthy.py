@@ -15,10 +15,12 @@ class ServeAtLimitHealthy(Rule):
     thresholds = (serving.NEAR, serving.MFU, serving.MBU, serving.LARGEST_QUEUE)
     reads = (
         "server.requests_waiting", "server.requests_short_of_capacity", "server.requests_running",
-        "server.engine_running", "server.kv_cache_peak_ratio", "server.sequence_limit",
+        "server.engine_running", "server.kv_cache_peak_ratio", "server.kv_cache_usage_ratio",
+        "server.sequence_limit",
         "mfu_ratio", "mbu_ratio", "server.queue_s", "server.e2e_s",
         "server.preemptions_per_request", "server.front_waiting", "server.requests_per_s",
-        "server.generation_tokens_per_s", "server.replicas",
+        "server.generation_tokens_per_s", "server.request_output_tokens", "server.preemptions",
+        "server.replicas",
     )  # fmt: skip
     text = """Most of the slots or of the KV cache are in use, or the device computes or reads near
 its limit; requests are answered and hardly wait: settings can gain little. What remains is a
@@ -32,7 +34,7 @@ the embedded server counts the same way."""
         running = case.value("server.requests_running")
         evidence = case.evidence("server.requests_waiting", "server.requests_running")
         evidence += case.if_known(
-            ("server.kv_cache_peak_ratio", serving.NEAR),
+            ("server.kv_cache_usage_ratio", serving.NEAR),
             "server.sequence_limit",
             ("mfu_ratio", serving.MFU),
             ("mbu_ratio", serving.MBU),

@@ -50,12 +50,17 @@ are a common cause."""
         level = waiting / max(1.0, queued) / WAITING if room >= 1 else 0.0
         if level < 1:
             return self.clear(min(0.59, level), evidence)
-        engines = case.get("server.engines", queued + room)
+        engines, running = (
+            case.get("server.engines", queued + room),
+            case.value("server.queued_running"),
+        )
         has = "holds" if queued == 1 else "hold"
+        each = f"runs {running:.0f}" if queued == 1 else f"run up to {running:.0f} each"
         runs = "has no queue and runs" if room == 1 else "have no queue and run"
         summary = (
-            f"{queued:.0f} of {engines:.0f} engines {has} {waiting:.0f} waiting requests and run up"
-            f" to {case.value('server.queued_running'):.0f} each; {room:.0f} {runs}"
+            f"{queued:.0f} of {engines:.0f} engines {has} {waiting:.0f} waiting requests and"
+            f" {each};"
+            f" {room:.0f} {runs}"
             f" {case.value('server.room_running'):.0f}"
             f"{' each' if room > 1 else ''}, with at most"
             f" {percent(case.value('server.room_kv_ratio'))} of the KV cache in use: look at the"

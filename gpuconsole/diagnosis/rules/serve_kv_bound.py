@@ -10,6 +10,16 @@ FEWER = 0.8
 """The share of the running sequences that the advice keeps."""
 
 
+CAREFULLY = {
+    "sglang": "--mem-fraction-static",
+    "tgi": "--cuda-memory-fraction",
+    "tensorrt-llm": "--kv_cache_free_gpu_memory_fraction",
+    "lmdeploy": "--cache-max-entry-count",
+}
+"""Flags whose share leaves out the activations, or is of the free memory: 0.95 of them may not
+start."""
+
+
 class ServeKvBound(Rule):
     id = "serve.kv_bound"
     title = "The KV cache limits this server"
@@ -20,7 +30,8 @@ class ServeKvBound(Rule):
     knobs = ("num_gpu_blocks_override", "max_num_seqs", "gpu_memory_utilization")
     reads = (
         "server.kv_cache_peak_ratio", "server.kv_cache_full_ratio",
-        "server.preemptions_per_request", "server.requests_waiting", "server.requests_running",
+        "server.preemptions_per_request", "server.preemptions", "server.requests_waiting",
+        "server.requests_running",
         "server.requests_short_of_capacity", "server.engine_running", "server.sequence_limit",
         "server.queue_s", "server.e2e_s", "server.generation_tokens_per_s",
         "server.prompt_tokens_per_s", "client.output_tokens", "client.prompt_tokens",
@@ -50,19 +61,16 @@ free."""
             return self.clear(min(0.59, peak / serving.FULL), evidence)
         again = _computed_again(case)
         summary = (
-            (
-                f"{case.value('server.preemptions_per_request'):.2f} preemptions per request, "
-                if preempts
-                else ""
-            )
-            + f"the KV cache is {percent(peak)} full at most,"
+            _evictions(case, preempts) + f"the KV cache is {percent(peak)} full at most,"
             f" {case.value('server.requests_running'):.0f} requests run and"
-            f" {case.value('server.requests_waiting'):.0f} wait, for"
-            f" {percent(serving.known_queue_ratio(case))} of a request's time"
+            f" {case.value('server.requests_waiting'):.0f} wait{serving.queue_words(case)}"
             + (f"; {percent(again)} of the prompt tokens were computed again" if again else "")
         )
         more = _more_cache(case)
-        if more is None:
+        if more is None and serving.engine_of(case) in CAREFULLY:
+            summary += f". Raise {CAREFULLY[serving.engine_of(case)]} in small steps: what is left"
+            summary += " must hold the activations"
+        elif more is None:
             summary += ". Keys and values in fp8, or a lower max_model_len, hold more requests"
         changes = [more, _fewer_at_once(case) if preempts else None]
         return self.fires(
@@ -73,6 +81,14 @@ free."""
             confidence=high_if(preempts),
             suggestions=changes,
         )
+
+
+def _evictions(case: Case, preempts: bool) -> str:
+    if not preempts:
+        return ""
+    if case.has("server.preemptions_per_request"):
+        return f"{case.value('server.preemptions_per_request'):.2f} preemptions per request, "
+    return f"{case.value('server.preemptions'):.0f} preemptions, and no request ended; "
 
 
 def _computed_again(case: Case) -> float:
@@ -104,7 +120,7 @@ def _more_cache(case: Case) -> Suggestion | None:
             {"num_gpu_blocks_override": 0}, None, why, "omit --num-gpu-blocks-override"
         )
     utilization = case.knobs.get("gpu_memory_utilization")
-    if serving.engine_of(case) == "embedded" or (
+    if serving.engine_of(case) in (*CAREFULLY, "embedded") or (
         isinstance(utilization, int | float) and utilization >= MAX_UTILIZATION
     ):
         return None

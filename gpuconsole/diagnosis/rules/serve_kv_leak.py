@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import serving
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, percent
 
 LEFT = Threshold(
     "left",
@@ -36,11 +36,13 @@ engines may not."""
         evidence = case.evidence(("server.kv_cache_idle_ratio", LEFT))
         if left < LEFT:
             return self.clear(min(0.59, left / LEFT), evidence)
+        if serving.engine_of(case) not in COUNT_AS_FREE:
+            return self.cant_tell("this engine may count prefixes that it keeps as used")
         return self.fires(
             left / LEFT,
             evidence,
             f"{percent(left)} of the KV cache is in use while no request runs or waits: its blocks"
             " were not given back, and only a restart frees them",
             recoverable=min(0.9, left),
-            confidence=high_if(serving.engine_of(case) in COUNT_AS_FREE),
+            confidence="high",
         )

@@ -13,16 +13,23 @@ SHARE = Threshold(
 )
 
 
+NOTICED = Threshold(
+    "noticed", 0.1, "s", "people notice a wait of 0.1 s (Miller 1968, Nielsen 1993)"
+)
+WITH_PREFIX_CACHE = ("", "vllm", "embedded", "sglang")
+
+
 class ServePrefillBound(Rule):
     id = "serve.prefill_bound"
     title = "Prefill takes most of the time"
     clear_title = "Prefill is not the bottleneck"
     subject = "serving"
-    thresholds = (SHARE,)
+    thresholds = (SHARE, NOTICED)
     knobs = ("prompt_tokens",)
     reads = (
         "server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens",
         "server.request_prompt_tokens", "server.request_output_tokens", "server.prefix_hit_ratio",
+        "server.requests_waiting", "server.requests_short_of_capacity",
     )  # fmt: skip
     text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no
 batching reduces that. What helps: shorter prompts, a prefix cache for their shared part, lower
@@ -39,6 +46,9 @@ server's own times of prefill and decode, both from admission on, without the qu
         )  # fmt: skip
         if share < SHARE:
             return self.clear(share / SHARE, evidence)
+        waits = case.has("server.requests_waiting") and serving.queues(case)
+        if prefill < NOTICED and not waits:
+            return self.clear(0.59, evidence, "nobody waits long: requests are mostly prefill")
         prompt = serving.prompt_tokens(case)
         output = case.get("client.output_tokens", case.get("server.request_output_tokens", 0.0))
         hits = case.get("server.prefix_hit_ratio", -1.0)
@@ -49,9 +59,9 @@ server's own times of prefill and decode, both from admission on, without the qu
             + (f"; the prefix cache holds {percent(hits)} of them" if hits >= 0 else "")
         )
         why = "half the prompt: retrieve less text, or summarise it"
-        code = (
-            "shorten the prompts; or put their shared part first and keep --enable-prefix-caching"
-        )
+        code = "shorten the prompts"
+        if serving.engine_of(case) in WITH_PREFIX_CACHE:
+            code += "; or put their shared part first and keep the prefix cache on"
         change = case.suggest({"prompt_tokens": max(1, round(prompt / 2))}, None, why, code)
         return self.fires(
             share / SHARE,

@@ -31,6 +31,10 @@ SMALLEST_EMBEDDED = 64
 """The same for the embedded server, whose models are a thousand times smaller."""
 
 
+WHOLE_PROMPTS = ("tensorrt-llm", "triton")
+"""Without chunked prefill these engines refuse a prompt that is longer than the budget."""
+
+
 class ServePrefillStallsDecode(Rule):
     id = "serve.prefill_stalls_decode"
     title = "Long prompts delay the tokens of other requests"
@@ -63,7 +67,8 @@ long gaps have that cause."""
             "client.prompt_tokens", "server.request_prompt_tokens", "host.run_queue_delay_ratio"
         )
         running = max(1.0, serving.running_of_engine(case))
-        piece = min(serving.token_budget(case) or prompt, prompt)
+        budget = serving.token_budget(case)
+        piece = min(budget or prompt, prompt)
         if running < 2 or piece < LONG * running:
             return self.clear(
                 0.0,
@@ -82,8 +87,13 @@ long gaps have that cause."""
             else f"{spike:.1f} times the median of {case.value(median) * 1e3:.1f} ms"
         )
         summary = (
-            f"one gap between tokens in a hundred is {words}: an iteration takes up to {piece:.0f}"
-            f" prompt tokens while {running:.0f} requests decode"
+            f"one gap between tokens in a hundred is {words}: "
+            + (
+                f"an iteration takes up to {piece:.0f} prompt tokens"
+                if budget
+                else f"prompts have {prompt:.0f} tokens on average"
+            )
+            + f" while {running:.0f} requests decode"
         )
         recoverable = (
             EVENED_OUT * serving.stalled_ratio(case) if case.has("client.chunk_gap_s") else TAIL
@@ -94,13 +104,15 @@ long gaps have that cause."""
             summary,
             recoverable=recoverable,
             confidence="medium",
-            suggestions=[_smaller(case, piece)],
+            suggestions=[_smaller(case, piece) if budget else None],
         )
 
 
 def _smaller(case: Case, piece: float) -> Suggestion | None:
     """A quarter of the present piece of a prompt, and not less than a server can use; None where
     the pieces are as small already."""
+    if serving.engine_of(case) in WHOLE_PROMPTS:
+        return None
     embedded = serving.engine_of(case) == "embedded"
     # vLLM refuses a budget below its limit of sequences
     least = max(SMALLEST_EMBEDDED if embedded else SMALLEST, case.get("server.sequence_limit", 0.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gpuconsole.diagnosis.rule import Case, Finding, Missing, Rule, Threshold, percent
 
 FAILED = Threshold(
@@ -16,6 +18,8 @@ ABORTED = Threshold(
     "of the requests",
     "1 request in 20: people stop some answers; time limits of clients abort many",
 )
+MIN_COUNT = 3
+"""Fewer such requests are chance."""
 CAUSES = {
     "failed": (
         "Requests fail",
@@ -47,7 +51,8 @@ class ServeRequestsFail(Rule):
     thresholds = (FAILED, ABORTED)
     reads = (
         "client.failed_ratio", "server.failed_ratio", "server.rejected_ratio",
-        "server.aborted_ratio", "server.requests_per_s",
+        "server.aborted_ratio", "server.requests_per_s", "server.requests_ended",
+        "client.requests_ended",
     )  # fmt: skip
     text = """Latencies and rates describe the requests that were answered. The rule counts those
 that were not: by the load client, and by the server's own counts of requests that ended with an
@@ -76,10 +81,15 @@ server."""
             return self.clear(min(0.59, level), evidence)
         title, threshold, words, advice = CAUSES[kind]
         share = level * threshold
+        ended = "client" if kind == "failed" and by_client >= level else "server"
+        count, of = share * (n := case.get(f"{ended}.requests_ended", math.inf)), n
+        if count < MIN_COUNT:
+            return self.clear(0.59, evidence, f"only {count:.0f} of {of:.0f} requests {words}")
+        number = f" ({count:.0f} of {of:.0f})" if math.isfinite(of) else ""
         return self.fires(
             level,
             evidence,
-            f"{percent(share)} of the requests {words}: {advice}",
+            f"{percent(share)} of the requests{number} {words}: {advice}",
             recoverable=min(0.9, share),
             confidence="high",
             title=title,

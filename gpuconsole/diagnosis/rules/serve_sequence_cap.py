@@ -22,7 +22,7 @@ FEW = Threshold(
     "below the smallest default limit of an engine that batches (vLLM 256, SGLang thousands)",
 )
 ROOM = Threshold(
-    "room", 0.8, "ratio", "with the KV cache below 80 %, more sequences fit (survey I03)"
+    "room", 0.8, "ratio", "above 80 % of the KV cache it is the next limit (survey I03)"
 )
 UNKNOWN_GAIN = 0.5
 """The part of the wait that counts as recoverable where nobody knows whether the device has room:
@@ -49,7 +49,7 @@ class ServeSequenceCap(Rule):
         "server.slots_taken_ratio", "server.sequence_limit", "server.sequence_top",
         "server.kv_cache_full_ratio", "server.kv_cache_usage_ratio",
         "server.requests_short_of_capacity", "server.queue_s", "server.e2e_s", "mfu_ratio",
-        "client.request_rate",
+        "client.request_rate", "server.engines",
     )  # fmt: skip
     text = """A server runs at most so many sequences in an iteration (vLLM max_num_seqs, SGLang
 max-running-requests, llama.cpp parallel). If all slots are in use, requests wait, and the KV cache
@@ -78,7 +78,10 @@ serve.over_capacity."""
         if case.get("client.request_rate", 0.0) > 0:
             why = "an open loop fills any number of sequence slots"
             return self.clear(0.5, evidence, why)
-        if serving.cache_is_full(case) or case.get("server.kv_cache_usage_ratio", 0.0) >= ROOM:
+        if (
+            serving.cache_is_full(case)
+            or case.get("server.kv_cache_usage_ratio", 0.0) >= serving.FULL
+        ):
             return self.clear(0.5, evidence, "the KV cache is full: more slots would stay empty")
         if case.get("mfu_ratio", 0.0) >= serving.MFU:
             why = "the device computes near its peak: in a larger batch each token takes longer"
@@ -95,7 +98,7 @@ serve.over_capacity."""
             if level < 1:
                 return self.clear(level, evidence)
         wanted = 1
-        while wanted < limit + waiting:
+        while wanted < limit + waiting / case.get("server.engines", 1.0):
             wanted *= 2
         change = serving.restart(
             case, {"max_num_seqs": wanted}, None, "all waiting requests join the batch"
@@ -125,22 +128,23 @@ def _inferred(case: Case) -> float:
 
 
 def _summary(case: Case, limit: float, waiting: float, known: bool) -> str:
+    used = case.get("server.kv_cache_usage_ratio", -1.0)
     cache = (
-        f"the KV cache is only {percent(case.value('server.kv_cache_usage_ratio'))} full"
-        if case.has("server.kv_cache_usage_ratio")
-        else "the use of the KV cache is not known"
+        "the use of the KV cache is not known"
+        if used < 0
+        else f"the KV cache is only {percent(used)} full"
+        if used < ROOM
+        else f"the KV cache is {percent(used)} full and would be the next limit"
     )
     running = (
-        f"{serving.running_of_engine(case):.0f} requests run, of at most {limit:.0f},"
+        f"{serving.running_of_engine(case):.0f} of at most {limit:.0f} requests run"
         if known
-        else f"at most {limit:.0f} requests run at once, so the limit is at least that, inferred,"
+        else f"{limit:.0f} requests run at once (the limit is at least that, inferred)"
     )
     others = f"; other causes are possible: {OTHERS}" if not known and limit < FEW else ""
     flag = NO_FLAG.get(serving.engine_of(case), "")
-    return (
-        f"{running} and {waiting:.0f} wait, for {percent(serving.known_queue_ratio(case))} of a"
-        f" request's time; {cache}{others}{f'. {flag}' if flag else ''}"
-    )
+    waits = f"{waiting:.0f} wait{serving.queue_words(case)}"
+    return f"{running}, and {waits}; {cache}{others}{f'. {flag}' if flag else ''}"
 
 
 def _confidence(case: Case, limit: float, known: bool) -> Confidence:

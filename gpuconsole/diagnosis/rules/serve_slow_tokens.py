@@ -63,7 +63,8 @@ another server, a host without a free core, or one long prompt that is read betw
 
 def _with(case: Case) -> str:
     running = case.get("server.requests_running", 0.0)
-    return f", with {running:.0f} requests running" if running >= 0.5 else ""
+    more = "" if round(running) == 1 else "s"
+    return f", with {running:.0f} request{more} running" if running >= 0.5 else ""
 
 
 def _causes(case: Case) -> str:

@@ -30,7 +30,7 @@ class ServeSpeculationRejected(Rule):
     clear_title = "Drafted tokens are accepted"
     subject = "serving"
     thresholds = (RATE, LENGTH)
-    reads = ("server.accept_rate", "server.accept_length", "server.requests_running")
+    reads = ("server.accept_ratio", "server.accept_length", "server.requests_running")
     text = """Speculative decoding drafts some tokens with a small model, a head of the model, or
 text that came before, and the model checks them in one step. Each accepted token saves a step; each
 rejected one has cost its draft and its check. Where few are accepted, decoding is slower than
@@ -39,12 +39,12 @@ or no speculation help. With a large batch the checks cost the most, because the
 arithmetic left for them."""
 
     def judge(self, case: Case) -> Finding:
-        evidence = case.if_known(("server.accept_rate", RATE), ("server.accept_length", LENGTH))
+        evidence = case.if_known(("server.accept_ratio", RATE), ("server.accept_length", LENGTH))
         if not evidence:
             case.value("server.requests_running")
             return self.clear(summary="the server reports no speculative decoding")
-        if case.has("server.accept_rate"):
-            rate = case.value("server.accept_rate")
+        if case.has("server.accept_ratio"):
+            rate = case.value("server.accept_ratio")
             level, words = RATE / max(rate, 1e-9), f"{percent(rate)} of the drafted tokens"
         else:
             length = case.value("server.accept_length")

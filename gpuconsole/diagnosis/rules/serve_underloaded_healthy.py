@@ -20,10 +20,12 @@ class ServeUnderloadedHealthy(Rule):
     thresholds = (NO_QUEUE, serving.NEAR, serving.QUEUE, serving.MFU, serving.MBU)
     reads = (
         "server.requests_waiting", "server.requests_running", "server.engine_running",
-        "server.kv_cache_peak_ratio", "server.sequence_limit", "server.front_waiting",
+        "server.kv_cache_peak_ratio", "server.kv_cache_usage_ratio",
+        "server.sequence_limit", "server.front_waiting",
         "server.queue_s", "server.e2e_s", "server.slots_taken_ratio",
         "server.preemptions_per_request", "server.requests_per_s", "mfu_ratio", "mbu_ratio",
-        "server.generation_tokens_per_s", "server.replicas", "probe.client_ttft_s",
+        "server.generation_tokens_per_s", "server.request_output_tokens", "server.preemptions",
+        "server.replicas", "probe.client_ttft_s",
         "probe.client_itl_s",
     )  # fmt: skip
     text = """Requests are answered, none waits, and neither the slots nor the KV cache are near
@@ -38,7 +40,7 @@ and no flag raises it. More clients, or fewer replicas, use the hardware better.
         )
         evidence = case.evidence(("server.requests_waiting", NO_QUEUE), "server.requests_running")
         evidence += case.if_known(
-            ("server.kv_cache_peak_ratio", serving.NEAR),
+            ("server.kv_cache_usage_ratio", serving.NEAR),
             "server.sequence_limit",
             "server.front_waiting",
             "server.queue_s",

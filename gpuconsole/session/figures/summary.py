@@ -26,6 +26,7 @@ from gpuconsole.session.figures.peak import (
 )
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
+from gpuconsole.session.server_signals import standstill_limit_s
 from gpuconsole.session.serving import ServingRecord
 
 # --- cost of work ---------------------------------------------------------------------------------
@@ -369,9 +370,11 @@ def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | N
 
 ABORTED = 0.05
 """More than this share of the requests were aborted by their clients. People stop some answers."""
-STANDSTILL_S = 15.0
-"""A standstill from which on the figures are not those of a server that works (see the rule
-serve.stands_still)."""
+MIN_NOT_SERVED = 3
+"""Fewer such requests are chance."""
+STILL_SHARE = 0.05
+"""A past standstill of more than this share of the time spoils the figures; a present one always
+does."""
 
 
 def _not_served(record: RunRecord, serving: ServingRecord) -> list[str]:
@@ -385,12 +388,14 @@ def _not_served(record: RunRecord, serving: ServingRecord) -> list[str]:
             ("requests_rejected", "were refused", FAILED),
             ("requests_aborted", "were aborted by their clients", ABORTED),
         )
-        if ended and counts[name] > limit * ended
+        if counts[name] >= MIN_NOT_SERVED and counts[name] > limit * ended
     ]
-    longest_s = serving.progress.longest_s
+    limit_s, watched_s = standstill_limit_s(record.run.engine), record.run.duration_s
+    past_s, still_s = serving.progress.longest_s, serving.progress.still_s
+    longest_s = past_s if past_s > STILL_SHARE * watched_s else still_s
     return reasons + (
         [f"no token came for {longest_s:.0f} s while requests were under way"]
-        if longest_s >= STANDSTILL_S
+        if longest_s >= limit_s
         else []
     )
 

@@ -134,7 +134,7 @@ SHARES = ("kv_cache_usage_ratio", "prefix_hit_ratio", "forward_busy_ratio")
 """Gauges that engines do not add up: the largest counts, and the mean of KV_MEAN."""
 LIMITS = ("sequence_limit", "token_limit", "lora_limit")
 """Limits of one engine: of several engines, the largest."""
-MEANS = ("accept_length", "accept_rate")
+MEANS = ("accept_length", "accept_ratio")
 """Gauges of which the mean counts: of those that have worked, because an idle rank reports 0."""
 CACHE_USAGE, KV_MEAN = "kv_cache_usage_ratio", "kv_cache_mean_ratio"
 PERCENTILES = ("ttft_s", "itl_s", "e2e_s", "iteration_tokens")
@@ -150,8 +150,13 @@ FACTS_ON_PAGE = (CACHE_INFO, SGLANG_TOKENS, LORA_INFO)
 TRITON, TRITON_ENGINE = "nv_", "nv_trt_llm_"
 OF_TRITON_ENGINE = (TRITON_ENGINE, "nv_inference_pending_request_count")
 """What runs and waits is told by the model that is the engine."""
-OF_EACH_ENGINE = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "sequence_limit")
-"""The gauges that are also kept of each engine, where several report on one page."""
+OF_EACH_ENGINE = (
+    "requests_running", "requests_waiting", "kv_cache_usage_ratio", "sequence_limit",
+    "generation_tokens", "prompt_tokens", "requests",
+)  # fmt: skip
+"""The gauges and counts that are also kept of each engine, where several report on one page."""
+KINDS = ("model_name", "model", "engine_type")
+"""Labels in which engines differ that do not serve the same requests."""
 MAX_ENGINES = 64
 KEY_CHARACTERS = 32
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
@@ -376,6 +381,7 @@ def server_state(
     if len(engines) > 1:
         state.gauges["engines"] = float(len(engines))
         state.engines.update(itertools.islice(engines.items(), MAX_ENGINES))
+        state.gauges["kinds_of_engines"] = float(page.kinds())
     if limits := page.label_values(LORA_INFO, MAX_LORA):
         state.gauges["lora_limit"] = max(limits)
     starts = page.values(MetricPart(PROCESS_START))
@@ -528,6 +534,22 @@ class _Page:
             for labels, value in self._samples.get(part.name + end, ())
             if part.takes(labels)
         ]
+
+    def kinds(self) -> int:
+        """How many kinds of engines report: of different models, or for different work."""
+        running = (
+            part
+            for source in _sources()
+            if source.signal == "requests_running" and not source.engine.front
+            for way in source.ways
+            for part in way
+        )
+        kinds = {
+            tuple(labels.get(name, "") for name in KINDS)
+            for part in running
+            for labels, _ in self.samples(part)
+        }
+        return max(1, len(kinds))
 
     def values(self, part: MetricPart, end: str = "") -> list[float]:
         """The values of a metric, one for each engine, model or label."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gpuconsole.diagnosis.families.watched import probe_words
+from gpuconsole.diagnosis.families.serving import probe_words
 from gpuconsole.model.run import PROBE
 from gpuconsole.model.serving import CLIENT_WAIT, PROBE_REQUESTS, PROBE_TOKENS
 from gpuconsole.wire.events import ProbeDone, RunProbe, ServerState, Steps
