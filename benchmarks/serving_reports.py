@@ -125,7 +125,7 @@ ENGINES = {
             "num_grammar_queue_reqs": "deferred",
             "token_usage": "kv",
             "spec_accept_length": "accept_length",
-            "spec_accept_ratio": "accept_ratio",
+            "spec_accept_rate": "accept_ratio",
         },
         {
             'realtime_tokens_total{mode="prefill_compute"}': "computed",

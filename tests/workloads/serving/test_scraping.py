@@ -332,7 +332,7 @@ TOLD = {
     ),
     "SGLang": (
         'sglang:spec_accept_length{dp_rank="0"} 1.2\nsglang:spec_accept_length{dp_rank="1"} 1.4\n'
-        'sglang:spec_accept_length{dp_rank="2"} 0\nsglang:spec_accept_ratio{dp_rank="0"} 0.05\n'
+        'sglang:spec_accept_length{dp_rank="2"} 0\nsglang:spec_accept_rate{dp_rank="0"} 0.05\n'
         "sglang:num_grammar_queue_reqs 3\nsglang:lora_pool_slots_total 8\n",
         {
             "accept_length": 1.3,
@@ -342,7 +342,7 @@ TOLD = {
             "lora_limit": 8,
         },
     ),
-    "SGLang without speculation": ("sglang:spec_accept_length 0\nsglang:spec_accept_ratio 0\n", {}),
+    "SGLang without speculation": ("sglang:spec_accept_length 0\nsglang:spec_accept_rate 0\n", {}),
 }
 
 
