@@ -16,7 +16,7 @@ from gpuconsole.model.serving import CLIENT_WAIT, WATCHED, Fact, ServerFacts
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import ProbeDone, RunOpened, ServerKnown, Started, Steps
 from gpuconsole.workloads.serving.scraping import engines_on, read_families, server_state
-from tests.fakes.server_pages import CAPPED, Load, busier, page
+from tests.fakes.server_pages import CAPPED, Load, busier, page, vllm
 
 READINGS = 20
 Loads = Callable[[int], Load]
@@ -25,28 +25,22 @@ Loads = Callable[[int], Load]
 def watched(engine: str, load: Load | Loads, facts: dict[str, float] | None = None) -> RunRecord:
     """The record of a run that has read the page of `engine` once a second. `facts`: what the
     server says of itself elsewhere."""
-    record = RunRecord(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu", elsewhere=True), "")
     of_second: Loads = load if callable(load) else lambda second: load
-    first = read_families(page(engine, of_second(1), 1))
+    return read(lambda second: page(engine, of_second(second), second), facts)
+
+
+def read(text: Callable[[int], str], facts: dict[str, float] | None = None) -> RunRecord:
+    """The record of a run that has read the page `text` once a second."""
+    record = RunRecord(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu", elsewhere=True), "")
     known = {name: Fact(value, "/facts") for name, value in (facts or {}).items()}
-    record.apply(
-        ServerKnown(
-            0.0, ServerFacts(engine=Fact(engines_on(first)[0].name, "the metrics page"), **known)
-        )
-    )
+    engine = Fact(engines_on(read_families(text(1)))[0].name, "the metrics page")
+    record.apply(ServerKnown(0.0, ServerFacts(engine=engine, **known)))  # type: ignore[arg-type]
     record.apply(Started(0.0, {}, {}))
     for second in range(1, READINGS + 1):
-        state = server_state(
-            read_families(page(engine, of_second(second), second), buckets=True),
-            float(second),
-            buckets=True,
-        )
-        record.apply(state)
-        record.apply(
-            Steps(
-                float(second), [Step(second, float(second), 1.0, 10, 500, ())], 0.0, 0.0, 0.0, 0.0
-            )
-        )
+        families = read_families(text(second), buckets=True)
+        record.apply(server_state(families, float(second), buckets=True))
+        step = Step(second, float(second), 1.0, 10, 500, ())
+        record.apply(Steps(float(second), [step], 0.0, 0.0, 0.0, 0.0))
     assert record.steady_t is not None
     return record
 
@@ -273,6 +267,42 @@ def test_a_labelled_state_gets_its_verdict(
     name: str, engine: str, load: Load | Loads, facts: dict[str, float], expected: set[str]
 ) -> None:
     assert set(firing(watched(engine, load, facts))) == expected
+
+
+BUSY = Load(running=8, kv=0.4, requests=10)
+QUEUED = Load(running=64, waiting=110, kv=0.5, queue=9.0)
+FULL_TOO = Load(running=64, waiting=5, kv=0.99, preemptions=1, queue=1.0)
+ENGINES: list[tuple[str, tuple[Load, ...], tuple[str, ...], set[str]]] = [
+    ("two of three have room", (QUEUED, BUSY, BUSY), ("m", "m", "m"), {"imbalance"}),
+    ("none has room", (FULL_TOO, busier(FULL_TOO, waiting=0)), ("m", "m"), {"kv_bound"}),
+    ("two models", (FULL_TOO, BUSY), ("a", "b"), {"kv_bound"}),
+    ("all are alike", (BUSY, BUSY), ("m", "m"), {"underloaded_healthy"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "loads", "models", "expected"), ENGINES, ids=[case[0] for case in ENGINES]
+)
+def test_engines_on_one_page_are_judged_one_by_one(
+    name: str, loads: tuple[Load, ...], models: tuple[str, ...], expected: set[str]
+) -> None:
+    def text(second: int) -> str:
+        rows = (
+            vllm(load, second, labels=f'engine="{n}",model_name="{model}"')
+            for n, (load, model) in enumerate(zip(loads, models, strict=True))
+        )
+        return "\n".join(row for of_engine in rows for row in of_engine) + "\n"
+
+    assert set(firing(read(text))) == expected
+
+
+def test_an_engine_that_hangs_is_seen_beside_one_that_works() -> None:
+    def text(second: int) -> str:
+        hangs = vllm(busier(BUSY, running=20), min(second, 3), labels='engine="1",model_name="m"')
+        return "\n".join([*vllm(BUSY, second), *hangs]) + "\n"
+
+    (finding,) = [f for f in conclusions(read(text)) if f.state == "fires"]
+    assert finding.rule == "serve.stands_still" and "1 of 2 engines" in finding.summary
 
 
 def test_a_sequence_cap_comes_with_its_evidence_and_the_flag_of_its_engine() -> None:
