@@ -155,7 +155,7 @@ class RunPoints:
             if name not in again
         }
         for name in OF_HISTOGRAMS if watched else ():
-            if deltas.get(f"{name}_count"):
+            if deltas.get(f"{name}_count") and f"{name}_sum" in deltas:
                 self._add(
                     f"workload.{name}",
                     watched,

@@ -66,6 +66,11 @@ STILL_S, STILL_SGLANG_S = 15.0, 45.0
 nothing to do: until then the last request seems to run."""
 
 
+STILL_SHARE = 0.05
+"""A past standstill of more than this share of the time spoils the figures; a present one always
+does."""
+
+
 def standstill_limit_s(engine: str) -> float:
     """The seconds without progress after which this engine stands still."""
     return STILL_SGLANG_S if engine == "sglang" else STILL_S
@@ -228,6 +233,9 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
                 "ratio",
                 f"{SERVER}, seconds of {wall:.0f} s",
             )
+    past_s = readings.progress.longest_s
+    if past_s > STILL_SHARE * wall:
+        signals["server.longest_still_s"] = Signal(past_s, "s", f"{SERVER}, longest standstill")
     if readings.gauges(CACHE) and any(name in gained for name in MOVES):
         signals["server.still_s"] = Signal(
             readings.progress.still_s,
@@ -241,9 +249,25 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
     return signals
 
 
+def outcomes(states: Sequence[ServerState], gained: Mapping[str, float]) -> dict[str, float]:
+    """How many requests ended in each way. vLLM (0.32, tried) does not count those that their
+    clients abort: they are the requests with a first token that neither ended nor run. The
+    estimate is uncertain by the requests that run, and counts only where it is larger."""
+    counts = {name: gained.get(name, 0.0) for name in OUTCOMES}
+    if (
+        states
+        and not counts["requests_aborted"]
+        and {"ttft_s_count", "e2e_s_count"} <= gained.keys()
+    ):
+        running = [state.gauges.get("requests_running", 0.0) for state in states]
+        gone = gained["ttft_s_count"] - gained["e2e_s_count"] - (running[-1] - running[0])
+        counts["requests_aborted"] = gone if gone > max(running) else 0.0
+    return counts
+
+
 def _outcome_signals(readings: ServerReadings) -> dict[str, Signal]:
     """The shares of the ended requests that failed, were aborted, and were refused."""
-    counts = {name: readings.gained.get(name, 0.0) for name in OUTCOMES}
+    counts = outcomes(readings.states, readings.gained)
     ended = sum(counts.values())
     if ended <= 0:
         return {}
@@ -252,7 +276,7 @@ def _outcome_signals(readings: ServerReadings) -> dict[str, Signal]:
             counts[name] / ended, "ratio", f"{SERVER}, {counts[name]:.0f} of {ended:.0f} requests"
         )
         for name in OUTCOMES[1:]
-        if name in readings.gained
+        if name in readings.gained or counts[name]
     }
 
 

@@ -29,6 +29,7 @@ from gpuconsole.session.server_signals import (
     OUTCOMES,
     ServerProgress,
     ServerReadings,
+    outcomes,
     server_signals,
 )
 from gpuconsole.wire.events import Requests, ServerState
@@ -322,13 +323,14 @@ class ServingRecord:
             summary.requests_per_s = None
         summary.samples_per_s = None
         summary.requests = round(gained.get("requests", 0.0))
-        outcomes = {
-            name.removeprefix("requests_"): round(gained.get(name, 0.0)) for name in OUTCOMES[1:]
-        }
+        ends = self.outcomes(since)
+        not_answered = {name.removeprefix("requests_"): round(ends[name]) for name in OUTCOMES[1:]}
         summary.failures = {
-            f"{name} (by the server's count)": count for name, count in outcomes.items() if count
+            f"{name} (by the server's count)": count
+            for name, count in not_answered.items()
+            if count
         }
-        summary.failed_requests = sum(outcomes.values())
+        summary.failed_requests = sum(not_answered.values())
         buckets, _ = self._gained(since, _buckets)
         for name in OF_HISTOGRAMS:
             setattr(
@@ -381,7 +383,7 @@ class ServingRecord:
     def outcomes(self, since: float) -> dict[str, float]:
         """How many requests ended after `since`, by the server's own counts, and how."""
         gained, _ = self._gained(since, _totals)
-        return {name: gained.get(name, 0.0) for name in OUTCOMES}
+        return outcomes([state for state in self.states if state.t >= since], gained)
 
     @property
     def several_servers(self) -> bool:

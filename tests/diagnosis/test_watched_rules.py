@@ -14,9 +14,10 @@ from gpuconsole.model.finding import Finding, Signal
 from gpuconsole.model.run import Step, Summary
 from gpuconsole.model.serving import CLIENT_WAIT, WATCHED, Fact, ServerFacts
 from gpuconsole.session.run import RunRecord
+from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import ProbeDone, RunOpened, ServerKnown, Started, Steps
 from gpuconsole.workloads.serving.scraping import engines_on, read_families, server_state
-from tests.fakes.server_pages import CAPPED, Load, busier, page, vllm
+from tests.fakes.server_pages import CAPPED, VLLM_LABELS, Load, busier, page, vllm
 
 READINGS = 20
 Loads = Callable[[int], Load]
@@ -303,6 +304,47 @@ def test_an_engine_that_hangs_is_seen_beside_one_that_works() -> None:
 
     (finding,) = [f for f in conclusions(read(text)) if f.state == "fires"]
     assert finding.rule == "serve.stands_still" and "1 of 2 engines" in finding.summary
+
+
+def test_clients_that_leave_are_seen_where_the_engine_does_not_count_them() -> None:
+    """vLLM 0.32 counted none of 421 requests that a client had closed: they have a first token, and
+    neither ended nor run."""
+
+    def text(second: int) -> str:
+        return page("vllm", BUSY, second).replace(
+            f"vllm:e2e_request_latency_seconds_count{{{VLLM_LABELS}}} {10 * second}",
+            f"vllm:e2e_request_latency_seconds_count{{{VLLM_LABELS}}} {7 * second}",
+        )
+
+    (finding,) = [f for f in conclusions(read(text)) if f.state == "fires"]
+    assert finding.rule == "serve.requests_fail" and finding.title == "Clients abort their requests"
+
+
+def test_a_server_that_stood_still_is_not_called_healthy_afterwards() -> None:
+    assert (
+        firing(read(lambda second: page("vllm", BUSY, min(second, 2) + max(0, second - 18)))) == []
+    )
+
+
+def test_one_sum_that_falls_ends_no_reading() -> None:
+    """Its count went on: the mean of that second is not known."""
+    text = page("vllm", BUSY, 12)
+    fallen = "\n".join(
+        f"vllm:inter_token_latency_seconds_sum{{{VLLM_LABELS}}} 0.1"
+        if row.startswith("vllm:inter_token_latency_seconds_sum")
+        else row
+        for row in text.splitlines()
+    )
+    state = SessionState()
+    state.apply(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu", elsewhere=True))
+    for second, shown in (
+        (1.0, page("vllm", BUSY, 11)),
+        (2.0, fallen),
+        (3.0, page("vllm", BUSY, 13)),
+    ):
+        state.apply(server_state(read_families(shown, buckets=True), second, buckets=True))
+    assert state.record is not None and state.record.serving is not None
+    assert len(state.record.serving.states) == 3
 
 
 def test_a_sequence_cap_comes_with_its_evidence_and_the_flag_of_its_engine() -> None:

@@ -20,6 +20,7 @@ from gpuconsole.model import units
 from gpuconsole.model.engines import why_lacking
 from gpuconsole.model.knobs.knob import Value, show
 from gpuconsole.model.serving import PROBE_TOKENS
+from gpuconsole.session.server_signals import standstill_limit_s
 
 # --- thresholds that several rules share ----------------------------------------------------------
 
@@ -199,6 +200,8 @@ def require_served(case: Case) -> None:
             what = "no request ended" if case.get(tokens, 0.0) > 0 else "no token came"
             raise CantTell(f"{what} in this time, although requests are under way")
         raise CantTell("no request was answered in this time: there is nothing to judge")
+    if (still := case.get("server.longest_still_s", 0.0)) >= standstill_limit_s(engine_of(case)):
+        raise CantTell(f"no token came for {still:.0f} s while requests were under way")
 
 
 def used(case: Case) -> dict[str, float]:

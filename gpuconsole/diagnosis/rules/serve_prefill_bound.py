@@ -29,7 +29,7 @@ class ServePrefillBound(Rule):
     reads = (
         "server.prefill_s", "server.decode_s", "client.prompt_tokens", "client.output_tokens",
         "server.request_prompt_tokens", "server.request_output_tokens", "server.prefix_hit_ratio",
-        "server.requests_waiting", "server.requests_short_of_capacity",
+        "server.requests_waiting", "server.requests_short_of_capacity", "server.requests_running",
     )  # fmt: skip
     text = """A prompt of n tokens costs 2 P n FLOPs (P parameters) before the first token, and no
 batching reduces that. What helps: shorter prompts, a prefix cache for their shared part, lower
@@ -47,8 +47,9 @@ server's own times of prefill and decode, both from admission on, without the qu
         if share < SHARE:
             return self.clear(share / SHARE, evidence)
         waits = case.has("server.requests_waiting") and serving.queues(case)
-        if prefill < NOTICED and not waits:
-            return self.clear(0.59, evidence, "nobody waits long: requests are mostly prefill")
+        idle = case.get("server.requests_running", 1.0) < 1
+        if not waits and (prefill < NOTICED or idle):
+            return self.clear(0.59, evidence, "nobody waits for another's prompt")
         prompt = serving.prompt_tokens(case)
         output = case.get("client.output_tokens", case.get("server.request_output_tokens", 0.0))
         hits = case.get("server.prefix_hit_ratio", -1.0)

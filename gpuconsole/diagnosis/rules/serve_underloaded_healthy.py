@@ -25,7 +25,7 @@ class ServeUnderloadedHealthy(Rule):
         "server.queue_s", "server.e2e_s", "server.slots_taken_ratio",
         "server.preemptions_per_request", "server.requests_per_s", "mfu_ratio", "mbu_ratio",
         "server.generation_tokens_per_s", "server.request_output_tokens", "server.preemptions",
-        "server.replicas", "probe.client_ttft_s",
+        "server.longest_still_s", "server.replicas", "probe.client_ttft_s",
         "probe.client_itl_s",
     )  # fmt: skip
     text = """Requests are answered, none waits, and neither the slots nor the KV cache are near

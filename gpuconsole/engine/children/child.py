@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,7 +17,7 @@ import msgspec
 
 from gpuconsole.engine.children.environment import own_environment
 from gpuconsole.engine.children.signals import kill_group, kill_leftovers
-from gpuconsole.wire.events import AnyEvent, Command, decode_event, encode
+from gpuconsole.wire.events import AnyEvent, Command, Note, decode_event, encode
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of the longest line that is accepted."""
@@ -144,7 +145,14 @@ class Child:
             except (msgspec.DecodeError, RecursionError):
                 self.last_words.append(f"not understood on the wire: {line[:200]!r}")
                 continue
-            (on_event or self._on_event)(event)
+            try:
+                (on_event or self._on_event)(event)
+            except Exception as problem:  # one message must not end the reading of the others
+                where = traceback.extract_tb(problem.__traceback__)[-1]
+                text = f"{type(problem).__name__} at {where.name}:{where.lineno}: {problem}"
+                if text not in self.last_words:
+                    self.last_words.append(text)
+                    self._on_event(Note(event.t, f"a message was left out: {text}", "error"))
 
     async def _read_output(self) -> None:
         assert self._process is not None

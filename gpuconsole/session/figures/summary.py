@@ -26,7 +26,7 @@ from gpuconsole.session.figures.peak import (
 )
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
-from gpuconsole.session.server_signals import standstill_limit_s
+from gpuconsole.session.server_signals import STILL_SHARE, standstill_limit_s
 from gpuconsole.session.serving import ServingRecord
 
 # --- cost of work ---------------------------------------------------------------------------------
@@ -372,9 +372,6 @@ ABORTED = 0.05
 """More than this share of the requests were aborted by their clients. People stop some answers."""
 MIN_NOT_SERVED = 3
 """Fewer such requests are chance."""
-STILL_SHARE = 0.05
-"""A past standstill of more than this share of the time spoils the figures; a present one always
-does."""
 
 
 def _not_served(record: RunRecord, serving: ServingRecord) -> list[str]:
