@@ -135,13 +135,10 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_server_without_live_limits_says_what_turns_them_on(cli: Cli) -> None:
+def test_a_server_without_live_limits_needs_a_restart(cli: Cli) -> None:
     with embedded_server() as url, client(url, 3, 48, seconds=30):
         done = cli("watch", url, "--headless", "--duration", "4", "--try", "max_num_seqs=2")
-    assert (
-        "trial: max_num_seqs: gpuconsole did not start this server" in done.stderr
-        and "--scheduler-cls" in done.stderr
-    )
+    assert "trial: max_num_seqs: gpuconsole did not start this server" in done.stderr
 
 
 @pytest.mark.slow

@@ -199,7 +199,9 @@ def require_served(case: Case) -> None:
         if case.get("server.requests_running", 0.0) + case.get("server.requests_waiting", 0.0) > 0:
             what = "no request ended" if case.get(tokens, 0.0) > 0 else "no token came"
             raise CantTell(f"{what} in this time, although requests are under way")
-        raise CantTell("no request was answered in this time: there is nothing to judge")
+        ours = case.get("probe.client_ttft_s", 0.0)
+        shown = f"; {client_words(ours, case.get('probe.client_itl_s', 0.0))}" if ours else ""
+        raise CantTell(f"no request was answered in this time: there is nothing to judge{shown}")
     if (still := case.get("server.longest_still_s", 0.0)) >= standstill_limit_s(engine_of(case)):
         raise CantTell(f"no token came for {still:.0f} s while requests were under way")
 

@@ -20,7 +20,8 @@ class ServeAtLimitHealthy(Rule):
         "mfu_ratio", "mbu_ratio", "server.queue_s", "server.e2e_s",
         "server.preemptions_per_request", "server.front_waiting", "server.requests_per_s",
         "server.generation_tokens_per_s", "server.request_output_tokens", "server.preemptions",
-        "server.longest_still_s", "server.replicas",
+        "server.longest_still_s", "server.replicas", "probe.client_ttft_s",
+        "probe.client_itl_s",
     )  # fmt: skip
     text = """Most of the slots or of the KV cache are in use, or the device computes or reads near
 its limit; requests are answered and hardly wait: settings can gain little. What remains is a
