@@ -96,6 +96,7 @@ def test_a_trial_that_the_end_of_the_job_interrupts_says_so(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.rates
 def test_tuning_keeps_what_is_proven_until_the_job_ends(tmp_path: Path) -> None:
     text, snapshot = until_said(
         tmp_path, "faster: kept", "tune", "--only", "num_workers", "--allow-loader"
