@@ -234,6 +234,12 @@ PRECEDENCE = (
     ),
     Precedence("serve.token_budget", "serve.stands_still", _STANDS),
     Precedence("serve.prefill_stalls_decode", "serve.stands_still", _STANDS),
+    Precedence(
+        "serve.prefill_stalls_decode",
+        "serve.kv_bound",
+        "requests that are evicted get no token until they are computed again",
+        when=serving.preempts,
+    ),
     Precedence("serve.slow_tokens", "serve.stands_still", _STANDS),
     Precedence("serve.slow_tokens", "serve.prefill_stalls_decode", _AWAITED),
     Precedence("serve.slow_tokens", "serve.kv_bound", _AWAITED),
