@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpuconsole.diagnosis.engine import evaluate
@@ -18,6 +20,7 @@ from gpuconsole.model.machine import Device, Link, Peaks, Process
 from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.run import Step
 from gpuconsole.model.series import Series
+from gpuconsole.model.serving import WATCHED, ServerFacts
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import (
@@ -27,6 +30,7 @@ from gpuconsole.wire.events import (
     Processes,
     RunOpened,
     Sample,
+    ServerKnown,
     Steps,
     Topology,
     Xid,
@@ -89,6 +93,47 @@ def busy(seconds: int = 10, **changes: float) -> tuple[SessionState, RunRecord]:
     for t in range(1, seconds + 1):
         sample(state, float(t), {**BUSY, **(SELDOM if t % 5 == 0 else {}), **changes})
     return state, record
+
+
+def server_of_others(
+    workload: str, here: bool | None, *gpus: str, heat: Sequence[str] = ("gpu:0",)
+) -> tuple[SessionState, RunRecord]:
+    """A server that the console has not started, on a machine with these GPUs, of which some are
+    hot."""
+    state = SessionState()
+    state.apply(Devices(0.0, [*(Device(gpu, "H200") for gpu in gpus), Device("cpu", "cpu")]))
+    state.apply(RunOpened(0.0, "1", "http://server", workload, {}, "cpu", elsewhere=True))
+    state.apply(ServerKnown(0.0, ServerFacts(here=here)))
+    for t in range(1, 11):
+        for gpu in gpus:
+            hot = {"thermal_time_ratio": 0.9, "sm_clock_hz": 600e6} if gpu in heat else {}
+            sample(state, float(t), {**BUSY, **SELDOM, "power_cap_time_ratio": 0.0, **hot}, gpu)
+    assert state.record is not None
+    return state, state.record
+
+
+@pytest.mark.parametrize("workload", [WATCHED, "inference.serving"])
+def test_the_gpu_of_a_server_of_others_on_this_machine_is_judged(workload: str) -> None:
+    """A watched server on a GPU at 93 °C with XID 79 was called healthy."""
+    state, record = server_of_others(workload, True, "gpu:0")
+    assert signals(state, record)["hw.thermal_time_ratio"] == pytest.approx(0.9)
+    assert "hw.other_processes" not in signals(state, record), "whose the processes are, is open"
+    case = Case.of(record.run, HardwareWatch(lambda process: False).signals(state, record))
+    assert {f.rule for f in evaluate(case) if f.state == "fires"} == {"hw.thermal"}
+
+
+@pytest.mark.parametrize(("here", "gpus"), [(False, 1), (None, 1), (True, 2)])
+def test_a_gpu_that_may_be_that_of_others_is_not_judged(here: bool | None, gpus: int) -> None:
+    """The server is elsewhere, or nobody knows which of two GPUs it uses."""
+    state, record = server_of_others(WATCHED, here, *("gpu:0", "gpu:1")[:gpus])
+    found = signals(state, record)
+    assert "is_gpu" not in found and not any(name.startswith("hw.") for name in found)
+
+
+def test_of_several_gpus_of_a_server_the_worst_counts() -> None:
+    state, record = server_of_others(WATCHED, True, "gpu:0", "gpu:1", heat=["gpu:1"])
+    record.run.server_devices = ["gpu:0", "gpu:1"]
+    assert signals(state, record)["hw.thermal_time_ratio"] == pytest.approx(0.9)
 
 
 def test_a_cpu_run_has_no_signal_but_that() -> None:

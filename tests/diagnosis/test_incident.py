@@ -9,8 +9,9 @@ import pytest
 
 from gpuconsole.diagnosis.incident import _of_latency, explain, peaks
 from gpuconsole.model.incident import Incident
+from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.session.history import History
-from gpuconsole.wire.events import AnyEvent, ServerState
+from gpuconsole.wire.events import AnyEvent, ServerKnown, ServerState
 from tests.fakes.server_day import HOUR, KINDS, WALL, day
 
 CAUSES = {
@@ -191,6 +192,17 @@ def test_an_engine_that_counts_at_the_end_of_a_request_does_not_stand_still() ->
         built.add(ServerState(t + second, {"requests_running": 1.0}, {"generation_tokens": tokens}))
     (hung,) = built.standstills()
     assert hung.ended - hung.t >= 60
+
+
+@pytest.mark.parametrize(("engine", "hangs"), [("vllm", 1), ("sglang", 0)])
+def test_gauges_that_sglang_writes_late_are_no_standstill(engine: str, hangs: int) -> None:
+    """After the last request SGLang's page shows it as running for up to 30 s more."""
+    built = History()
+    built.add(ServerKnown(0.0, ServerFacts(engine=Fact(engine, "test"))))
+    for second in range(90):
+        tokens = {"generation_tokens": 10.0 * min(second, 60)}
+        built.add(ServerState(float(second), {"requests_running": 1.0}, tokens))
+    assert len(built.standstills()) == hangs
 
 
 def test_one_counter_that_falls_is_no_restart() -> None:

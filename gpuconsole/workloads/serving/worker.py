@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from prometheus_client.metrics_core import Metric
 
 from gpuconsole import __version__
@@ -60,7 +61,7 @@ from gpuconsole.workloads.serving.servers import (
     ServerFailed,
     VllmServer,
 )
-from gpuconsole.workloads.serving.watching import ServerWatch
+from gpuconsole.workloads.serving.watching import ServerWatch, is_here
 
 # --- knobs without effect on this server ----------------------------------------------------------
 
@@ -365,6 +366,8 @@ class ServingWorker:
         facts = complete(
             await ask_facts(self._session, server.url, families), *server.start_facts()
         )
+        here = await asyncio.to_thread(is_here, server.url)
+        facts = msgspec.structs.replace(facts, here=here)
         if facts != self._server_facts:
             self._server_facts = facts
             self._channel.send(ServerKnown(now(), facts))
