@@ -316,7 +316,7 @@ def explain(history: History, asked: float | None, until: float | None = None) -
 def _at(
     history: History, found: Sequence[Episode], asked: float, until: float, incident: Incident
 ) -> None:
-    """What happened at the asked time: the part that it lies in; else the nearest one, if that is
+    """Return the part of an episode that the asked time lies in; else the nearest part, if it is
     near."""
     parts = [(part, episode) for episode in found for part in episode.parts]
 

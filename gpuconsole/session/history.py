@@ -27,7 +27,7 @@ GAP_S = 60.0
 SILENT_S = 30.0
 """A longer time without a reading of the server is named."""
 PAUSE_S = 1.5
-SHORTEST_STILL_S = 5.0
+MIN_STILL_S = 5.0
 """Times in which requests run and no total of MOVES grows: the shortest that is kept, and the
 shortest that is a standstill."""
 USUAL_S = 1800.0
@@ -165,7 +165,7 @@ class History:
         """The times in which requests ran, and neither a token nor the end of a request came."""
         found = []
         sglang = (self._facts or {}).get("engine") == "sglang"
-        shortest = STILL_SGLANG_S if sglang else SHORTEST_STILL_S
+        shortest = STILL_SGLANG_S if sglang else MIN_STILL_S
         pauses = [*self._pauses, *([(self._still[0], self._still[1])] if self._still else [])]
         for begun, ended in pauses:
             if ended - begun >= max(shortest, self._usual_pause_s(begun)):

@@ -72,7 +72,7 @@ does."""
 
 
 def standstill_limit_s(engine: str) -> float:
-    """The seconds without progress after which this engine stands still."""
+    """Return the seconds without progress after which this engine stands still."""
     return STILL_SGLANG_S if engine == "sglang" else STILL_S
 
 
@@ -87,8 +87,9 @@ class ServerProgress(NamedTuple):
     last: ServerState | None = None
 
     def after(self, state: ServerState) -> ServerProgress:
-        """The progress after one more reading. A token, the end of a request, a prompt that is
-        read, and a change of the KV cache are progress; a request that its client aborts is not."""
+        """Return the progress after one more reading. A token, the end of a request, a prompt that
+        is read, and a change of the KV cache are progress; a request that its client aborts is
+        not."""
         before = self.last
         if before is None:
             return ServerProgress({}, self.longest_s, state)
@@ -105,19 +106,19 @@ class ServerProgress(NamedTuple):
 
     @property
     def still_s(self) -> float:
-        """The seconds of the longest present standstill of an engine; 0 without one."""
+        """Return the seconds of the longest present standstill of an engine; 0 without one."""
         return self.last.t - min(self.still_since.values()) if self.last and self.still_since else 0
 
     @property
     def still_engines(self) -> list[str]:
-        """The names of the engines that stand still, where others go on."""
+        """Return the names of the engines that stand still, where others go on."""
         return [] if "" in self.still_since else sorted(self.still_since)
 
 
 def _has_work(now: Mapping[str, float]) -> bool:
-    """Whether requests run or wait for room, on a page that shows work before the end of a request.
-    Engines without the use of the KV cache (TGI, llama.cpp) count the tokens of a request at its
-    end."""
+    """Return whether requests run or wait for room, on a page that shows work before the end of a
+    request. Engines without the use of the KV cache (TGI, llama.cpp) count the tokens of a request
+    at its end."""
     counted = CACHE in now and any(name in now for name in MOVES)
     ready = now.get("requests_waiting", 0.0) - now.get("requests_deferred", 0.0)
     return counted and (now.get("requests_running", 0.0) > 0 or ready > 0)
@@ -133,8 +134,8 @@ def _moved(then: Mapping[str, float], now: Mapping[str, float]) -> bool:
 def server_signals(
     readings: ServerReadings, knobs: Knobs, facts: Mapping[str, float]
 ) -> dict[str, Signal]:
-    """The signals that rules read from the page of a server. `facts`: what the server says of
-    itself; `knobs`: the settings in force."""
+    """Return the signals that rules read from the page of a server. `facts`: what the server says
+    of itself; `knobs`: the settings in force."""
     signals = _state_signals(readings) | _rate_signals(readings) | _outcome_signals(readings)
     signals |= _limit_signals(readings, knobs, facts) | _engine_signals(readings)
     signals |= _histogram_signals(readings)
@@ -250,9 +251,9 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
 
 
 def outcomes(states: Sequence[ServerState], gained: Mapping[str, float]) -> dict[str, float]:
-    """How many requests ended in each way. vLLM (0.32, tried) does not count those that their
-    clients abort: they are the requests with a first token that neither ended nor run. The
-    estimate is uncertain by the requests that run, and counts only where it is larger."""
+    """Count the requests by the way in which they ended. vLLM (0.32, tried) does not count requests
+    that their clients abort. Such a request has a first token, has not ended, and does not run. The
+    requests that run make this estimate uncertain: a smaller estimate is left out."""
     counts = {name: gained.get(name, 0.0) for name in OUTCOMES}
     if (
         states

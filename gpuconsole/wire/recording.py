@@ -214,7 +214,8 @@ class _Packed:
         self._unwritten += self._packer.compress(encode(event) + b"\n")
 
     def sync(self, mode: int = zlib.Z_SYNC_FLUSH) -> None:
-        """Write all so far, so that it can be read. Raises OSError; a later call goes on."""
+        """Write what is in memory to the file, so that a reader finds it. Raises OSError; the next
+        call then writes the rest."""
         self._unwritten += self._packer.flush(mode)
         while self._unwritten:
             del self._unwritten[: os.write(self._handle, self._unwritten)]

@@ -48,7 +48,7 @@ QUEUE = Threshold(
     "queue",
     0.1,
     "of the request",
-    "a tenth of a request's time: from this share on a wait is worth a name",
+    "a tenth of a request's time: a shorter wait is not reported",
 )
 LARGEST_QUEUE = Threshold(
     "queue",
@@ -80,7 +80,7 @@ PART = Threshold(
 
 
 def engine_of(case: Case) -> str:
-    """The engine of the server, as in data/engines.toml; `embedded` for our own; empty where
+    """Return the engine of the server, as in data/engines.toml: `embedded` for our own, empty where
     nothing names it."""
     return str(case.knobs.get("server", ""))
 
@@ -93,36 +93,36 @@ def queue_ratio(case: Case) -> float:
 
 
 def known_queue_ratio(case: Case) -> float:
-    """The same, and 0 where the server does not report its times."""
+    """Return `queue_ratio`, or 0 where the server does not report its times."""
     return queue_ratio(case) if case.has("server.queue_s", "server.e2e_s") else 0.0
 
 
 def queue_words(case: Case) -> str:
-    """`, for 57 % of a request's time`; empty where the server does not report its times."""
+    """Return `, for 57 % of a request's time`; empty where the server does not report its times."""
     if not case.has("server.queue_s", "server.e2e_s"):
         return ""
     return f", for {percent(queue_ratio(case))} of a request's time"
 
 
 def recoverable(case: Case) -> float:
-    """The share of a request's time that a cure of the queue frees: at least a twentieth, because
-    something waits."""
+    """Return the share of a request's time that a cure of the queue frees: at least a twentieth,
+    because something waits."""
     return max(0.05, min(0.9, known_queue_ratio(case)))
 
 
 def short_of_room(case: Case) -> float:
-    """The requests that wait for a slot or for the KV cache: where the engine names the reasons,
-    without those that are deferred. Raises Missing."""
+    """Count the requests that wait for a slot or for the KV cache: where the engine names the
+    reasons, without those that are deferred. Raises Missing."""
     return case.get("server.requests_short_of_capacity", case.value("server.requests_waiting"))
 
 
 def queues(case: Case) -> bool:
-    """Whether requests wait for room in the engine. Raises Missing."""
+    """Return whether requests wait for room in the engine. Raises Missing."""
     return short_of_room(case) >= NOTABLE_QUEUE
 
 
 def are_deferred(case: Case) -> bool:
-    """Whether most of the requests that wait are not ready to run. Raises Missing."""
+    """Return whether most of the requests that wait are not ready to run. Raises Missing."""
     deferred, waiting = (
         case.value("server.requests_deferred"),
         case.value("server.requests_waiting"),
@@ -132,38 +132,39 @@ def are_deferred(case: Case) -> bool:
 
 
 def cache_is_full(case: Case) -> bool:
-    """Whether the KV cache is full in most readings; False where the engine does not say."""
+    """Return whether the KV cache is full in most readings; False where the engine does not say."""
     return case.get("server.kv_cache_full_ratio", 0.0) >= TAKEN
 
 
 def preempts(case: Case) -> bool:
-    """Whether the server evicts requests from a full cache."""
+    """Return whether the server evicts requests from a full cache."""
     often = case.get("server.preemptions_per_request", 0.0) >= RATE
     alone = case.get("server.preemptions", 0.0) >= 1  # no request ended
     return (often or alone) and case.get("server.kv_cache_peak_ratio", 1.0) >= FULL
 
 
 def slots_are_taken(case: Case) -> bool:
-    """Whether all sequence slots are in use while requests wait; False where no limit is known."""
+    """Return whether all sequence slots are in use while requests wait; False where no limit is
+    known."""
     return case.get("server.slots_taken_ratio", 0.0) >= TAKEN
 
 
 def running_of_engine(case: Case) -> float:
-    """The running requests of the engine that runs most. Raises Missing."""
+    """Return the running requests of the engine that runs most. Raises Missing."""
     return case.get("server.engine_running", case.value("server.requests_running"))
 
 
 def prompt_tokens(case: Case) -> float:
-    """Mean tokens of a prompt: of the requests that we send, or of those that the server counts.
-    Raises Missing."""
+    """Return the mean tokens of a prompt: of the requests that we send, or of those that the server
+    counts. Raises Missing."""
     if case.has("client.prompt_tokens"):
         return case.value("client.prompt_tokens")
     return case.value("server.request_prompt_tokens")
 
 
 def sequence_limit(case: Case) -> float | None:
-    """The most sequences in an iteration of an engine; None where neither the page nor a setting
-    says it."""
+    """Return the limit of running sequences of an engine; None where neither the page nor a setting
+    has it."""
     if case.has("server.sequence_limit"):
         return case.value("server.sequence_limit")
     setting = case.knobs.get("max_num_seqs")
@@ -171,7 +172,8 @@ def sequence_limit(case: Case) -> float | None:
 
 
 def token_budget(case: Case) -> float | None:
-    """The most tokens in an iteration; None where neither a setting nor the page says it."""
+    """Return the limit of tokens in an iteration; None where neither a setting nor the page has
+    it."""
     setting = case.knobs.get("max_num_batched_tokens")
     if isinstance(setting, int | float) and setting:
         return float(setting)
@@ -179,8 +181,8 @@ def token_budget(case: Case) -> float | None:
 
 
 def served(case: Case) -> bool:
-    """Whether somebody was served: requests ended and tokens came, as far as the page counts them.
-    Requests for embeddings or classes end without a token. False where it counts neither."""
+    """Return whether requests ended and tokens came, as far as the page counts them; False where
+    the page counts neither. Requests for embeddings or classes end without a token."""
     tokens, ended = "server.generation_tokens_per_s", "server.requests_per_s"
     if not case.has(tokens) and not case.has(ended):
         return False
@@ -207,8 +209,8 @@ def require_served(case: Case) -> None:
 
 
 def used(case: Case) -> dict[str, float]:
-    """The shares of the slots of an engine and of its KV cache that are in use, by their words; of
-    what is known."""
+    """Return the known shares of the slots of an engine and of its KV cache that are in use, by
+    their words."""
     shares: dict[str, float] = {}
     limit = sequence_limit(case)
     if limit and case.has("server.requests_running"):
@@ -219,8 +221,8 @@ def used(case: Case) -> dict[str, float]:
 
 
 def host_is_busy(case: Case) -> bool:
-    """Whether tasks on the machine of the server wait for a core; False where that machine is
-    another one."""
+    """Return whether tasks on the machine of the server wait for a core; False where the server is
+    on another machine."""
     return case.get("host.run_queue_delay_ratio", 0.0) >= BUSY_HOST
 
 
