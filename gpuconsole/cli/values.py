@@ -36,11 +36,17 @@ def device(args: argparse.Namespace) -> str | None:
 
 
 def chosen_device(state: SessionState, args: argparse.Namespace) -> Device:
-    """The chosen device of this machine, else the first GPU, else the CPU. Raises UsageError."""
-    from gpuconsole.engine.devices import DeviceChoiceError, choose_device
+    """The first of `chosen_devices`."""
+    return chosen_devices(state, args)[0]
+
+
+def chosen_devices(state: SessionState, args: argparse.Namespace) -> list[Device]:
+    """The chosen device of this machine, else the first GPU, else the CPU; then those that a run on
+    several devices takes. Raises UsageError."""
+    from gpuconsole.engine.devices import DeviceChoiceError, choose_devices
 
     try:
-        return choose_device(state.devices, device(args), state.lost)
+        return choose_devices(state.devices, device(args), state.lost)
     except DeviceChoiceError as error:
         raise UsageError(str(error)) from None
 

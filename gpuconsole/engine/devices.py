@@ -97,6 +97,13 @@ def cuda_names(devices: Sequence[Device]) -> str:
     return ",".join(device.id.removeprefix("gpu:").partition("/")[0] for device in gpus)
 
 
+def gpus_of_server(devices: Sequence[Device], knobs: Knobs) -> tuple[str, ...]:
+    """The first of the chosen `devices`, where a vLLM of ours splits its layers among several GPUs;
+    empty for another workload."""
+    count = int(knobs.get("tensor_parallel_size", 1)) if knobs.get("server") == "vllm" else 1
+    return tuple(device.id for device in devices[:count] if device.is_gpu) if count > 1 else ()
+
+
 def _slices(devices: Sequence[Device], gpu: Device) -> list[Device]:
     return [device for device in devices if device.is_mig and device.id.startswith(f"{gpu.id}/")]
 
@@ -141,6 +148,10 @@ class ChosenDevices:
         """CUDA_VISIBLE_DEVICES of a run in `nproc` processes; empty on a CPU. Raises
         SessionError."""
         return cuda_names(self._all()[:nproc])
+
+    def of_server(self, knobs: Knobs) -> tuple[str, ...]:
+        """See `gpus_of_server`. Raises SessionError."""
+        return gpus_of_server(self._all(), knobs)
 
     def _all(self) -> list[Device]:
         try:

@@ -206,7 +206,11 @@ class RunControl:
                 self._emit(worker.progress)
             worker.listener = self._emit
             worker.start(
-                plan.scenario.workload.name, plan.knobs, plan.device, self._serving.options
+                plan.scenario.workload.name,
+                plan.knobs,
+                plan.device,
+                self._serving.options,
+                self._devices.of_server(plan.knobs),
             )
 
     async def end_run(self, state: RunState, error: str | None = None) -> None:
@@ -273,6 +277,7 @@ class RunControl:
             changes,
             objective,
             elsewhere,
+            gpus=() if elsewhere else self._devices.of_server(knobs),
         )
         self._emit(opened if self._command is None else self._command.identify(opened))
         record = self._state.record
@@ -384,7 +389,8 @@ class RunControl:
         assert self._scenario is not None
         device = self._devices.first()
         self.second = worker = await self._pool.take(self._scenario, knobs, self._devices)
-        worker.start(self._scenario.workload.name, knobs, device, self._serving.options)
+        gpus = self._devices.of_server(knobs)
+        worker.start(self._scenario.workload.name, knobs, device, self._serving.options, gpus)
         return worker
 
     def hand_over(self) -> None:

@@ -320,7 +320,10 @@ class Sweeper:
         self._workers.append((knobs, worker))
         try:
             await worker.launch()
-            worker.start(self._chosen.workload.name, knobs, self._device, self._serving.options)
+            gpus = self._devices.of_server(knobs) if self._devices is not None else ()
+            worker.start(
+                self._chosen.workload.name, knobs, self._device, self._serving.options, gpus
+            )
             await self._next_steps(worker)
             await worker.pause()
         except (WorkerGone, OSError) as problem:

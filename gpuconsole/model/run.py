@@ -228,7 +228,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     profiler window. `server`: what the model server reports about itself. `elsewhere`: the console
     did not start the model server, so the knobs of the server in `knobs` have no effect (see
     `settings`). `server_devices`: the GPUs of a watched server on this machine, as far as the
-    driver lists its processes. `validity`: whether the figures of a serving run can be trusted;
+    driver lists its processes; those of a server of ours, where it uses several. `validity`: whether the figures of a serving run can be trusted;
     None for a training run.
     `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all
     its processes; 0: not known. `job`: what is known about the user's own program; `command_digest`
@@ -308,13 +308,10 @@ class Run(msgspec.Struct, omit_defaults=True):
     def place(self) -> str:
         """`on gpu:0`; of a server that is only watched the device is known only where its processes
         are on this machine."""
-        if self.watched:
-            return (
-                f"watched, on {', '.join(self.server_devices)}"
-                if self.server_devices
-                else "watched"
-            )
-        return f"on {self.device}"
+        if self.watched and not self.server_devices:
+            return "watched"
+        devices = ", ".join(self.server_devices or [self.device])
+        return f"{'watched, ' if self.watched else ''}on {devices}"
 
     @property
     def settings(self) -> Knobs:

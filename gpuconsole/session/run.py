@@ -312,6 +312,7 @@ class RunRecord:
             started=started,
             changes=opened.changes,
             elsewhere=opened.elsewhere,
+            server_devices=list(opened.gpus),
             command_digest=opened.digest,
             command=opened.command,
         )

@@ -548,7 +548,7 @@ class RunOpened(Event, frozen=True):
     """A run begins, or a kept change ends the current run and begins the next. `objective`: the
     limits of a good request (`--slo`). `elsewhere`: the run loads a model server that the console
     did not start. A job of the user's own has a `digest` of its command; `command` is the command
-    itself, where the user wants it stored."""
+    itself, where the user wants it stored. `gpus`: as in `Start`."""
 
     run: str
     scenario: str
@@ -560,6 +560,7 @@ class RunOpened(Event, frozen=True):
     elsewhere: bool = False
     digest: str = ""
     command: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 class RunClosed(Event, frozen=True):
@@ -670,7 +671,7 @@ class OwnCommand(
 
 class Start(OwnCommand, frozen=True):
     """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that
-    GPU to CUDA.
+    GPU to CUDA. `gpus`: of a model server that uses several, all of them, `device` first.
 
     `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the
     name of a variable, never the key), ... The load generator also gets `max_model_len`, where the
@@ -684,6 +685,7 @@ class Start(OwnCommand, frozen=True):
     seed: int = 0
     max_steps: int = 0
     options: dict[str, str] = {}
+    gpus: tuple[str, ...] = ()
 
 
 class QueryActivity(OwnCommand, tag="whatnow", frozen=True):

@@ -416,6 +416,7 @@ def with_vllm(
     *words: str,
     scenario: str = "serve-chat",
     env: dict[str, str] | None = None,
+    on_cpu: bool = True,
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A run with the stub of vLLM, and the file with its flags."""
     flags = tmp_path / "flags"
@@ -425,7 +426,7 @@ def with_vllm(
         "PYTHONPATH": os.pathsep.join((str(STUB), os.environ["PYTHONPATH"])),
         "VLLM_STUB_FLAGS": str(flags),
     }
-    device = () if "--device" in words else ("--device", "cpu")
+    device = () if "--device" in words or not on_cpu else ("--device", "cpu")
     common = (
         "--set",
         "server=vllm",
@@ -535,6 +536,45 @@ def test_a_vllm_that_does_not_fit_on_the_card_is_refused_before_it_starts(
         env=env,
     )
     assert done.returncode == 0 and flags.exists(), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("full", "device", "gpus"),
+    [
+        ((0, 1), "gpu:3", "gpu:3 gpu:2"),  # the run's own GPU first
+        ((3,), "", ""),
+    ],
+)
+def test_a_vllm_on_two_gpus_gets_and_is_judged_on_those_that_the_user_left_visible(
+    cli: Cli, tmp_path: Path, machine: Machine, full: tuple[int, ...], device: str, gpus: str
+) -> None:
+    _, env = machine(
+        "gpus 4",
+        *(f"gpu {gpu} memory_total_bytes 80e9" for gpu in range(4)),
+        *(f"gpu {gpu} memory_reserved_bytes 0" for gpu in range(4)),
+        *(f"gpu {gpu} memory_used_bytes {60e9 if gpu in full else 1e9}" for gpu in range(4)),
+    )
+    words = ("--device", device) if device else ()
+    done, flags = with_vllm(
+        cli,
+        tmp_path,
+        "--model",
+        "some/model",
+        "--set",
+        "tensor_parallel_size=2",
+        *words,
+        on_cpu=False,
+        env=env | {"CUDA_VISIBLE_DEVICES": "2,3"},
+    )
+    if not gpus:
+        assert done.returncode == 1 and not flags.exists()
+        assert "vLLM does not fit on gpu:3" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert f"GPUs {gpus.replace('gpu:', '').replace(' ', ',')}\n" in flags.read_text()
+    run = only_run(done)
+    assert (run["device"], run["server_devices"]) == (gpus.split()[0], gpus.split())
 
 
 def test_the_reason_why_vllm_did_not_start_is_its_own_message(cli: Cli, tmp_path: Path) -> None:

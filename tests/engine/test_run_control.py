@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -56,7 +56,12 @@ class FakeWorker:
         self._t = 0.0
 
     def start(
-        self, workload: str, knobs: Knobs, device: object, options: Mapping[str, str]
+        self,
+        workload: str,
+        knobs: Knobs,
+        device: object,
+        options: Mapping[str, str],
+        gpus: Sequence[str],
     ) -> None:
         self.knobs = dict(knobs)
         if self._starts:

@@ -128,7 +128,14 @@ class FakeWorker:
 
     async def launch(self) -> None: ...
 
-    def start(self, workload: str, knobs: Knobs, device: Device, options: dict[str, str]) -> None:
+    def start(
+        self,
+        workload: str,
+        knobs: Knobs,
+        device: Device,
+        options: dict[str, str],
+        gpus: tuple[str, ...],
+    ) -> None:
         self.knobs, self.running = dict(knobs), True
         facts = (
             {"live_limit.max_num_seqs": float(knobs["max_num_seqs"])}

@@ -93,7 +93,6 @@ class HardwareWatch:
             # before the start of a server is complete, its device is not known
             if record.run.serves and "max_num_seqs" not in record.facts:
                 return {"is_gpu": Signal(0.0, "", "device")} if record.run.device == "cpu" else {}
-            return host | self._of_device(state, record, record.run.device)
         devices = server_devices(state, record)
         if not devices:
             return host
@@ -203,10 +202,11 @@ def is_here(record: RunRecord) -> bool:
 
 
 def server_devices(state: SessionState, record: RunRecord) -> list[str]:
-    """The devices of a server that was not started here: those of its processes; else the only GPU
-    of this machine, or its CPU, where the server is here. Empty where they are not known."""
-    if record.run.server_devices:
-        return record.run.server_devices
+    """The devices of a run. Of a server that was not started here: those of its processes; else the
+    only GPU of this machine, or its CPU, where the server is here. Empty where they are not
+    known."""
+    if record.run.server_devices or not record.run.elsewhere:
+        return record.run.server_devices or [record.run.device]
     gpus = [device.id for device in state.devices if device.is_gpu]
     if not is_here(record) or len(gpus) > 1:
         return []

@@ -116,11 +116,12 @@ async def examine(
     knobs: Knobs,
     device: Device,
     options: dict[str, str],
+    gpus: tuple[str, ...],
     on_progress: Callable[[Progress], None],
     stop: asyncio.Event,
 ) -> list[ProbeDone]:
     """The answers of a model server, in the order of the questions; those so far once `stop` is
-    set. Raises JobFailed."""
+    set. `gpus`: see `Start`. Raises JobFailed."""
     answers: list[ProbeDone] = []
 
     def on_event(event: AnyEvent) -> None:
@@ -132,7 +133,7 @@ async def examine(
     await _run(
         EXAMINATION,
         [],
-        Start(workload, knobs, device.id, device.uuid, options=options),
+        Start(workload, knobs, device.id, device.uuid, options=options, gpus=gpus),
         on_event,
         stop,
         "examining",

@@ -26,6 +26,10 @@ class DeviceSelection(Protocol):
         """CUDA_VISIBLE_DEVICES of a run in `nproc` processes; empty on a CPU."""
         ...
 
+    def of_server(self, knobs: Knobs) -> tuple[str, ...]:
+        """The GPUs of a model server that uses several; empty for one."""
+        ...
+
 
 class WorkerPool:
     """Starts workers, and keeps a spare worker ready that has torch imported.

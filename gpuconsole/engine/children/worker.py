@@ -140,10 +140,15 @@ class WorkerHandle:
         return self._child.hanging if isinstance(self._child, TorchrunChild) else ""
 
     def start(
-        self, workload: str, knobs: Knobs, device: Device, options: dict[str, str] | None = None
+        self,
+        workload: str,
+        knobs: Knobs,
+        device: Device,
+        options: dict[str, str] | None = None,
+        gpus: tuple[str, ...] = (),
     ) -> None:
-        """Start a workload. `options` are for serving workloads, see `Start`. A user's job starts
-        itself."""
+        """Start a workload. `options` and `gpus` are for serving workloads, see `Start`. A user's
+        job starts itself."""
         if self.job is None:
             self._child.send(
                 Start(
@@ -152,6 +157,7 @@ class WorkerHandle:
                     device.id,
                     device.uuid if self._launch is None else "",
                     options=options or {},
+                    gpus=gpus,
                 )
             )
 

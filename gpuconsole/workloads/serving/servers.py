@@ -343,15 +343,15 @@ class VllmServer(ModelServer):
         progress: Callable[[str], None],
         knobs: Knobs,
         options: dict[str, str],
-        device: str,
+        devices: Sequence[str],
         uuid: str,
         scratch: Path,
     ) -> None:
-        """`device`: `cpu`, `gpu:N` in NVML's order, or a MIG slice of it. `uuid` names that device
-        to CUDA. `scratch`: a private folder."""
+        """`devices`: `cpu`, `gpu:N` in NVML's order, or a MIG slice; several GPUs for tensor
+        parallelism. `uuid` names the first to CUDA. `scratch`: a private folder."""
         super().__init__(progress)
         self._scratch = scratch
-        self._knobs, self._options, self._device, self._uuid = knobs, options, device, uuid
+        self._knobs, self._options, self._devices, self._uuid = knobs, options, devices, uuid
         self._python = ""
         self._command: list[str] = []
         self.model_facts: dict[str, float] = {}
@@ -368,11 +368,7 @@ class VllmServer(ModelServer):
         self._session, port = session, free_port()
         self.model_facts = model_facts(Path(self._options["model"]), self._knobs)
         self.facts |= self.model_facts
-        if why := no_room(
-            self._device,
-            float(self._knobs["gpu_memory_utilization"]),
-            int(self._knobs["tensor_parallel_size"]),
-        ):
+        if why := no_room(self._devices, float(self._knobs["gpu_memory_utilization"])):
             raise ServerFailed(why)
         self.url, self.model = f"http://127.0.0.1:{port}", "model"
         python = self._python = self._options.get("vllm_python") or find_vllm_python()
@@ -388,12 +384,12 @@ class VllmServer(ModelServer):
         command += [
             "--served-model-name",
             self.model,
-            *vllm_flags(self._knobs, self._options, self._device == "cpu"),
+            *vllm_flags(self._knobs, self._options, self._on_cpu),
         ]
         environment = (
             vllm_environment(self._knobs)
             | {"VLLM_API_KEY": api_key(self._options)}
-            | cuda_device(self._device, self._uuid, int(self._knobs["tensor_parallel_size"]))
+            | cuda_devices(self._devices, self._uuid)
         )
         # the file is not needed after both sides have mapped it
         with tempfile.NamedTemporaryFile(dir=self._scratch) as limits:
@@ -424,6 +420,10 @@ class VllmServer(ModelServer):
         self.facts["max_num_seqs"] = float(in_force["max_num_seqs"])
         if self._limits is not None and all(in_force[name] for name in LIVE_KNOBS):
             self.facts |= live_limits(in_force)
+
+    @property
+    def _on_cpu(self) -> bool:
+        return list(self._devices) == ["cpu"]
 
     async def _launch(self, command: list[str], environment: dict[str, str]) -> None:
         """Raises ServerFailed."""
@@ -487,7 +487,7 @@ class VllmServer(ModelServer):
     def death(self) -> str:
         if any("No module named 'vllm'" in line for line in self.log_lines):
             # PyPI has vLLM for NVIDIA GPUs only
-            install = "" if self._device == "cpu" else f", or {install_command('vllm')}"
+            install = "" if self._on_cpu else f", or {install_command('vllm')}"
             return (
                 f"{self._python} has no vLLM: set --vllm-python to a Python that has vLLM{install}"
             )
@@ -535,25 +535,24 @@ CONTEXT_BYTES = 5e8
 GB: H100, torch 2.x."""
 
 
-def no_room(device: str, share: float, gpus: int) -> str:
-    """Why vLLM cannot start on `device` with `gpu_memory_utilization` = `share`, in one line; empty
+def no_room(devices: Sequence[str], share: float) -> str:
+    """Why vLLM cannot start on `devices` with `gpu_memory_utilization` = `share`, in one line; empty
     where it can, and where nothing is known.
 
     vLLM ends after its start of a minute where the free memory is less than `share` of the whole
     (vllm/v1/worker/utils.py, request_memory: "Free memory on device ... is less than desired GPU
-    memory utilization"). With several GPUs, the first that lacks room counts.
+    memory utilization"). With several GPUs, the first that lacks room counts. Of a slice of a GPU
+    nothing is known.
     """
-    first = device.removeprefix("gpu:")
-    if not first.isdigit():  # the host, or a slice of a GPU
-        return ""
-    for index in range(int(first), int(first) + 1) if gpus == 1 else range(gpus):
-        memory = device_memory(index)
+    for device in devices:
+        index = device.removeprefix("gpu:")
+        memory = device_memory(int(index)) if index.isdigit() else None
         if memory is None or memory.free_bytes >= share * memory.total_bytes + CONTEXT_BYTES:
             continue
         total, free = memory.total_bytes, memory.free_bytes
         fits = math.floor(100 * max(0.0, free - CONTEXT_BYTES) / total) / 100
         return (
-            f"vLLM does not fit on gpu:{index}: it takes {share * total / 1e9:.1f} GB"
+            f"vLLM does not fit on {device}: it takes {share * total / 1e9:.1f} GB"
             f" (gpu_memory_utilization {share:g} of {total / 1e9:.1f} GB), and {free / 1e9:.1f} GB"
             f" are free, because other processes hold {(total - free) / 1e9:.1f} GB. End them"
         ) + (f", or --set gpu_memory_utilization={fits:g}" if fits >= MIN_CACHE_SHARE else "")
@@ -660,21 +659,19 @@ def vllm_flags(knobs: Knobs, options: dict[str, str], on_cpu: bool) -> list[str]
     return [*flags, *NEWER_FLAGS, *options.get("vllm_args", "").split()]
 
 
-def cuda_device(device: str, uuid: str, tensor_parallel_size: int) -> dict[str, str]:
-    """The environment with which vLLM uses the GPU `device`. Several GPUs: vLLM uses the first
-    visible GPUs.
+def cuda_devices(devices: Sequence[str], uuid: str) -> dict[str, str]:
+    """The environment with which vLLM uses these GPUs.
 
     vLLM before August 2026 reads the entries of CUDA_VISIBLE_DEVICES as numbers and ends on a uuid
     (vllm issue 13815). NVML counts by PCI bus, and with CUDA_DEVICE_ORDER CUDA does so, too. A MIG
     slice has no number.
     """
-    if device == "cpu" or tensor_parallel_size > 1:
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    index = device.removeprefix("gpu:")
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": index if index.isdigit() else uuid,
-    }
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if list(devices) == ["cpu"]:
+        return order
+    numbers = [device.removeprefix("gpu:") for device in devices]
+    known = all(number.isdigit() for number in numbers)
+    return order | {"CUDA_VISIBLE_DEVICES": ",".join(numbers) if known else uuid}
 
 
 def vllm_environment(knobs: Knobs) -> dict[str, str]:

@@ -426,7 +426,9 @@ def choose_server(start: Start, progress: Callable[[str], None], scratch: Path) 
             float(options.get("wait_s", 0.0)),
         )
     if knobs["server"] == "vllm":
-        return VllmServer(progress, knobs, options, start.device, start.uuid, scratch)
+        return VllmServer(
+            progress, knobs, options, start.gpus or (start.device,), start.uuid, scratch
+        )
     return EmbeddedServer(
         progress,
         {name: value for name, value in knobs.items() if CATALOGUE[name].apply == "cold"},
@@ -449,8 +451,7 @@ async def run_serving_worker(channel: ChildChannel, scratch: Path) -> int:
     start = await commands.get()
     if not isinstance(start, Start):
         return 0
-    # several GPUs: vLLM uses the first visible GPUs
-    if start.uuid and int(start.knobs.get("tensor_parallel_size", 1)) == 1:
+    if start.uuid:  # vLLM sets the variable itself
         os.environ["CUDA_VISIBLE_DEVICES"] = start.uuid
     make_key(start.options)
     async with await connect(api_key(start.options)) as session, await connect("") as elsewhere:

@@ -98,7 +98,7 @@ def test_a_vllm_of_ours_gets_the_scheduler_and_its_limits(
 
     async def live() -> None:
         server = VllmServer(
-            lambda detail: None, KNOBS, {"model": "some/model"}, "cpu", "", tmp_path
+            lambda detail: None, KNOBS, {"model": "some/model"}, ("cpu",), "", tmp_path
         )
         async with aiohttp.ClientSession() as session:
             await server.start(session)
@@ -120,7 +120,7 @@ def test_a_scheduler_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
             lambda detail: None,
             KNOBS,
             {"model": "m", "vllm_args": "--scheduler-cls my.Own"},
-            "cpu",
+            ("cpu",),
             "",
             tmp_path,
         )
@@ -152,7 +152,7 @@ def test_limits_that_vllm_chooses_itself_are_read_from_vllm(
             lambda detail: None,
             knobs,
             {"model": "some/model", "vllm_args": arguments},
-            "cpu",
+            ("cpu",),
             "",
             tmp_path,
         )

@@ -14,7 +14,7 @@ from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.workloads.serving.servers import (
     VllmServer,
-    cuda_device,
+    cuda_devices,
     find_vllm_python,
     model_facts,
     vllm_flags,
@@ -101,7 +101,7 @@ def test_vllm_gets_a_gpu_by_its_number_and_starts_without_a_flag_that_its_versio
 
     async def live() -> None:
         server = VllmServer(
-            steps.append, KNOBS, {"model": "some/model"}, "gpu:1", "GPU-5f0c9f0e", tmp_path
+            steps.append, KNOBS, {"model": "some/model"}, ("gpu:1",), "GPU-5f0c9f0e", tmp_path
         )
         async with aiohttp.ClientSession() as session:
             await server.start(session)
@@ -114,18 +114,15 @@ def test_vllm_gets_a_gpu_by_its_number_and_starts_without_a_flag_that_its_versio
     assert "--max-num-seqs" in flags and "--enable-mfu-metrics" not in flags
 
 
-def test_vllm_gets_a_mig_slice_by_its_uuid_and_several_gpus_as_the_user_chose_them() -> None:
-    assert cuda_device("gpu:0/mig:1", "MIG-7", 1)["CUDA_VISIBLE_DEVICES"] == "MIG-7", (
-        "a slice has no number"
-    )
-    assert "CUDA_VISIBLE_DEVICES" not in cuda_device("gpu:0", "GPU-1", 2)
+def test_vllm_gets_a_mig_slice_by_its_uuid_because_a_slice_has_no_number() -> None:
+    assert cuda_devices(("gpu:0/mig:1",), "MIG-7")["CUDA_VISIBLE_DEVICES"] == "MIG-7"
 
 
 @pytest.mark.parametrize(("device", "installs"), [("gpu:0", True), ("cpu", False)])
 def test_without_vllm_the_command_that_installs_it_is_named_where_pypi_has_one_for_the_device(
     device: str, installs: bool, tmp_path: Path
 ) -> None:
-    server = VllmServer(lambda detail: None, KNOBS, {}, device, "", tmp_path)
+    server = VllmServer(lambda detail: None, KNOBS, {}, (device,), "", tmp_path)
     server.log_lines.append("ModuleNotFoundError: No module named 'vllm'")
     assert server.death().endswith(
         "to a Python that has vLLM" + (f", or {install_command('vllm')}" if installs else "")

@@ -21,9 +21,10 @@ from gpuconsole.cli.options import (
     UsageError,
 )
 from gpuconsole.cli.scenario import assignments, check_server, scenario, server_of, server_options
-from gpuconsole.cli.values import chosen_device
+from gpuconsole.cli.values import chosen_devices
 from gpuconsole.engine.children.once import read_devices
 from gpuconsole.engine.children.one_shot import JobFailed, examine
+from gpuconsole.engine.devices import gpus_of_server
 from gpuconsole.model.text import visible
 from gpuconsole.wire.events import ProbeDone, Progress
 
@@ -88,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{chosen.name} is a training scenario: quality measures model servers")
     overrides = assignments(args.knobs, chosen)
     check_server(args, chosen.workload, server_of(chosen, overrides))
-    target = chosen_device(read_devices()[0], args)
-    knobs = {**chosen.knobs_on(target), **overrides}
+    devices = chosen_devices(read_devices()[0], args)
+    knobs = {**chosen.knobs_on(devices[0]), **overrides}
+    gpus = gpus_of_server(devices, knobs)
     options = {
         **server_options(args),
         "lengths": json.dumps(args.lengths),
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def main() -> list[ProbeDone]:
         on_interrupt(stop.set)
-        return await examine(chosen.workload.name, knobs, target, options, _report, stop)
+        return await examine(chosen.workload.name, knobs, devices[0], options, gpus, _report, stop)
 
     try:
         answers = asyncio.run(main())

@@ -25,14 +25,15 @@ async def main() -> None:
     flags = dict(zip(sys.argv[1:], [*sys.argv[2:], ""], strict=True))
     print("flags", " ".join(sys.argv[1:]), flush=True)
     with open(os.environ["VLLM_STUB_FLAGS"], "w") as file:
-        file.write(" ".join(sys.argv[1:]))
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        file.write(f"{' '.join(sys.argv[1:])}\nGPUs {gpus}\n")
     if (lacking := os.environ.get("VLLM_STUB_LACKS")) in sys.argv:
         print("usage: api_server.py [-h] [--host HOST]", file=sys.stderr)
         print(f"api_server.py: error: unrecognized arguments: {lacking}", file=sys.stderr)
         sys.exit(2)
-    gpus = [int(entry) for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
-    if gpus:
-        print("GPUs", *gpus, "in the order", os.environ.get("CUDA_DEVICE_ORDER"), flush=True)
+    numbers = [int(entry) for entry in gpus.split(",") if entry]
+    if numbers:
+        print("GPUs", *numbers, "in the order", os.environ.get("CUDA_DEVICE_ORDER"), flush=True)
     if flags["--model"] == "too-large":
         print("INFO Starting to load model too-large...", flush=True)
         print(
