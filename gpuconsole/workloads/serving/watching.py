@@ -261,57 +261,51 @@ class JoinedCounters:
     engine stay as they are: if they fall, the server has restarted."""
 
     def __init__(self) -> None:
-        self._parts = 0
+        self._parts = 1
         self._last: ServerState | None = None
-        self._totals: dict[str, float] = {}
-        self._buckets: dict[tuple[str, float], float] = {}
+        self._added: dict[str | tuple[str, float], float] = {}
         """What is added to the counters of the page."""
 
     def continued(self, state: ServerState) -> ServerState:
         """`state` with counters that go on from the last reading."""
         last, before = self._last, self._parts
-        parts = self._parts = int(state.gauges.get("engines", 1))
-        several = parts > 1 or before > 1
+        self._parts = int(state.gauges.get("engines", 1))
         if last is not None and state.process_start != last.process_start:
-            self._totals, self._buckets = {}, {}
-        elif last is not None and several:
-            again = self._added(state).began_again(last)
-            again = frozenset(state.totals) if parts != before else again
-            if again:
-                self._totals |= {
-                    name: last.totals.get(name, value) - value
-                    for name, value in state.totals.items()
-                    if name in again
-                }
-                old = {
-                    (name, bound): count
-                    for name, bounds in last.buckets.items()
-                    for bound, count in bounds
-                }
-                new = {
-                    (name, bound): count
-                    for name, bounds in state.buckets.items()
-                    for bound, count in bounds
-                }
-                self._buckets |= {
-                    key: old.get(key, count) - count
-                    for key, count in new.items()
-                    if f"{key[0]}_count" in again
-                }
-        self._last = self._added(state)
+            self._added = {}
+        elif last is not None and max(before, self._parts) > 1:
+            again = frozenset(state.totals)
+            if self._parts == before:
+                again = self._sum(state).began_again(last)
+            old = _counts(last)
+            self._added |= {
+                key: old.get(key, count) - count
+                for key, count in _counts(state).items()
+                if (key if isinstance(key, str) else f"{key[0]}_count") in again
+            }
+        self._last = self._sum(state)
         return self._last
 
-    def _added(self, state: ServerState) -> ServerState:
-        if not self._totals:
+    def _sum(self, state: ServerState) -> ServerState:
+        if not self._added:
             return state
-        totals = {name: value + self._totals.get(name, 0.0) for name, value in state.totals.items()}
+        totals = {name: value + self._added.get(name, 0.0) for name, value in state.totals.items()}
         buckets = {
-            name: [
-                (bound, count + self._buckets.get((name, bound), 0.0)) for bound, count in bounds
-            ]
+            name: [(bound, count + self._added.get((name, bound), 0.0)) for bound, count in bounds]
             for name, bounds in state.buckets.items()
         }
         return msgspec.structs.replace(state, totals=totals, buckets=buckets)
+
+
+def _counts(state: ServerState) -> dict[str | tuple[str, float], float]:
+    """The totals, and the buckets of the histograms."""
+    return {
+        **state.totals,
+        **{
+            (name, bound): count
+            for name, bounds in state.buckets.items()
+            for bound, count in bounds
+        },
+    }
 
 
 SEVERAL_SERVERS = (
@@ -325,34 +319,13 @@ AGREE = 3
 """A restart is told when so many readings agree: before two servers, they do not."""
 
 
-class OneServer:
-    """What one server has told last."""
-
-    def __init__(self, t: float, counters: dict[str, float]) -> None:
-        self.t, self.counters = t, counters
-
-    def fallen(self, counters: dict[str, float]) -> set[str]:
-        """The metrics that are lower now. The sum and the count of a histogram are one metric."""
-        return _metrics(
-            name for name, value in counters.items() if value < self.counters.get(name, 0.0)
-        )
-
-    def distance(self, counters: dict[str, float]) -> float:
-        """How far `counters` have gone on from the last reading of this server."""
-        return sum(
-            (value - self.counters.get(name, 0.0)) / value
-            for name, value in counters.items()
-            if value > 0
-        )
-
-
 class SeveralServers:
     """Recognises the readings of one address that come from several servers: a load balancer sends
     each request to another one.
 
     The process that answers names the time of its start; one that has answered before, or is older
-    than the last one, is no restart. Where a page does not tell that time, the counters return to
-    those of an earlier reading.
+    than the last one, is no restart. SGLang, TGI, llama.cpp, and vLLM with several API servers do
+    not tell that time: there the counters return to those of an earlier reading.
     """
 
     def __init__(self) -> None:
@@ -363,7 +336,8 @@ class SeveralServers:
         self._starts: dict[float, float] = {}
         """The last reading of each process, by the time of its start."""
         self._last_start = 0.0
-        self._servers: list[OneServer] = []
+        self._servers: list[tuple[float, dict[str, float]]] = []
+        """The time and the counters of the last reading of each server, the newest last."""
         self._returns = 0
         self._parts = 1.0
 
@@ -391,33 +365,22 @@ class SeveralServers:
         self._last_start = start
 
     def _take_counters(self, t: float, counters: dict[str, float]) -> None:
-        """The newest server is the last of the list."""
-        self._servers = [one for one in self._servers if t - one.t <= REMEMBERED_S]
-        current = self._servers[-1] if self._servers else None
-        others = [one for one in self._servers[:-1] if not one.fallen(counters)]
-        nearest = min(others, key=lambda one: one.distance(counters), default=None)
-        if (
-            current is not None
-            and not _breaks(current, counters)
-            and (nearest is None or nearest.distance(counters) >= current.distance(counters))
-        ):
-            nearest = current
-        if nearest is None:
-            self._servers.append(OneServer(t, counters))
-        else:
-            self.returned = nearest is not current
-            self._returns += self.returned
-            self._servers.remove(nearest)
-            self._servers.append(nearest)
-            nearest.t, nearest.counters = t, counters
+        """The reading is of the server whose counters are the highest that it can continue."""
+        self._servers = [one for one in self._servers if t - one[0] <= REMEMBERED_S]
+        known = [one for one in self._servers if _continues(one[1], counters)]
+        nearest = max(known, key=lambda one: sum(one[1].values()), default=None)
+        self.returned = nearest is not None and nearest is not self._servers[-1]
+        self._servers = [*(one for one in self._servers if one is not nearest), (t, counters)]
+        self._returns += self.returned
         if self._returns >= RETURNS:
             self.count = max(self.count, len(self._servers))
 
 
-def _breaks(one: OneServer, counters: dict[str, float]) -> bool:
-    """Whether `counters` cannot be those of the server `one`: several metrics have fallen, or the
-    only one. One of many that falls is the fault of an exporter."""
-    return len(one.fallen(counters)) >= min(2, len(_metrics(one.counters)))
+def _continues(before: dict[str, float], counters: dict[str, float]) -> bool:
+    """Whether one server can have counted on. One metric of many that falls is the fault of an
+    exporter. The sum and the count of a histogram are one metric."""
+    fallen = {name for name, value in counters.items() if value < before.get(name, 0.0)}
+    return len(_metrics(fallen)) < min(2, len(_metrics(before)))
 
 
 def _metrics(names: Iterable[str]) -> set[str]:
