@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from gpuconsole.model.machine import Process
-from gpuconsole.session.server_signals import MOVES, STILL_SGLANG_S
+from gpuconsole.session.server_signals import CACHE, MOVES, has_work, moved, standstill_limit_s
 from gpuconsole.wire.events import (
     AnyEvent,
     DeviceLost,
@@ -26,18 +26,9 @@ GAP_S = 60.0
 """Readings that are further apart: what came between is not known, and belongs to no window."""
 SILENT_S = 30.0
 """A longer time without a reading of the server is named."""
-PAUSE_S = 1.5
-MIN_STILL_S = 5.0
-"""Times in which requests run and no total of MOVES grows: the shortest that is kept, and the
-shortest that is a standstill."""
-USUAL_S = 1800.0
-MIN_MOVES = 12
-STILL_ALONE_S = 30.0
-RARE_PAUSE = 0.02
-STILL_RISE = 3.0
-"""An engine that counts its tokens at the end of a request has pauses all the time. A standstill is
-three times as long as all but 2 % of the pauses in the 30 minutes before; where a recording has
-just begun, it is longer than half a minute."""
+USUAL_S, STILL_RISE = 1800.0, 3.0
+"""An engine without the use of its KV cache counts the tokens of a request at its end, and pauses
+all the time. There a standstill is three times as long as the pauses of the 30 minutes before."""
 KEPT_METRICS = {
     "gpu.sm_clock_hz", "gpu.thermal_time_ratio", "gpu.power_cap_time_ratio",
     "host.run_queue_delay_ratio", "host.memory_pressure_ratio", "host.io_pressure_ratio",
@@ -75,8 +66,6 @@ class History:
         self._still: list[float] = []
         """The begin and the end of the present pause; empty while the engine works."""
         self._pauses: list[tuple[float, float]] = []
-        self._moves: defaultdict[int, int] = defaultdict(int)
-        """How often a reading showed that the engine works, by window."""
         self._sums: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(
             lambda: defaultdict(lambda: [0.0, 0.0])
         )
@@ -163,28 +152,18 @@ class History:
 
     def standstills(self) -> list[MachineEvent]:
         """The times in which requests ran, and neither a token nor the end of a request came."""
-        found = []
-        sglang = (self._facts or {}).get("engine") == "sglang"
-        shortest = STILL_SGLANG_S if sglang else MIN_STILL_S
+        engine = str((self._facts or {}).get("engine", ""))
+        found: list[MachineEvent] = []
         pauses = [*self._pauses, *([(self._still[0], self._still[1])] if self._still else [])]
-        for begun, ended in pauses:
-            if ended - begun >= max(shortest, self._usual_pause_s(begun)):
+        for number, (begun, ended) in enumerate(pauses):
+            limit_s = standstill_limit_s(engine)
+            if CACHE not in self._sums:
+                recent = [after - t for t, after in pauses[:number] if after > begun - USUAL_S]
+                limit_s = max([limit_s, *(STILL_RISE * pause_s for pause_s in recent)])
+            if ended - begun >= limit_s:
                 words = "requests ran, and no token and no end of a request came"
                 found.append(MachineEvent(begun, "standstill", words, ended))
         return found
-
-    def _usual_pause_s(self, t: float) -> float:
-        """A pause that begins at `t` is a standstill if it is longer."""
-        long = sorted(
-            ended - begun for begun, ended in self._pauses if t - USUAL_S <= begun and ended < t
-        )
-        last = int(t // WINDOW_S)
-        first = last - int(USUAL_S // WINDOW_S)
-        moves = sum(self._moves.get(window, 0) for window in range(first, last))
-        if moves + len(long) < MIN_MOVES:
-            return STILL_ALONE_S
-        rare = int(RARE_PAUSE * (moves + len(long)))
-        return STILL_RISE * long[-rare - 1] if len(long) > rare else 0.0
 
     # --- how it is built --------------------------------------------------------------------------
 
@@ -244,7 +223,7 @@ class History:
         gained = {name: value - earlier[name] for name, value in totals.items() if name in earlier}
         again = event.began_again(before[1])
         gained = {name: amount for name, amount in gained.items() if name not in again}
-        self._watch_progress(before, (t, event), gained)
+        self._watch_progress(before, (t, event))
         first, last = int(before[0] // WINDOW_S), int(t // WINDOW_S)
         # readings that are far apart: nobody knows when it came
         windows = range(first + 1, last + 1) or range(last, last + 1)
@@ -253,26 +232,19 @@ class History:
                 self._gained[name][window] += amount / len(windows)
 
     def _watch_progress(
-        self,
-        before: tuple[float, ServerState],
-        after: tuple[float, ServerState],
-        gained: Mapping[str, float],
+        self, before: tuple[float, ServerState], after: tuple[float, ServerState]
     ) -> None:
         """Note whether the engine worked between two readings, where it had requests to work on."""
-        runs = all(state.gauges.get("requests_running", 0.0) >= 1 for _, state in (before, after))
-        counted = [name for name in MOVES if name in gained]
-        if not runs or not counted:
+        (begun, then), (ended, now) = (
+            (t, state.totals | state.gauges) for t, state in (before, after)
+        )
+        if not has_work(then) or not has_work(now) or moved(then, now):
             self._end_pause()
-        elif any(gained[name] > 0 for name in counted):
-            self._end_pause()
-            self._moves[int(after[0] // WINDOW_S)] += 1
-        elif self._still:
-            self._still[1] = after[0]
         else:
-            self._still = [before[0], after[0]]
+            self._still = [self._still[0] if self._still else begun, ended]
 
     def _end_pause(self) -> None:
-        if self._still and self._still[1] - self._still[0] > PAUSE_S:
+        if self._still:
             self._pauses.append((self._still[0], self._still[1]))
         self._still = []
 

@@ -79,8 +79,9 @@ def standstill_limit_s(engine: str) -> float:
 class ServerProgress(NamedTuple):
     """Since when engines of a server make no progress. `still_since`: the time of the first reading
     of the present standstill, by engine (an empty name: the whole server); without the engines that
-    make progress, or have nothing to do. `longest_s`: the seconds of the longest standstill so far.
-    `last`: the newest reading."""
+    make progress, or have nothing to do, or do not report the use of the KV cache: these (TGI,
+    llama.cpp) count the tokens of a request at its end. `longest_s`: the seconds of the longest
+    standstill so far. `last`: the newest reading."""
 
     still_since: Mapping[str, float] = {}
     longest_s: float = 0.0
@@ -99,7 +100,7 @@ class ServerProgress(NamedTuple):
         since = {
             name: self.still_since.get(name, before.t)
             for name, (then, now) in parts.items()
-            if _has_work(now) and not _moved(then, now)
+            if CACHE in now and has_work(now) and not moved(then, now)
         }
         longest = max([self.longest_s, *(state.t - begun for begun in since.values())])
         return ServerProgress(since, longest, state)
@@ -115,16 +116,15 @@ class ServerProgress(NamedTuple):
         return [] if "" in self.still_since else sorted(self.still_since)
 
 
-def _has_work(now: Mapping[str, float]) -> bool:
-    """Return whether requests run or wait for room, on a page that shows work before the end of a
-    request. Engines without the use of the KV cache (TGI, llama.cpp) count the tokens of a request
-    at its end."""
-    counted = CACHE in now and any(name in now for name in MOVES)
+def has_work(now: Mapping[str, float]) -> bool:
+    """Return whether requests run or wait for room, on a page that counts work."""
     ready = now.get("requests_waiting", 0.0) - now.get("requests_deferred", 0.0)
+    counted = any(name in now for name in MOVES)
     return counted and (now.get("requests_running", 0.0) > 0 or ready > 0)
 
 
-def _moved(then: Mapping[str, float], now: Mapping[str, float]) -> bool:
+def moved(then: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    """Return whether an engine worked between two readings."""
     return any(now.get(name) != then.get(name) for name in (*MOVES, CACHE))
 
 

@@ -70,6 +70,7 @@ def day(
         for name in ("ttft_s", "e2e_s", "itl_s", "queue_s")
         for end in ("sum", "count")
     }
+    used = 0.4
     outage_ends = {begun + lasts for begun, (kind, lasts) in lasting.items() if kind == "outage"}
     for second in range(int(seconds)):
         t = float(second)
@@ -124,12 +125,14 @@ def day(
             totals["itl_s_sum"] += answer * gap
             totals["itl_s_count"] += answer
         totals["preemptions"] += chance.random() < 0.7 if kind == "preemptions" else 0.0
+        if kind != "standstill":  # nothing moves, the KV cache neither
+            used = 0.99 if kind == "preemptions" else 0.4 + 0.05 * chance.random()
         gauges = {
             "requests_running": rate * 2.0 * slow,
             "requests_waiting": 12.0
             if slow > 1 or kind == "standstill"
             else float(chance.random() < 0.1),
-            "kv_cache_usage_ratio": 0.99 if kind == "preemptions" else 0.4 + 0.05 * chance.random(),
+            "kv_cache_usage_ratio": used,
         }
         yield ServerState(t=t, gauges=gauges, totals=dict(totals))
         for number in range(gpus):
