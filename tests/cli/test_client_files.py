@@ -161,9 +161,7 @@ def test_another_load_is_one_line_and_exit_code_2(
     )
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", '{"a": 1}', "[]", "hello", "\x00\x01", '{"schema": 3}']
-)
+@pytest.mark.parametrize("content", ["", '{"schema": 3}'])
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_a_broken_or_foreign_file_is_one_line_that_names_what_is_allowed(
     cli: Cli, tmp_path: Path, content: str, command: str

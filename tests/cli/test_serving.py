@@ -260,34 +260,13 @@ def test_failures_are_counted_and_the_command_fails_where_valid_figures_are_requ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("behaviour", "words", "cause"),
-    [
-        ("busy", (), "no request is answered; HTTP 429: too many requests"),
-        (
-            "key",
-            (),
-            "needs an API key (HTTP 401): name the variable that holds it with --api-key-env",
-        ),
-        ("missing/v1", (), "answers HTTP 404"),
-    ],
-)
 def test_a_server_that_does_not_serve_ends_the_run_with_the_cause(
-    cli: Cli, fake_server: str, behaviour: str, words: tuple[str, ...], cause: str
+    cli: Cli, fake_server: str
 ) -> None:
-    done = cli(
-        "run",
-        "serve-chat",
-        "--url",
-        f"{fake_server}/{behaviour}/x" if "missing" in behaviour else f"{fake_server}/{behaviour}",
-        *words,
-        "--device",
-        "cpu",
-        "--headless",
-        "--duration",
-        "3",
-    )
-    assert done.returncode == 1 and cause in done.stderr and "Traceback" not in done.stderr
+    words = ("--url", f"{fake_server}/busy", "--device", "cpu", "--headless", "--duration", "3")
+    done = cli("run", "serve-chat", *words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "no request is answered; HTTP 429: too many requests" in done.stderr
 
 
 def answered(server: FaultyServer) -> float:

@@ -198,18 +198,6 @@ def test_a_probe_names_the_wait_in_a_proxy_and_its_requests_are_counted(cli: Cli
     assert run["summary"]["requests"] < len(seen["requests"])
 
 
-@pytest.mark.slow
-def test_a_probe_of_a_quick_server_says_that_nothing_waits_before_it(cli: Cli) -> None:
-    with embedded_server() as url:
-        done = cli("watch", url, "--headless", "--probe", "--duration", "12")
-        assert answered(url) == 5
-    assert (
-        "5 requests of ours: a client waits" in done.stdout
-        and "beside no other request" in done.stdout
-    ), done.stdout
-    assert "no more than" in done.stdout and "Healthy" in done.stdout
-
-
 def test_a_dead_address_is_one_line_and_exit_code_2(cli: Cli) -> None:
     done = cli("watch", "http://127.0.0.1:1", "--headless", "--quiet")
     assert (done.returncode, done.stdout) == (2, "")

@@ -58,13 +58,6 @@ def test_a_probe_asks_first_and_no_sends_nothing(tmp_path: Path) -> None:
         assert terminal.wait_exit() == 0
 
 
-def test_a_dead_address_is_on_the_screen_in_words(tmp_path: Path) -> None:
-    with Terminal("watch", "http://127.0.0.1:1", cwd=tmp_path) as terminal:
-        terminal.wait_for("nothing listens at 127.0.0.1:1")
-        terminal.press("q")
-        terminal.wait_exit()
-
-
 def test_enter_tries_a_limit_under_the_traffic_and_gives_it_back(tmp_path: Path) -> None:
     """A cache of 16 blocks: requests are thrown out, and the rule suggests fewer at a time, which
     needs no restart of this server."""
