@@ -228,8 +228,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     profiler window. `server`: what the model server reports about itself. `elsewhere`: the console
     did not start the model server, so the knobs of the server in `knobs` have no effect (see
     `settings`). `server_devices`: the GPUs of a watched server on this machine, as far as the
-    driver lists its processes; those of a server of ours, where it uses several. `validity`: whether the figures of a serving run can be trusted;
-    None for a training run.
+    driver lists its processes; those of a server of ours, where it uses several. `validity`:
+    whether the figures of a serving run can be trusted; None for a training run.
     `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all
     its processes; 0: not known. `job`: what is known about the user's own program; `command_digest`
     identifies its command, and `command` is the command, where the user wants it stored. `effects`:

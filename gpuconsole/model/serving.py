@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -92,21 +93,28 @@ class Objective(msgspec.Struct, frozen=True):
         )
 
 
-def parse_objective(text: str) -> Objective:
-    """Parse an objective such as `ttft=0.5,tpot=0.05`, in seconds. Raises ValueError with one line
-    for the user."""
+def _seconds(text: str, is_known: Callable[[str], bool], expected: str) -> dict[str, float]:
+    """The bounds in `ttft=0.5,tpot=0.05`. Raises ValueError with one line for the user."""
     bounds: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name.strip() not in ("ttft", "tpot", "e2e"):
-            raise ValueError(f"{part!r}: expected ttft=S, tpot=S or e2e=S")
+        if not is_known(name.strip()):
+            raise ValueError(f"{part!r}: expected {expected}")
         try:
-            bounds[f"{name.strip()}_s"] = float(value)
+            bounds[name.strip()] = float(value)
         except ValueError:
             raise ValueError(f"{part!r}: {value!r} is not a number of seconds") from None
-        if not bounds[f"{name.strip()}_s"] > 0:
+        if not bounds[name.strip()] > 0:
             raise ValueError(f"{part!r}: must be more than 0 s")
-    return Objective(**bounds)
+    return bounds
+
+
+def parse_objective(text: str) -> Objective:
+    """Parse an objective such as `ttft=0.5,tpot=0.05`, in seconds. Raises ValueError with one line
+    for the user."""
+    known = ("ttft", "tpot", "e2e")
+    bounds = _seconds(text, known.__contains__, "ttft=S, tpot=S or e2e=S")
+    return Objective(**{f"{name}_s": limit_s for name, limit_s in bounds.items()})
 
 
 class LatencyBound(msgspec.Struct, frozen=True):
@@ -122,31 +130,19 @@ class LatencyBound(msgspec.Struct, frozen=True):
         return f"{self.figure.removesuffix('_s')}_{self.statistic}"
 
 
+BOUND = re.compile(r"(ttft|itl|e2e)_(mean|p50|p90|p95|p99)")
+
+
 def parse_latency_bounds(text: str) -> tuple[LatencyBound, ...]:
     """Parse bounds such as `ttft_p99=0.5,itl_mean=0.05`, in seconds. Raises ValueError with one
     line for the user."""
-    bounds = []
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        figure, _, statistic = name.strip().partition("_")
-        if figure not in ("ttft", "itl", "e2e") or statistic not in (
-            "mean",
-            "p50",
-            "p90",
-            "p95",
-            "p99",
-        ):
-            raise ValueError(
-                f"{part!r}: expected ttft_p99=S (ttft, itl or e2e; mean, p50, p90, p95 or p99)"
-            )
-        try:
-            limit_s = float(value)
-        except ValueError:
-            raise ValueError(f"{part!r}: {value!r} is not a number of seconds") from None
-        if not limit_s > 0:
-            raise ValueError(f"{part!r}: must be more than 0 s")
-        bounds.append(LatencyBound(f"{figure}_s", statistic, limit_s))
-    return tuple(bounds)
+    expected = "ttft_p99=S (ttft, itl or e2e; mean, p50, p90, p95 or p99)"
+    bounds = _seconds(text, lambda name: BOUND.fullmatch(name) is not None, expected)
+    parts = {name: name.split("_") for name in bounds}
+    return tuple(
+        LatencyBound(f"{parts[name][0]}_s", parts[name][1], limit_s)
+        for name, limit_s in bounds.items()
+    )
 
 
 # --- what a model server reports about itself, each fact with its source --------------------------

@@ -7,8 +7,8 @@ import copy
 import itertools
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,9 +32,7 @@ from gpuconsole.session.server_signals import (
     outcomes,
     server_signals,
 )
-from gpuconsole.wire.events import Requests, ServerState
-
-Name = TypeVar("Name", bound=str | tuple[str, float])
+from gpuconsole.wire.events import Count, Requests, ServerState, total_of
 
 MAX_OUTAGES = 1000
 MAX_REQUESTS = 20_000
@@ -134,6 +132,14 @@ class Outages:
         )
 
 
+class Gained(NamedTuple):
+    """The increase of each total and of each bucket of a histogram, over `wall_s` seconds."""
+
+    totals: dict[str, float]
+    buckets: dict[tuple[str, float], float]
+    wall_s: float
+
+
 class ServingRecord:
     """The requests of the ordinary run (not of trials, not of the warm-up), newest last."""
 
@@ -185,18 +191,10 @@ class ServingRecord:
     def copied(self) -> ServingRecord:
         """A copy of the present record; later messages do not change the copy."""
         copied = copy.copy(self)
-        copied.requests, copied.states, copied.load = (
-            self.requests.copy(),
-            self.states.copy(),
-            self.load.copy(),
-        )
-        copied.failures, copied._probes = self.failures.copy(), list(self._probes)
-        copied.uncounted, copied.outages, copied._restarts = (
-            self.uncounted.copy(),
-            self.outages.copied(),
-            self._restarts.copy(),
-        )
-        copied._again = self._again.copy()
+        for name, value in vars(self).items():
+            if isinstance(value, deque | list | dict):
+                setattr(copied, name, value.copy())
+        copied.outages = self.outages.copied()
         return copied
 
     def add_requests(self, event: Requests) -> None:
@@ -315,7 +313,7 @@ class ServingRecord:
     def _watched_summary(self, ticks: Sequence[Step], since: float) -> Summary:
         """The same from the server's own reports. What the server does not count is None."""
         summary = summarize_serving([], ticks, None)
-        gained, _ = self._gained(since, _totals)
+        gained, buckets, _ = self._gained(since)
         totals = self.states[-1].totals if self.states else {}
         if "generation_tokens" not in totals:
             summary.tokens_per_s = None
@@ -331,7 +329,6 @@ class ServingRecord:
             if count
         }
         summary.failed_requests = sum(not_answered.values())
-        buckets, _ = self._gained(since, _buckets)
         for name in OF_HISTOGRAMS:
             setattr(
                 summary,
@@ -382,7 +379,7 @@ class ServingRecord:
 
     def outcomes(self, since: float) -> dict[str, float]:
         """How many requests ended after `since`, by the server's own counts, and how."""
-        gained, _ = self._gained(since, _totals)
+        gained = self._gained(since).totals
         return outcomes([state for state in self.states if state.t >= since], gained)
 
     @property
@@ -393,7 +390,7 @@ class ServingRecord:
     def means(self, since: float) -> dict[str, float]:
         """Means that the server reports, over the requests, tokens and iterations that it finished
         after `since`."""
-        gained, _ = self._gained(since, _totals)
+        gained = self._gained(since).totals
         counts = {
             key.removesuffix("_count"): count
             for key, count in gained.items()
@@ -403,7 +400,7 @@ class ServingRecord:
 
     def rates(self, since: float) -> dict[str, float]:
         """The increase per second of each total of the server after `since`."""
-        gained, wall = self._gained(since, _totals)
+        gained, _, wall = self._gained(since)
         return {name: amount / wall for name, amount in gained.items()} if wall > 0 else {}
 
     def signals(self, since: float, knobs: Knobs, facts: dict[str, float]) -> dict[str, Signal]:
@@ -420,23 +417,20 @@ class ServingRecord:
         states = [state for state in self.states if state.t >= since and self.is_own(state.t)]
         if len(states) < 2:
             return {}
-        gained, wall = self._gained(since, _totals)
-        buckets, _ = self._gained(since, _buckets)
+        gained, buckets, wall = self._gained(since)
         return server_signals(
             ServerReadings(states, gained, buckets, wall, self.progress), knobs, facts
         )
 
-    def _gained(
-        self, since: float, of: Callable[[ServerState], Mapping[Name, float]]
-    ) -> tuple[dict[Name, float], float]:
-        """The increase of each count that `of` takes from a report, since the last report before
-        `since`, and the seconds of this increase. Times of other loads and outages are excluded.
+    def _gained(self, since: float) -> Gained:
+        """The increase of each count since the last report before `since`. Times of other loads and
+        outages are excluded.
 
         Old reports without their counters count for nothing: an increase begins with one that has
         them, up to GRID_S before `since`."""
         states = [state for state in self.states if self._is_whole(state)]
         before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, states))
-        gains: Counter[Name] = Counter()
+        gains: Counter[Count] = Counter()
         wall = 0.0
         for own, stretch in itertools.groupby(
             itertools.islice(states, max(0, before - 1), None),
@@ -448,40 +442,29 @@ class ServingRecord:
             wall += (
                 reports[-1].t - reports[0].t - self.outages.overlap_s(reports[0].t, reports[-1].t)
             )
-            first = dict(of(reports[0]))
+            first = reports[0].counts()
             for earlier, later in itertools.pairwise(reports) if self._again else ():
                 if again := self._again.get(later.t):
-                    ended = {**first, **of(earlier)}
-                    ended = {name: ended[name] for name in ended if _total_of(name) in again}
+                    ended = {**first, **earlier.counts()}
+                    ended = {key: ended[key] for key in ended if total_of(key) in again}
                     gains.update(_increase(first, ended))
                     first |= dict.fromkeys(ended, 0.0)
-            gains.update(_increase(first, of(reports[-1])))
-        return dict(gains), wall
+            gains.update(_increase(first, reports[-1].counts()))
+        return Gained(
+            {key: count for key, count in gains.items() if isinstance(key, str)},
+            {key: count for key, count in gains.items() if not isinstance(key, str)},
+            wall,
+        )
 
     def is_own(self, t: float) -> bool:
         """Whether the load at `t` is the load of the run, not of a probe or a trial."""
         return not any(begun <= t <= ended + DRAIN_S for begun, ended in self._probes)
 
 
-def _totals(state: ServerState) -> Mapping[str, float]:
-    return state.totals
-
-
-def _buckets(state: ServerState) -> Mapping[tuple[str, float], float]:
-    return {
-        (name, bound): count for name, bounds in state.buckets.items() for bound, count in bounds
-    }
-
-
-def _total_of(name: str | tuple[str, float]) -> str:
-    """The total that counts what a bucket of its histogram counts."""
-    return name if isinstance(name, str) else f"{name[0]}_count"
-
-
-def _increase(before: Mapping[Name, float], after: Mapping[Name, float]) -> dict[Name, float]:
+def _increase(before: Mapping[Count, float], after: Mapping[Count, float]) -> dict[Count, float]:
     """The increase of each count between two reports without a restart of the server between
     them."""
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+    return {key: count - before.get(key, 0.0) for key, count in after.items()}
 
 
 def _client_signals(record: ServingRecord, since: float, knobs: Knobs) -> dict[str, Signal]:

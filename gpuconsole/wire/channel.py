@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -138,6 +139,17 @@ class ChildChannel:
         threading.Thread(
             target=self._read, args=(on_command, on_parent_gone), name="wire-reader", daemon=True
         ).start()
+
+    def commands(self, on_parent_gone: Callable[[], None]) -> asyncio.Queue[Command]:
+        """The queue of the commands, for the event loop that runs now."""
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Command]()
+
+        def put(command: Command) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(queue.put_nowait, command)
+
+        self.listen(put, on_parent_gone)
+        return queue
 
     def _push(self) -> None:
         while self._outbox:

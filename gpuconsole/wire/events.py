@@ -426,6 +426,15 @@ class ServerKnown(Event, frozen=True):
     processes: list[int] = []
 
 
+Count: TypeAlias = str | tuple[str, float]
+"""A total of a model server by its name, or a bucket of a histogram by the name and its bound."""
+
+
+def total_of(count: Count) -> str:
+    """The total that counts what a bucket of its histogram counts."""
+    return count if isinstance(count, str) else f"{count[0]}_count"
+
+
 class ServerState(Event, frozen=True):
     """The report of a model server at `t`: `gauges` are present values, `totals` count since the
     start of the server (names in the metric catalogue, without `server.`). `buckets`: of a server
@@ -443,6 +452,13 @@ class ServerState(Event, frozen=True):
     buckets: dict[str, list[tuple[float, float]]] = {}
     engines: dict[str, dict[str, float]] = {}
     process_start: float = 0.0
+
+    def counts(self) -> dict[Count, float]:
+        """All that counts: the totals, and the buckets."""
+        buckets = {
+            (name, bound): count for name, bounds in self.buckets.items() for bound, count in bounds
+        }
+        return {**self.totals, **buckets}
 
     def restarted_since(self, before: ServerState) -> bool:
         """Whether the server has restarted between the report `before` and this one: another

@@ -89,10 +89,9 @@ class HardwareWatch:
 
     def signals(self, state: SessionState, record: RunRecord) -> Signals:
         host = _host_signals(state) if record.run.serves and is_here(record) else {}
-        if not record.run.elsewhere:
-            # before the start of a server is complete, its device is not known
-            if record.run.serves and "max_num_seqs" not in record.facts:
-                return {"is_gpu": Signal(0.0, "", "device")} if record.run.device == "cpu" else {}
+        # before the start of a server of ours is complete, its device is not known
+        if record.run.serves and not record.run.elsewhere and "max_num_seqs" not in record.facts:
+            return {"is_gpu": Signal(0.0, "", "device")} if record.run.device == "cpu" else {}
         devices = server_devices(state, record)
         if not devices:
             return host

@@ -30,6 +30,7 @@ from gpuconsole.model.serving import (
 from gpuconsole.wire.events import ServerState
 from gpuconsole.workloads.serving.load.client import Client
 from gpuconsole.workloads.serving.load.traffic import Prompts
+from gpuconsole.workloads.serving.servers import KEY_ADVICE
 
 NO_ENDPOINT = ("HTTP 404:", "HTTP 405:", "HTTP 501:")
 NO_KEY = ("HTTP 401:", "HTTP 403:")
@@ -88,14 +89,8 @@ class ClientWait:
         if refusal.startswith((*NO_ENDPOINT, *NO_KEY)):
             self.sent -= 1  # it did not reach the model
         if refusal.startswith(NO_KEY):
-            how = (
-                "check the key in the variable of --api-key-env"
-                if self._has_key
-                else (
-                    "set --api-key-env to the name of the variable that holds the key of the server"
-                )
-            )
-            raise ValueError(f"{self._url} takes no request of ours ({refusal}): {how}")
+            advice = KEY_ADVICE[self._has_key][1]
+            raise ValueError(f"{self._url} takes no request of ours ({refusal}): {advice}")
         if self._answered or not refusal.startswith(NO_ENDPOINT):
             raise ValueError(f"a request of ours failed: {refusal}")
         raise ValueError(

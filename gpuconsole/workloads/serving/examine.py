@@ -20,7 +20,7 @@ from gpuconsole.agent.clock import now
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, kill_own_group
-from gpuconsole.wire.events import Command, Failed, ProbeDone, Progress, Start
+from gpuconsole.wire.events import Failed, ProbeDone, Progress, Start
 from gpuconsole.workloads.serving.http import api_key, connect, make_key
 from gpuconsole.workloads.serving.load.answer import RequestFailed
 from gpuconsole.workloads.serving.load.quality import finds_passkey, perplexity
@@ -42,7 +42,7 @@ async def examine(channel: ChildChannel, start: Start, scratch: Path) -> None:
         try:
             await server.start(session)
             channel.send(Progress(now(), "measuring", "perplexity"))
-            await _tell(channel, 0, "perplexity", _perplexity(session, server.url, server.model))
+            await _tell(channel, 0, "perplexity", perplexity(session, server.url, server.model))
             for number, (length, depth) in enumerate(
                 ((length, depth) for length in lengths for depth in depths), 1
             ):
@@ -75,15 +75,6 @@ async def _tell(
     channel.send(ProbeDone(now(), number, probe, signals, error, now() - begun))
 
 
-async def _perplexity(session: aiohttp.ClientSession, url: str, model: str) -> dict[str, Signal]:
-    value, tokens = await perplexity(session, url, model)
-    return {
-        "quality.perplexity": Signal(
-            value, "", f"log probabilities of {tokens} tokens of a fixed text"
-        )
-    }
-
-
 async def _passkey(
     session: aiohttp.ClientSession, url: str, model: str, length: int, depth: float
 ) -> dict[str, Signal]:
@@ -105,13 +96,7 @@ def main() -> None:
 
 
 async def _serve(channel: ChildChannel, scratch: Path) -> int:
-    loop, first = asyncio.get_running_loop(), asyncio.Queue[Command]()
-
-    def on_command(command: Command) -> None:
-        loop.call_soon_threadsafe(first.put_nowait, command)
-
-    channel.listen(on_command, kill_own_group)
-    start = await first.get()
+    start = await channel.commands(kill_own_group).get()
     if not isinstance(start, Start):
         return 0
     try:

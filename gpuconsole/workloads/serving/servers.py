@@ -10,11 +10,9 @@ import json
 import math
 import mmap
 import os
-import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -54,6 +52,7 @@ from gpuconsole.workloads.serving.http import (
     redirection,
     speaks_tls,
 )
+from gpuconsole.workloads.serving.in_vllm.gpuconsole_caps import LAYOUT
 
 Answer = TypeVar("Answer")
 
@@ -79,9 +78,6 @@ IN_VLLM = Path(__file__).parent / "in_vllm"
 """The folder with the module that vLLM imports in its own Python."""
 MAX_SHEBANG_BYTES = 1024
 OWN_SCHEDULER = "--scheduler-cls"
-LIMITS = struct.Struct("=qq")
-"""The format of the file that in_vllm/gpuconsole_caps.py reads: LIVE_KNOBS in their order. After
-them it writes the limits that vLLM has chosen."""
 
 
 class ServerFailed(RuntimeError):
@@ -320,7 +316,7 @@ class RemoteServer(ModelServer):
         if len(names) > 1 and not self.model:
             self.notes.append(
                 f"the server lists {len(names)} models, and the load asks {visible(names[0])};"
-                f" --model NAME asks another: {_shown(names[1:])}"
+                f" --model NAME asks another: {shown_names(names[1:])}"
             )
         self.model = self.model or names[0]
 
@@ -356,6 +352,7 @@ class VllmServer(ModelServer):
         self._command: list[str] = []
         self.model_facts: dict[str, float] = {}
         self._limits: mmap.mmap | None = None
+        """The LIVE_KNOBS in order; after them vLLM's scheduler writes those that it chose."""
         self._frontends: list[psutil.Process] | None = None
 
     async def start(self, session: aiohttp.ClientSession) -> None:
@@ -394,9 +391,9 @@ class VllmServer(ModelServer):
         # the file is not needed after both sides have mapped it
         with tempfile.NamedTemporaryFile(dir=self._scratch) as limits:
             if OWN_SCHEDULER not in self._options.get("vllm_args", "").replace("_", "-"):
-                limits.write(bytes(2 * LIMITS.size))
+                limits.write(bytes(2 * LAYOUT.size))
                 limits.flush()
-                self._limits = mmap.mmap(limits.fileno(), 2 * LIMITS.size)
+                self._limits = mmap.mmap(limits.fileno(), 2 * LAYOUT.size)
                 path = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
                 environment |= {"GPUCONSOLE_CAPS": limits.name, "PYTHONPATH": path}
                 command += [OWN_SCHEDULER, "gpuconsole_caps.scheduler"]
@@ -437,7 +434,7 @@ class VllmServer(ModelServer):
         """As vLLM's scheduler reports them in the file. With a scheduler of the user's own, as the
         log does."""
         if self._limits is not None:
-            chosen = LIMITS.unpack_from(self._limits, LIMITS.size)
+            chosen = LAYOUT.unpack_from(self._limits, LAYOUT.size)
             return {name: limit for name, limit in zip(LIVE_KNOBS, chosen, strict=True) if limit}
         logged = of_log(self.log_lines).get("max_num_batched_tokens")
         return (
@@ -452,7 +449,7 @@ class VllmServer(ModelServer):
                 f"vLLM was started with a {OWN_SCHEDULER} of yours, which takes no limits while it"
                 " runs"
             )
-        LIMITS.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
+        LAYOUT.pack_into(self._limits, 0, *(int(knobs[name]) for name in LIVE_KNOBS))
 
     def frontend_cpu_s(self) -> float | None:
         """The CPU seconds of the busiest process if there are several (`api_server_count`)."""
@@ -499,12 +496,8 @@ class VllmServer(ModelServer):
         phase = next((phase for text, phase in self.PHASES if text in line), None)
         if phase:
             self._progress(f"vLLM: {phase}")
-        for pattern, fact in (
-            (r"GPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
-            (r"CPU KV cache size: ([\d,]+) tokens", "kv_cache_tokens"),
-        ):
-            if match := re.search(pattern, line):
-                self.facts[fact] = float(match.group(1).replace(",", ""))
+        if tokens := of_log([line])["kv_cache_tokens"]:
+            self.facts["kv_cache_tokens"] = float(tokens)
 
     async def _healthy(self) -> bool:
         try:
@@ -536,8 +529,8 @@ GB: H100, torch 2.x."""
 
 
 def no_room(devices: Sequence[str], share: float) -> str:
-    """Why vLLM cannot start on `devices` with `gpu_memory_utilization` = `share`, in one line; empty
-    where it can, and where nothing is known.
+    """Why vLLM cannot start on `devices` with `gpu_memory_utilization` = `share`, in one line;
+    empty where it can, and where nothing is known.
 
     vLLM ends after its start of a minute where the free memory is less than `share` of the whole
     (vllm/v1/worker/utils.py, request_memory: "Free memory on device ... is less than desired GPU
@@ -700,9 +693,31 @@ class NotReady(aiohttp.ClientError):
     """The server, or a proxy in front of it, answers that the model server is not available yet."""
 
 
-def _shown(names: Sequence[str]) -> str:
+async def check_usable(
+    answer: aiohttp.ClientResponse, session: aiohttp.ClientSession, url: str, page: str
+) -> None:
+    """Raise ServerFailed for a refusal that lasts and that no other page of the server at `url`
+    will take back; NotReady where the server starts or is overloaded."""
+    if elsewhere := redirection(answer):
+        raise ServerFailed(f"{page} answers {elsewhere}")
+    if answer.status in (401, 403):
+        what, advice = KEY_ADVICE["Authorization" in session.headers]
+        raise ServerFailed(f"{page} {what} (HTTP {answer.status}): {advice}")
+    if answer.status in NOT_READY:
+        raise NotReady(f"the server answers HTTP {answer.status}")
+    if answer.status == 400 and page.startswith("http:") and await speaks_tls(page):
+        raise ServerFailed(f"{url}: the server speaks TLS: use https{url.removeprefix('http')}")
+
+
+KEY_ADVICE = {
+    True: ("rejects the API key", "check the variable of --api-key-env"),
+    False: ("needs an API key", "name the variable that holds it with --api-key-env"),
+}
+
+
+def shown_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(map(visible, names[:MAX_NAMES]))}{more}"
+    return f"{', '.join(map(visible, names[:MAX_NAMES]))}{more}" or "none"
 
 
 async def served_models(
@@ -715,22 +730,7 @@ async def served_models(
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with session.get(f"{url}/v1/models", timeout=timeout, allow_redirects=False) as answer:
-        if elsewhere := redirection(answer):
-            raise ServerFailed(f"{url}/v1/models answers {elsewhere}")
-        if answer.status in (401, 403):
-            if "Authorization" in session.headers:
-                raise ServerFailed(
-                    f"{url} rejects the API key (HTTP {answer.status}): check the variable of"
-                    " --api-key-env"
-                )
-            raise ServerFailed(
-                f"{url} needs an API key (HTTP {answer.status}): name the variable that holds it"
-                " with --api-key-env"
-            )
-        if answer.status in NOT_READY:
-            raise NotReady(f"the server answers HTTP {answer.status}")
-        if answer.status == 400 and url.startswith("http:") and await speaks_tls(url):
-            raise ServerFailed(f"{url}: the server speaks TLS: use https{url.removeprefix('http')}")
+        await check_usable(answer, session, url, f"{url}/v1/models")
         if answer.status == 404 and wanted and await _completes(session, url, timeout):
             return [wanted]  # some gateways list no models
         if answer.status != 200:
@@ -753,7 +753,9 @@ async def served_models(
     if not names and not wanted:
         raise ServerFailed(f"{url}/v1/models lists no model: name it with --model")
     if wanted and names and wanted not in names:
-        raise ServerFailed(f"{url} does not serve the model {wanted}: it serves {_shown(names)}")
+        raise ServerFailed(
+            f"{url} does not serve the model {wanted}: it serves {shown_names(names)}"
+        )
     return names or [wanted]
 
 

@@ -33,6 +33,7 @@ from gpuconsole.model.text import visible
 from gpuconsole.wire.channel import ChildChannel
 from gpuconsole.wire.events import (
     Command,
+    Count,
     KnobsSet,
     Note,
     ProbeDone,
@@ -48,6 +49,7 @@ from gpuconsole.wire.events import (
     Started,
     Steps,
     Stop,
+    total_of,
 )
 from gpuconsole.workloads.serving.client_wait import ClientWait
 from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
@@ -56,8 +58,6 @@ from gpuconsole.workloads.serving.http import (
     explain,
     read_body,
     read_json,
-    redirection,
-    speaks_tls,
 )
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
 from gpuconsole.workloads.serving.scraping import (
@@ -74,7 +74,12 @@ from gpuconsole.workloads.serving.scraping import (
     server_state,
     what_it_is,
 )
-from gpuconsole.workloads.serving.servers import NOT_READY, NotReady, ServerFailed, until_answered
+from gpuconsole.workloads.serving.servers import (
+    ServerFailed,
+    check_usable,
+    shown_names,
+    until_answered,
+)
 
 PAGE_S = 10.0
 """Time limit of a reading. A server under load may answer late; a load of our own gives it 2 s."""
@@ -89,7 +94,6 @@ NO_CHANGE = (
     " started for it"
 )
 CLIENT_SIGNAL = "probe.before_engine_s"
-MAX_MODELS = 5
 
 
 Loads = tuple[dict[str, float], dict[str, dict[str, float]]]
@@ -263,7 +267,7 @@ class JoinedCounters:
     def __init__(self) -> None:
         self._parts = 1
         self._last: ServerState | None = None
-        self._added: dict[str | tuple[str, float], float] = {}
+        self._added: dict[Count, float] = {}
         """What is added to the counters of the page."""
 
     def continued(self, state: ServerState) -> ServerState:
@@ -276,11 +280,11 @@ class JoinedCounters:
             again = frozenset(state.totals)
             if self._parts == before:
                 again = self._sum(state).began_again(last)
-            old = _counts(last)
+            old = last.counts()
             self._added |= {
                 key: old.get(key, count) - count
-                for key, count in _counts(state).items()
-                if (key if isinstance(key, str) else f"{key[0]}_count") in again
+                for key, count in state.counts().items()
+                if total_of(key) in again
             }
         self._last = self._sum(state)
         return self._last
@@ -294,18 +298,6 @@ class JoinedCounters:
             for name, bounds in state.buckets.items()
         }
         return msgspec.structs.replace(state, totals=totals, buckets=buckets)
-
-
-def _counts(state: ServerState) -> dict[str | tuple[str, float], float]:
-    """The totals, and the buckets of the histograms."""
-    return {
-        **state.totals,
-        **{
-            (name, bound): count
-            for name, bounds in state.buckets.items()
-            for bound, count in bounds
-        },
-    }
 
 
 SEVERAL_SERVERS = (
@@ -516,7 +508,7 @@ class ServerWatch:
             if families and self._model:
                 raise ServerFailed(
                     f"{page} has no metrics of the model {self._model}: it has"
-                    f" {_list(models_on(families))}"
+                    f" {shown_names(models_on(families))}"
                 )
             refused.append(f"{page} {why}")
         for path, engine, parse in (
@@ -536,26 +528,7 @@ class ServerWatch:
         async with session.get(
             page, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False
         ) as answer:
-            if elsewhere := redirection(answer):
-                raise ServerFailed(f"{page} answers {elsewhere}")
-            if answer.status in (401, 403):
-                known = (
-                    "check the variable of --api-key-env"
-                    if "Authorization" in session.headers
-                    else "name the variable that holds it with --api-key-env"
-                )
-                what = (
-                    "rejects the API key"
-                    if "Authorization" in session.headers
-                    else "needs an API key"
-                )
-                raise ServerFailed(f"{page} {what} (HTTP {answer.status}): {known}")
-            if answer.status in NOT_READY:
-                raise NotReady(f"the server answers HTTP {answer.status}")
-            if answer.status == 400 and page.startswith("http:") and await speaks_tls(page):
-                raise ServerFailed(
-                    f"{self._url}: the server speaks TLS: use https{self._url.removeprefix('http')}"
-                )
+            await check_usable(answer, session, self._url, page)
             if answer.status != 200:
                 return [], f"answers HTTP {answer.status}"
             try:
@@ -641,8 +614,8 @@ class ServerWatch:
         models, found = models_counted(families), engines_on(families)
         if len(models) > 1 and not self._model:
             self._note(
-                f"{len(models)} models on the page, added up: {_list(models)}; --model NAME takes"
-                " one"
+                f"{len(models)} models on the page, added up: {shown_names(models)};"
+                " --model NAME takes one"
             )
         if len(found) > 1:
             self._note(
@@ -839,8 +812,3 @@ class ServerWatch:
         if kind not in self._said:
             self._said.add(kind)
             self._channel.send(Note(now(), text))
-
-
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_MODELS} more" if len(names) > MAX_MODELS else ""
-    return ", ".join(map(visible, names[:MAX_MODELS])) + more if names else "none"

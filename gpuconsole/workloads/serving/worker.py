@@ -43,6 +43,7 @@ from gpuconsole.wire.events import (
     Progress,
     Requests,
     ServerKnown,
+    ServerState,
     SetKnobs,
     Start,
     Started,
@@ -141,7 +142,7 @@ class ServingWorker:
         self._scrape_refused = ""
         self._scraper: Scraper
         self._server_facts = ServerFacts()
-        self._totals: dict[str, float] = {}
+        self._last: ServerState | None = None
         self._page_seen = False
         self._was_down = False
         self._asking: asyncio.Task[None] | None = None
@@ -340,16 +341,12 @@ class ServingWorker:
                 if (busy := self._frontend_busy(server, state.t)) is not None:
                     state.gauges["frontend_cpu_ratio"] = busy
                 self._channel.send(state)
-                if (
-                    not self._page_seen
-                    or self._scrape_refused
-                    or any(
-                        state.totals.get(name, 0.0) < total for name, total in self._totals.items()
-                    )
-                ):
-                    # the server may have restarted with other arguments
+                before, self._last = self._last, state
+                # the server may have restarted with other arguments
+                restarted = before is not None and state.restarted_since(before)
+                if restarted or not self._page_seen or self._scrape_refused:
                     await self._ask_facts(server, families)
-                self._totals, self._scrape_refused = state.totals, ""
+                self._scrape_refused = ""
             except ValueError as problem:
                 self._tell_once(str(problem))
             await asyncio.sleep(self._scraper.interval_s)
@@ -440,13 +437,7 @@ def choose_server(start: Start, progress: Callable[[str], None], scratch: Path) 
 async def run_serving_worker(channel: ChildChannel, scratch: Path) -> int:
     """Run from Start to Stop. Returns the exit code; a failure has already been reported to the
     console."""
-    loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
-
-    def on_command(command: Command) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(commands.put_nowait, command)
-
-    channel.listen(on_command, kill_own_group)
+    commands = channel.commands(kill_own_group)
     channel.send(Progress(now(), "ready", ""))
     start = await commands.get()
     if not isinstance(start, Start):

@@ -15,7 +15,8 @@ import pytest
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
 from gpuconsole.model.serving import ServerFacts
 from gpuconsole.workloads.serving.facts import complete
-from gpuconsole.workloads.serving.servers import IN_VLLM, LIMITS, ServerFailed, VllmServer
+from gpuconsole.workloads.serving.in_vllm.gpuconsole_caps import LAYOUT
+from gpuconsole.workloads.serving.servers import IN_VLLM, ServerFailed, VllmServer
 from tests.waiting import wait_until
 
 STUB = Path(__file__).parents[2] / "fakes" / "vllm_stub"
@@ -31,7 +32,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Pat
     """A scheduler as vLLM makes it, started with 8 seats and 2048 tokens, and the file with the
     limits."""
     limits = tmp_path / "limits"
-    limits.write_bytes(bytes(2 * LIMITS.size))
+    limits.write_bytes(bytes(2 * LAYOUT.size))
     monkeypatch.setenv("GPUCONSOLE_CAPS", str(limits))
     for path in (STUB, IN_VLLM):
         monkeypatch.syspath_prepend(str(path))
@@ -46,12 +47,12 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Pat
 
 def put(file: Path, seats: int, tokens: int) -> None:
     with file.open("r+b") as opened:
-        opened.write(LIMITS.pack(seats, tokens))
+        opened.write(LAYOUT.pack(seats, tokens))
 
 
 def test_the_limits_of_the_start_are_reported_in_the_file(scheduler: tuple[Any, Path]) -> None:
     _, limits = scheduler
-    assert LIMITS.unpack_from(limits.read_bytes(), LIMITS.size) == (8, 2048)
+    assert LAYOUT.unpack_from(limits.read_bytes(), LAYOUT.size) == (8, 2048)
 
 
 def test_without_limits_the_schedule_is_vllms_own(scheduler: tuple[Any, Path]) -> None:

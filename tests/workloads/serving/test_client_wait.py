@@ -191,8 +191,8 @@ def test_the_model_that_the_user_names_is_the_one_that_is_asked() -> None:
         (
             {"/v1/completions": 401},
             (
-                "takes no request of ours (HTTP 401: Unauthorized): set --api-key-env to the name"
-                " of the variable that holds the key of the server"
+                "takes no request of ours (HTTP 401: Unauthorized): name the variable that holds"
+                " it with --api-key-env"
             ),
         ),
         (

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -33,27 +33,35 @@ from gpuconsole.workloads.serving.in_vllm.gpuconsole_caps import OwnLimits
 
 LABELS = ("model_name", "engine")
 LATENCIES = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
 BATCHES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+GAUGES = {
+    "num_requests_running": "Sequences in the current iteration",
+    "num_requests_waiting": "Sequences that wait for a sequence slot or for KV blocks",
+    "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
+}
+COUNTERS = {
+    "num_preemptions": "Preempted sequences, which are recomputed",
+    "prompt_tokens": "Prompt tokens computed",
+    "generation_tokens": "Tokens generated",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache",
+    "estimated_flops_per_gpu": "FLOPs of the model's matrices and attention",
+    "estimated_read_bytes_per_gpu": "Bytes of weights and KV cache that iterations must read",
+}
+TIMES = {
+    "time_to_first_token_seconds": "From arrival to the first token",
+    "inter_token_latency_seconds": "Between two tokens of a sequence",
+    "e2e_request_latency_seconds": "From arrival to the last token",
+    "request_queue_time_seconds": "From arrival to the first iteration",
+    "request_prefill_time_seconds": "From the first iteration to the first token",
+    "request_decode_time_seconds": "From the first token to the last",
+}
+Metric = TypeVar("Metric", Gauge, Counter, Histogram)
 
 
 class Metrics:
@@ -67,46 +75,15 @@ class Metrics:
         self._core, self._facts = core, facts
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
-        self._counted = (0, 0, 0)
-        self._running = self._gauge("num_requests_running", "Sequences in the current iteration")
-        self._waiting = self._gauge(
-            "num_requests_waiting", "Sequences that wait for a sequence slot or for KV blocks"
-        )
-        self._kv = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1")
-        self._preemptions = self._counter(
-            "num_preemptions", "Preempted sequences, which are recomputed"
-        )
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens computed")
-        self._generated = self._counter("generation_tokens", "Tokens generated")
-        self._queries = self._counter(
-            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
-        )
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._flops = self._counter(
-            "estimated_flops_per_gpu", "FLOPs of the model's matrices and attention"
-        )
-        self._bytes = self._counter(
-            "estimated_read_bytes_per_gpu",
-            "Bytes of weights and KV cache that iterations must read",
-        )
-        self._ttft = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token"
-        )
-        self._itl = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of a sequence"
-        )
-        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token")
-        self._queue = self._histogram(
-            "request_queue_time_seconds", "From arrival to the first iteration"
-        )
-        self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From the first iteration to the first token"
-        )
-        self._decode = self._histogram(
-            "request_decode_time_seconds", "From the first token to the last"
-        )
-        self._iteration = self._histogram(
-            "iteration_tokens_total", "Tokens computed in an iteration", BATCHES
+        self._counted: dict[str, int] = {}
+        self._gauges = {name: self._new(Gauge, name, text) for name, text in GAUGES.items()}
+        self._counters = {name: self._new(Counter, name, text) for name, text in COUNTERS.items()}
+        self._times = {
+            name: self._new(Histogram, name, text, buckets=LATENCIES)
+            for name, text in TIMES.items()
+        }
+        self._iteration = self._new(
+            Histogram, "iteration_tokens_total", "Tokens computed in an iteration", buckets=BATCHES
         )
         self._done = Counter(
             "vllm:request_success",
@@ -114,68 +91,61 @@ class Metrics:
             (*LABELS, "finished_reason"),
             registry=self._registry,
         )
-        Gauge(
-            "vllm:cache_config_info",
-            "Configuration of the KV cache",
-            tuple(cache),
-            registry=self._registry,
-        ).labels(**cache).set(1)
+        text = "Configuration of the KV cache"
+        info = Gauge("vllm:cache_config_info", text, tuple(cache), registry=self._registry)
+        info.labels(**cache).set(1)
 
     def iteration(self, plan: Iteration) -> None:
         scheduler, prefixes = self._core.scheduler, self._core.prefixes
-        self._running.set(len(scheduler.running))
-        self._waiting.set(len(scheduler.waiting))
-        self._kv.set(scheduler.kv_usage)
+        self._gauges["num_requests_running"].set(len(scheduler.running))
+        self._gauges["num_requests_waiting"].set(len(scheduler.waiting))
+        self._gauges["kv_cache_usage_perc"].set(scheduler.kv_usage)
         if plan.tokens:
             self._iteration.observe(plan.tokens)
             self._cost(plan)
-        self._prompt.inc(sum(end - start for _, start, end in plan.prefills))
-        totals = (scheduler.preemptions, prefixes.queries, prefixes.hits)
-        for counter, now, before in zip(
-            (self._preemptions, self._queries, self._hits), totals, self._counted, strict=True
-        ):
-            counter.inc(now - before)
+        self._counters["prompt_tokens"].inc(sum(end - start for _, start, end in plan.prefills))
+        totals = {
+            "num_preemptions": scheduler.preemptions,
+            "prefix_cache_queries": prefixes.queries,
+            "prefix_cache_hits": prefixes.hits,
+        }
+        for name, total in totals.items():
+            self._counters[name].inc(total - self._counted.get(name, 0))
         self._counted = totals
 
     def _cost(self, plan: Iteration) -> None:
         """FLOPs: 2 per weight and token, 4 per layer, width and attended position. Bytes: all
         weights once, and the keys and values of the sequences."""
         facts = self._facts
-        seen = sum((end - start) * (start + end) / 2 for _, start, end in plan.prefills) + sum(
-            sequence.computed for sequence in plan.decodes
-        )
-        held = sum(end for _, _, end in plan.prefills) + sum(
-            sequence.computed for sequence in plan.decodes
-        )
+        decoded = sum(sequence.computed for sequence in plan.decodes)
+        seen = decoded + sum((end - start) * (start + end) / 2 for _, start, end in plan.prefills)
+        held = decoded + sum(end for _, _, end in plan.prefills)
         attention = 4 * facts["n_layer"] * facts["d_model"] * seen
-        self._flops.inc(2 * facts["matrix_parameters"] * plan.tokens + attention)
+        self._counters["estimated_flops_per_gpu"].inc(
+            2 * facts["matrix_parameters"] * plan.tokens + attention
+        )
         # each piece of a prompt is a separate pass through the model
         passes = len(plan.prefills) + bool(plan.decodes)
-        self._bytes.inc(passes * facts["weight_bytes"] + held * facts["kv_bytes_per_token"])
+        self._counters["estimated_read_bytes_per_gpu"].inc(
+            passes * facts["weight_bytes"] + held * facts["kv_bytes_per_token"]
+        )
 
     def token(self, sequence: Sequence, now: float) -> None:
-        self._generated.inc()
+        self._counters["generation_tokens"].inc()
         if sequence.first is None:
-            self._ttft.observe(now - sequence.arrived)
+            self._times["time_to_first_token_seconds"].observe(now - sequence.arrived)
         elif sequence.last is not None:
-            self._itl.observe(now - sequence.last)
+            self._times["inter_token_latency_seconds"].observe(now - sequence.last)
 
     def finished(self, sequence: Sequence, reason: str) -> None:
         self._done.labels(**self._labels, finished_reason=reason).inc()
-        arrived, admitted, first, last = (
-            sequence.arrived,
-            sequence.admitted,
-            sequence.first,
-            sequence.last,
-        )
+        arrived, admitted = sequence.arrived, sequence.admitted
+        first, last = sequence.first, sequence.last
         if admitted is not None and first is not None and last is not None:
-            for histogram, seconds in (
-                (self._queue, admitted - arrived),
-                (self._prefill, first - admitted),
-                (self._decode, last - first),
-                (self._e2e, last - arrived),
-            ):
-                histogram.observe(seconds)
+            self._times["request_queue_time_seconds"].observe(admitted - arrived)
+            self._times["request_prefill_time_seconds"].observe(first - admitted)
+            self._times["request_decode_time_seconds"].observe(last - first)
+            self._times["e2e_request_latency_seconds"].observe(last - arrived)
 
     def text(self, names: Collection[str] = ()) -> bytes:
         """The page; with `names` only these metrics, as prometheus_client answers `?name[]=`."""
@@ -183,22 +153,9 @@ class Metrics:
             self._registry.restricted_registry(names) if names else self._registry
         )
 
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        return Gauge(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(
-            **self._labels
-        )
-
-    def _counter(self, name: str, meaning: str) -> Counter:
-        return Counter(f"vllm:{name}", meaning, LABELS, registry=self._registry).labels(
-            **self._labels
-        )
-
-    def _histogram(
-        self, name: str, meaning: str, buckets: tuple[float, ...] = LATENCIES
-    ) -> Histogram:
-        return Histogram(
-            f"vllm:{name}", meaning, LABELS, buckets=buckets, registry=self._registry
-        ).labels(**self._labels)
+    def _new(self, kind: type[Metric], name: str, meaning: str, **options: Any) -> Metric:
+        metric = kind(f"vllm:{name}", meaning, LABELS, registry=self._registry, **options)
+        return metric.labels(**self._labels)
 
 
 # --- the API --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import aiohttp
 
 from gpuconsole.agent.clock import now
 from gpuconsole.model.serving import Request
-from gpuconsole.workloads.serving.http import explain, pieces, redirection
+from gpuconsole.workloads.serving.http import explain, pieces, read_json, redirection
 from gpuconsole.workloads.serving.load.answer import (
     BROKE_OFF_EARLY,
     FIRST_GUESS,
@@ -331,6 +331,24 @@ async def refusal(response: aiohttp.ClientResponse) -> str:
     """The status and the server's reason for a refusal, in one line."""
     reason = in_one_line(await refusal_text(response)) or response.reason or NO_REASON
     return redirection(response) or f"HTTP {response.status}: {reason}"
+
+
+async def post_json(
+    session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float
+) -> Any:
+    """The JSON answer to a request that is no stream. Raises RequestFailed."""
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.post(address, json=body, allow_redirects=False) as response,
+        ):
+            if response.status != 200:
+                raise RequestFailed(await refusal(response))
+            return await read_json(response)
+    except TimeoutError:
+        raise RequestFailed(f"no answer for {timeout_s:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
+        raise RequestFailed(explain(problem)) from None
 
 
 # --- the fields of a request beyond OpenAI's API, and the refusal of such a field by a server -----

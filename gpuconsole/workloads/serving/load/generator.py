@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -178,23 +179,14 @@ class Generator:
     async def _tokenizer(self) -> Tokenizer:
         """The tokenizer, by the API of the load; where that is not set, by the first that the
         server has. Raises RequestFailed."""
-        chat = CHAT[str(self._traffic.knobs["endpoint"])]
+        chat, at = CHAT[str(self._traffic.knobs["endpoint"])], (self._session, self._url)
+        ask = partial(ask_tokenizer, *at, self._model, self._prompts.sample)
         try:
-            return await self._tokenizer_by(chat=bool(chat))
+            return await ask(chat=bool(chat), timeout_s=self._timeout_s)
         except RequestFailed:
             if chat is not None:
                 raise
-        return await self._tokenizer_by(chat=True)
-
-    async def _tokenizer_by(self, *, chat: bool) -> Tokenizer:
-        return await ask_tokenizer(
-            self._session,
-            self._url,
-            self._model,
-            self._prompts.sample,
-            chat=chat,
-            timeout_s=self._timeout_s,
-        )
+        return await ask(chat=True, timeout_s=self._timeout_s)
 
     def _note_shortened(self) -> None:
         """One note about prompts that do not fit in the server's context, for each share of such
@@ -257,14 +249,7 @@ class Generator:
             elif command.probe == "prefix_reuse":
                 signals = await self._reuse_prefix()
             elif command.probe == "perplexity":
-                value, tokens = await perplexity(self._session, self._url.rstrip("/"), self._model)
-                signals = {
-                    "quality.perplexity": Signal(
-                        value,
-                        "",
-                        f"the server's log probabilities of {tokens} tokens of a fixed text",
-                    )
-                }
+                signals = await perplexity(self._session, self._url.rstrip("/"), self._model)
             else:
                 raise ValueError("not a probe of a model server")
         except (ValueError, RequestFailed) as problem:
@@ -528,8 +513,7 @@ class Generator:
 
 async def run_load_generator(channel: ChildChannel) -> int:
     """From Start to Stop. Returns the exit code."""
-    loop, commands = asyncio.get_running_loop(), asyncio.Queue[Command]()
-    channel.listen(lambda command: _put(loop, commands, command), lambda: os._exit(1))
+    commands = channel.commands(lambda: os._exit(1))
     start = await commands.get()
     if not isinstance(start, Start):
         return 0
@@ -548,13 +532,6 @@ async def run_load_generator(channel: ChildChannel) -> int:
 async def _listen(commands: asyncio.Queue[Command], generator: Generator) -> None:
     while True:
         generator.serve(await commands.get())
-
-
-def _put(
-    loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Command], command: Command
-) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(commands.put_nowait, command)
 
 
 def raise_priority() -> None:

@@ -10,17 +10,16 @@ from typing import Any
 
 import aiohttp
 
-from gpuconsole.model.text import visible
-from gpuconsole.workloads.serving.http import read_json
+from gpuconsole.model.finding import Signal
 from gpuconsole.workloads.serving.load.answer import RequestFailed
-from gpuconsole.workloads.serving.load.client import refusal
+from gpuconsole.workloads.serving.load.client import post_json
 
 WINDOWS = 8
 WINDOW_CHARACTERS = 256
 HELD_OUT_FROM = 0.9
 """The start of the held-out text (`HELD_OUT` of train-gpt). The embedded model was trained on the
 text before it."""
-TIMEOUT = aiohttp.ClientTimeout(total=120)
+TIMEOUT_S = 120.0
 FILLER = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )
@@ -37,9 +36,8 @@ def fixed_text() -> list[str]:
     return [text[begin + n * stride :][:WINDOW_CHARACTERS] for n in range(WINDOWS)]
 
 
-async def perplexity(session: aiohttp.ClientSession, url: str, model: str) -> tuple[float, int]:
-    """exp of the mean negative log probability of each token, and the number of tokens. Raises
-    RequestFailed.
+async def perplexity(session: aiohttp.ClientSession, url: str, model: str) -> dict[str, Signal]:
+    """exp of the mean negative log probability of each token. Raises RequestFailed.
 
     Perplexity is comparable between settings of one model, not between vocabularies.
     """
@@ -48,7 +46,8 @@ async def perplexity(session: aiohttp.ClientSession, url: str, model: str) -> tu
         scores += await _token_scores(session, url, model, window)
     if not scores:
         raise RequestFailed("the server returned no log probabilities")
-    return math.exp(-sum(scores) / len(scores)), len(scores)
+    source = f"the server's log probabilities of {len(scores)} tokens of a fixed text"
+    return {"quality.perplexity": Signal(math.exp(-sum(scores) / len(scores)), "", source)}
 
 
 async def _token_scores(
@@ -110,15 +109,7 @@ async def _ask(
     session: aiohttp.ClientSession, address: str, body: dict[str, Any]
 ) -> dict[str, Any]:
     """The first choice of the answer. Raises RequestFailed."""
-    try:
-        async with session.post(
-            address, json=body, timeout=TIMEOUT, allow_redirects=False
-        ) as response:
-            if response.status != 200:
-                raise RequestFailed(await refusal(response))
-            answer = await read_json(response)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
-        raise RequestFailed(f"{type(problem).__name__}: {visible(str(problem))[:120]}") from None
+    answer = await post_json(session, address, body, TIMEOUT_S)
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise RequestFailed("an answer without choices")

@@ -17,13 +17,12 @@ import msgspec
 from gpuconsole.agent.clock import now
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.serving import RecordedPrompt
-from gpuconsole.workloads.serving.http import explain, read_json
 from gpuconsole.workloads.serving.load.answer import (
     FIRST_GUESS,
     RequestFailed,
     read_chunk,
 )
-from gpuconsole.workloads.serving.load.client import refusal
+from gpuconsole.workloads.serving.load.client import post_json
 
 # --- prompts --------------------------------------------------------------------------------------
 
@@ -75,9 +74,10 @@ async def ask_tokenizer(
         said: dict[str, Any] = (
             {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
         )
-        return await _prompt_tokens(
-            session, address, {"model": model, **said, "max_tokens": 1, "temperature": 0}, timeout_s
-        )
+        body = {"model": model, **said, "max_tokens": 1, "temperature": 0}
+        if tokens := read_chunk(await post_json(session, address, body, timeout_s)).prompt_tokens:
+            return tokens
+        raise RequestFailed("the answer has no count of prompt tokens")
 
     short, long = LENGTHS
     fewer = await count(short)
@@ -98,14 +98,8 @@ async def _tokenize(
     and SGLang, llama.cpp, TGI."""
     body = {"model": model, "prompt": text, "content": text, "inputs": text}
     try:
-        async with (
-            asyncio.timeout(timeout_s),
-            session.post(
-                f"{url.rstrip('/')}/tokenize", json=body, allow_redirects=False
-            ) as response,
-        ):
-            told = await read_json(response) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        told = await post_json(session, f"{url.rstrip('/')}/tokenize", body, timeout_s)
+    except RequestFailed:
         return None
     named = told if isinstance(told, dict) else {"tokens": told}
     tokens, limit = named.get("tokens"), named.get("max_model_len")
@@ -115,26 +109,6 @@ async def _tokenize(
     return Tokenizer(
         len(text) / count, max_model_len=limit if isinstance(limit, int) and limit > 0 else None
     )
-
-
-async def _prompt_tokens(
-    session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float
-) -> int:
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            session.post(address, json=body, allow_redirects=False) as response,
-        ):
-            if response.status != 200:
-                raise RequestFailed(await refusal(response))
-            told = await read_json(response)
-    except TimeoutError:
-        raise RequestFailed(f"no answer for {timeout_s:g} s") from None
-    except (aiohttp.ClientError, OSError, ValueError) as problem:
-        raise RequestFailed(explain(problem)) from None
-    if tokens := read_chunk(told).prompt_tokens:
-        return tokens
-    raise RequestFailed("the answer has no count of prompt tokens")
 
 
 # --- prompts of a requested length, cut from real text --------------------------------------------
