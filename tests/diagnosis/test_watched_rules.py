@@ -193,6 +193,18 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"requests_fail"},
     ),
     ("clients abort", "sglang", Load(aborted=9), {}, {"requests_fail"}),
+    ("a third is refused", "vllm", Load(invalid=3), {}, {"requests_fail"}),
+    ("a third is refused, SGLang", "sglang", Load(invalid=3), {}, {"requests_fail"}),
+    ("all are refused", "vllm", busier(IDLE, invalid=5), {}, {"requests_fail"}),
+    ("one answer in nine is HTTP 500", "vllm", Load(broken=1), {}, {"requests_fail"}),
+    ("clients make a mistake", "vllm", Load(requests=60, invalid=1), {}, {"underloaded_healthy"}),
+    (
+        "refusals take no slot",
+        "vllm",
+        Load(running=6, waiting=3, kv=0.03, requests=0, invalid=5),
+        {},
+        {"requests_fail", "stands_still"},
+    ),
     (
         "requests for embeddings",
         "vllm",
