@@ -58,6 +58,19 @@ def firing(record: RunRecord) -> list[str]:
     ]
 
 
+def test_a_page_that_is_read_seldom_gets_its_verdict_after_a_few_readings() -> None:
+    """A page that is slow to read is read every 4 s: the pace of the readings had to be steady
+    before anything was said, and a watch of 30 s ended without a conclusion."""
+    record, t = RunRecord(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu"), ""), 0.0
+    record.apply(ServerKnown(0.0, ServerFacts(engine=Fact("vllm", "the metrics page"))))
+    record.apply(Started(0.0, {}, {}))
+    for number, wall_s in enumerate((0.5, 0.5, 0.6, 1.2, 4.1, 4.0)):
+        t += wall_s
+        record.apply(server_state(read_families(page("vllm", Load(failed=3), t)), t))
+        record.apply(Steps(t, [Step(number, t, wall_s, 10, 500, ())], 0.0, 0.0, 0.0, 0.0))
+    assert firing(record) == ["requests_fail"]
+
+
 IDLE = Load(running=0, requests=0, kv=0)
 FULL = Load(running=24, waiting=30, kv=0.97, preemptions=3, queue=2.0, requests=10)
 STALLED = Load(running=8, prompt=4000, gaps=(0.018,) * 95 + (0.4,) * 5, kv=0.3)
