@@ -282,6 +282,9 @@ steps."""
 LIVE_STEPS = 1500
 """Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
 STEADY_EVERY_S = 0.5
+WATCHED_STEPS = 4
+"""Ticks of a server that is only watched before its figures count: 2 s of a page that is read
+quickly, 16 s of one that is read seldom."""
 LIVE_EVERY_S = 1.0
 MAX_DELAY = 0.95
 STEP_TIMES = 1000
@@ -693,7 +696,11 @@ class RunRecord:
 
     def _detect_steady(self) -> None:
         steps = list(self.steps)
-        start = steady_from(steps)
+        if self.serving is not None and self.serving.watched:
+            # the length of a tick is the pace of our readings: nothing warms up in it
+            start = 0 if len(steps) >= WATCHED_STEPS else None
+        else:
+            start = steady_from(steps)
         if start is not None:
             self.steady_t = steps[start].t
             self._side_work = self.side_work() if self.serving is None else None

@@ -31,8 +31,11 @@ GAUGES = {
     "lora_limit": "adapters", "engines": "engines", "replicas": "servers",
 }  # fmt: skip
 """Gauges whose mean the rules read, with their units."""
-OUTCOMES = ("requests", "requests_failed", "requests_aborted", "requests_rejected")
-"""How requests end: answered, failed, aborted by the client, refused."""
+OUTCOMES = (
+    "requests", "requests_failed", "requests_aborted", "requests_rejected", "requests_invalid",
+)  # fmt: skip
+"""How requests end: answered, failed, aborted by the client, refused for want of room, refused
+with HTTP 4xx (a prompt that is too long, a wrong model, a malformed request)."""
 
 
 class ServerReadings(NamedTuple):
@@ -255,6 +258,9 @@ def outcomes(states: Sequence[ServerState], gained: Mapping[str, float]) -> dict
     that their clients abort. Such a request has a first token, has not ended, and does not run. The
     requests that run make this estimate uncertain: a smaller estimate is left out."""
     counts = {name: gained.get(name, 0.0) for name in OUTCOMES}
+    # the engine and its web server count the same failures, the web server refusals too
+    errors = gained.get("http_errors", 0.0) - counts["requests_rejected"]
+    counts["requests_failed"] = max(counts["requests_failed"], errors)
     if (
         states
         and not counts["requests_aborted"]
@@ -366,7 +372,9 @@ def _limit_signals(
     if not limit and of_page and of_page[-1]:
         limit, source = of_page[-1], SERVER
     queued = [_running(state) for state in both if state.gauges["requests_waiting"] >= 1]
-    ended = sum(readings.gained.get(name, 0.0) for name in OUTCOMES)
+    # what is refused has had no slot
+    ends = outcomes(readings.states, readings.gained)
+    ended = sum(ends[name] for name in ("requests", "requests_failed", "requests_aborted"))
 
     def taken(top: float) -> float:
         slack = min(ended / max(1, len(both) - 1), SLACK * top)

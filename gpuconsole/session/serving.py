@@ -48,6 +48,7 @@ run, and of the others one a minute."""
 MAX_RESTARTS = 1000
 PERIODS = 5
 CLIENT = "load generator"
+NOT_ANSWERED = {"requests_invalid": "refused with HTTP 4xx"}
 OF_HISTOGRAMS = ("ttft_s", "itl_s", "e2e_s")
 """The figures that come from a server's histograms in a run that only watches."""
 DRAIN_S = 2.0
@@ -322,7 +323,10 @@ class ServingRecord:
         summary.samples_per_s = None
         summary.requests = round(gained.get("requests", 0.0))
         ends = self.outcomes(since)
-        not_answered = {name.removeprefix("requests_"): round(ends[name]) for name in OUTCOMES[1:]}
+        not_answered = {
+            NOT_ANSWERED.get(name, name.removeprefix("requests_")): round(ends[name])
+            for name in OUTCOMES[1:]
+        }
         summary.failures = {
             f"{name} (by the server's count)": count
             for name, count in not_answered.items()

@@ -58,6 +58,19 @@ def firing(record: RunRecord) -> list[str]:
     ]
 
 
+def test_a_page_that_is_read_seldom_gets_its_verdict_after_a_few_readings() -> None:
+    """A page that is slow to read is read every 4 s: the pace of the readings had to be steady
+    before anything was said, and a watch of 30 s ended without a conclusion."""
+    record, t = RunRecord(RunOpened(0.0, "1", "http://server", WATCHED, {}, "cpu"), ""), 0.0
+    record.apply(ServerKnown(0.0, ServerFacts(engine=Fact("vllm", "the metrics page"))))
+    record.apply(Started(0.0, {}, {}))
+    for number, wall_s in enumerate((0.5, 0.5, 0.6, 1.2, 4.1, 4.0)):
+        t += wall_s
+        record.apply(server_state(read_families(page("vllm", Load(failed=3), t)), t))
+        record.apply(Steps(t, [Step(number, t, wall_s, 10, 500, ())], 0.0, 0.0, 0.0, 0.0))
+    assert firing(record) == ["requests_fail"]
+
+
 IDLE = Load(running=0, requests=0, kv=0)
 FULL = Load(running=24, waiting=30, kv=0.97, preemptions=3, queue=2.0, requests=10)
 STALLED = Load(running=8, prompt=4000, gaps=(0.018,) * 95 + (0.4,) * 5, kv=0.3)
@@ -193,6 +206,18 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"requests_fail"},
     ),
     ("clients abort", "sglang", Load(aborted=9), {}, {"requests_fail"}),
+    ("a third is refused", "vllm", Load(invalid=3), {}, {"requests_fail"}),
+    ("a third is refused, SGLang", "sglang", Load(invalid=3), {}, {"requests_fail"}),
+    ("all are refused", "vllm", busier(IDLE, invalid=5), {}, {"requests_fail"}),
+    ("one answer in nine is HTTP 500", "vllm", Load(broken=1), {}, {"requests_fail"}),
+    ("clients make a mistake", "vllm", Load(requests=60, invalid=1), {}, {"underloaded_healthy"}),
+    (
+        "refusals take no slot",
+        "vllm",
+        Load(running=6, waiting=3, kv=0.03, requests=0, invalid=5),
+        {},
+        {"requests_fail", "stands_still"},
+    ),
     (
         "requests for embeddings",
         "vllm",

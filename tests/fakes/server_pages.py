@@ -96,7 +96,7 @@ TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 @dataclass(frozen=True)
 class Load:
     """What a server does: gauges, and what has happened in one second. `gaps`: the seconds between
-    tokens, each as often as it stands here."""
+    tokens, each as often as it stands here. `invalid`, `broken`: answers with HTTP 4xx and 5xx."""
 
     running: float = 4
     waiting: float = 0
@@ -105,6 +105,8 @@ class Load:
     requests: int = 10
     aborted: int = 0
     failed: int = 0
+    invalid: int = 0
+    broken: int = 0
     prompt: int = 100
     output: int = 50
     preemptions: int = 0
@@ -199,6 +201,18 @@ def vllm(load: Load, seconds: float, prefix: str = "vllm:", labels: str = VLLM_L
         f"{prefix}iteration_tokens_total", [load.iteration], 50 * seconds, TOKENS, labels
     )
     rows += histogram(f"{prefix}request_prompt_tokens", [load.prompt], n, TOKENS, labels)
+    statuses = {"2xx": n, "4xx": load.invalid * seconds, "5xx": load.broken * seconds}
+    rows += [
+        line("http_requests_total", value, f'handler="{handler}",method="POST",status="{status}"')
+        for handler in ("/v1/completions", "/v1/chat/completions")
+        for status, value in statuses.items()
+    ]
+    # a scanner asks for what is not there
+    strange = (("none", "4xx"), ("/v1/models", "4xx"), ("/health", "5xx"))
+    rows += [
+        line("http_requests_total", 9 * n, f'handler="{handler}",method="GET",status="{status}"')
+        for handler, status in strange
+    ]
     return [
         *rows,
         *histogram(f"{prefix}request_generation_tokens", [load.output], n, TOKENS, labels),
@@ -278,6 +292,18 @@ def sglang(load: Load, seconds: float, prefix: str = "sglang:") -> list[str]:
         )
     ]
     rows += [line(f"{prefix}num_aborted_requests_total", load.aborted * seconds, 'model_name="m"')]
+    rows += [
+        line(
+            f"{prefix}http_responses_total",
+            value * seconds,
+            f'endpoint="{endpoint}",method="POST",status_code="{code}"',
+        )
+        for endpoint, code, value in (
+            ("/generate", 200, load.requests), ("/generate", 400, load.invalid),
+            ("/v1/completions", 404, load.invalid), ("/v1/completions", 503, load.broken),
+            ("/nowhere", 404, 9 * load.requests), ("/health", 500, 9 * load.requests),
+        )
+    ]  # fmt: skip
     # what does not stream has its first token at its end
     for streams, first in (("true", load.ttft), ("false", load.e2e)):
         rows += histogram(

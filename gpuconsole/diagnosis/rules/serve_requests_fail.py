@@ -18,6 +18,12 @@ ABORTED = Threshold(
     "of the requests",
     "1 request in 20: people stop some answers; time limits of clients abort many",
 )
+INVALID = Threshold(
+    "invalid",
+    0.05,
+    "of the requests",
+    "1 request in 20: clients make mistakes; more come from a wrong client or a wrong limit",
+)
 MIN_COUNT = 3
 """Fewer such requests are chance."""
 CAUSES = {
@@ -40,6 +46,13 @@ CAUSES = {
         "time limits of clients or of a proxy that are too short for these answers, or people who"
         " stop an answer",
     ),
+    "invalid": (
+        "The server refuses requests",
+        INVALID,
+        "are refused (HTTP 4xx)",
+        "prompts that are longer than the context, a wrong name of a model or key, or malformed"
+        " requests; the answers say which",
+    ),
 }
 
 
@@ -48,17 +61,18 @@ class ServeRequestsFail(Rule):
     title = "Requests fail"
     clear_title = "Hardly a request fails"
     subject = "serving"
-    thresholds = (FAILED, ABORTED)
+    thresholds = (FAILED, ABORTED, INVALID)
     reads = (
         "client.failed_ratio", "server.failed_ratio", "server.rejected_ratio",
-        "server.aborted_ratio", "server.requests_per_s", "server.requests_ended",
-        "client.requests_ended",
+        "server.aborted_ratio", "server.invalid_ratio", "server.requests_per_s",
+        "server.requests_ended", "client.requests_ended",
     )  # fmt: skip
     text = """Latencies and rates describe the requests that were answered. The rule counts those
 that were not: by the load client, and by the server's own counts of requests that ended with an
-error, were refused, or were aborted by their clients. An aborted request has cost its tokens, and
-nobody got the answer. The words of the failures are in the summary of a load, and in the log of the
-server."""
+error, were refused, or were aborted by their clients. What is refused with HTTP 4xx never reached
+the engine; the pages of vLLM and SGLang count such answers. An aborted request has cost its tokens,
+and nobody got the answer. The words of the failures are in the summary of a load, and in the log of
+the server."""
 
     def judge(self, case: Case) -> Finding:
         shares = {

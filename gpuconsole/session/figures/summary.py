@@ -370,6 +370,8 @@ def _watched_validity(record: RunRecord, serving: ServingRecord) -> Validity | N
 
 ABORTED = 0.05
 """More than this share of the requests were aborted by their clients. People stop some answers."""
+INVALID = 0.05
+"""More than this share of the requests were refused with HTTP 4xx. Clients make mistakes."""
 MIN_NOT_SERVED = 3
 """Fewer such requests are chance."""
 
@@ -384,6 +386,7 @@ def _not_served(record: RunRecord, serving: ServingRecord) -> list[str]:
             ("requests_failed", "failed", FAILED),
             ("requests_rejected", "were refused", FAILED),
             ("requests_aborted", "were aborted by their clients", ABORTED),
+            ("requests_invalid", "were refused (HTTP 4xx)", INVALID),
         )
         if counts[name] >= MIN_NOT_SERVED and counts[name] > limit * ended
     ]

@@ -155,6 +155,8 @@ OF_EACH_ENGINE = (
     "generation_tokens", "prompt_tokens", "requests",
 )  # fmt: skip
 """The gauges and counts that are also kept of each engine, where several report on one page."""
+OF_WEB_SERVER = ("requests_invalid", "http_errors")
+"""Counts of the web server in front of an engine, by the status of its answers."""
 KINDS = ("model_name", "model", "engine_type")
 """Labels in which engines differ that do not serve the same requests."""
 MAX_ENGINES = 64
@@ -169,18 +171,30 @@ MAX_LINE_LENGTH = 2**14
 MAX_LINES = 20_000
 
 
+class LabelChoice(NamedTuple):
+    """The samples whose `label` is one of `values` (`excludes`: none of them)."""
+
+    label: str
+    values: tuple[str, ...]
+    excludes: bool
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        text = labels.get(self.label, "")
+        # the class of a status: some pages report 404, others 4xx
+        of_class = f"{text[0]}xx" if len(text) == 3 and text.isdigit() else text
+        return (text in self.values or of_class in self.values) != self.excludes
+
+
 class MetricPart(NamedTuple):
-    """A metric of the page, by its whole name: the samples whose `label` is one of `values`
-    (`excludes`: none of them), times `factor`."""
+    """A metric of the page, by its whole name: the samples that all `choices` take, times
+    `factor`."""
 
     name: str
-    label: str = ""
-    values: tuple[str, ...] = ()
-    excludes: bool = False
+    choices: tuple[LabelChoice, ...] = ()
     factor: float = 1.0
 
     def takes(self, labels: Mapping[str, str]) -> bool:
-        return not self.label or (labels.get(self.label, "") in self.values) != self.excludes
+        return all(choice.takes(labels) for choice in self.choices)
 
 
 class SignalSource(NamedTuple):
@@ -193,28 +207,23 @@ class SignalSource(NamedTuple):
     ways: tuple[tuple[MetricPart, ...], ...]
 
 
-_PART = re.compile(
-    r"(?P<name>\w+)(\{(?P<label>\w+)(?P<excludes>!?)=(?P<values>[^}]*)\})?( \* (?P<factor>\S+))?"
-)
+_PART = re.compile(r"(?P<other>/?)(?P<name>\w+)(\{(?P<labels>[^}]*)\})?( \* (?P<factor>\S+))?")
+_CHOICE = re.compile(r"(?P<label>\w+)(?P<excludes>!?)=(?P<values>[^,]*)")
 
 
 def _parts(prefix: str, way: str) -> tuple[MetricPart, ...]:
-    """The parts of `a{label=x|y} * 1e-6 + b` (see data/engines.toml)."""
+    """The parts of `a{label=x|y,other!=z} * 1e-6 + b` (see data/engines.toml)."""
     parts = []
     for text in way.split(" + "):
         match = _PART.fullmatch(text)
         if match is None:
             raise ValueError(f"data/engines.toml: {text!r} is no metric")
-        values = tuple((match["values"] or "").split("|")) if match["label"] else ()
-        parts.append(
-            MetricPart(
-                prefix + match["name"],
-                match["label"] or "",
-                values,
-                bool(match["excludes"]),
-                float(match["factor"] or 1),
-            )
+        choices = tuple(
+            LabelChoice(found["label"], tuple(found["values"].split("|")), bool(found["excludes"]))
+            for found in _CHOICE.finditer(match["labels"] or "")
         )
+        name = match["name"] if match["other"] else prefix + match["name"]
+        parts.append(MetricPart(name, choices, float(match["factor"] or 1)))
     return tuple(parts)
 
 
@@ -268,7 +277,10 @@ def _spelled(buckets: bool) -> dict[str, str]:
         known += [name for name in FACTS_ON_PAGE if name.startswith(engine.prefix)]
         for name in known:
             for prefix in (engine.prefix, *engine.also):
-                names[prefix + name.removeprefix(engine.prefix)] = name
+                if name.startswith(engine.prefix):
+                    names[prefix + name.removeprefix(engine.prefix)] = name
+                else:
+                    names[name] = name
     return {**names, PROCESS_START: PROCESS_START}
 
 
@@ -375,6 +387,8 @@ def server_state(
     for source in _sources():
         if source.engine.front and source.signal in served:
             continue
+        if source.signal in OF_WEB_SERVER and not state.gauges:
+            continue  # a web server without a model server
         if _add(state, source, page, buckets) and not source.engine.front:
             served.add(source.signal)
     engines = _each_engine(page)
