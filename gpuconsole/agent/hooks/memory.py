@@ -84,7 +84,8 @@ class Tensors(NamedTuple):
 class OwnerCounts(NamedTuple):
     """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of
     segments of which another part is in use. `free`: with what the kernel can give back, where the
-    GPU has the memory of the host."""
+    GPU has the memory of the host. `retries`: how often an allocation fitted only after torch had
+    given its cache back."""
 
     allocated: float
     peak: float
@@ -93,6 +94,7 @@ class OwnerCounts(NamedTuple):
     free: float
     total: float
     reserved_peak: float = 0.0
+    retries: float = 0.0
 
     @property
     def others(self) -> float:
@@ -119,6 +121,7 @@ def counted(index: int) -> OwnerCounts:
         free,
         total,
         float(stats["reserved_bytes"]["all"]["peak"]),
+        float(stats.get("num_alloc_retries", 0)),
     )
 
 

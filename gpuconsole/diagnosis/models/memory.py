@@ -575,21 +575,15 @@ def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
 
 
 def _fragmentation(inputs: ModelInputs) -> Figure:
-    reserved, allocated = (
-        inputs.value("memory.reserved_bytes"),
-        inputs.value("memory.allocated_peak_bytes"),
-    )
-    formula, note = (
-        "reserved - allocated at the peak",
-        "not predicted: fragmentation depends on the order of allocations",
-    )
+    """Torch's own count. Reserved memory beyond the allocated peak is also cache, and a program may
+    reset the peaks."""
     figure = Figure(
         "memory.fragmentation_bytes",
-        "Reserved beyond the peak",
+        "Free parts of segments in use",
         "bytes",
-        formula=formula,
-        note=note,
+        formula="inactive split bytes between two steps",
+        note="not predicted: fragmentation depends on the order of allocations",
     )
-    if reserved is None or allocated is None:
-        return with_note(figure, f"not measured: {NOT_YET if inputs.is_gpu else NO_ALLOCATOR}")
-    return replace(figure, measured=reserved - allocated, source="torch.cuda.memory_stats")
+    return inputs.with_measurement(
+        figure, "memory.inactive_split_bytes", NOT_YET if inputs.is_gpu else NO_ALLOCATOR
+    )
