@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from ..free_memory import pci_address
@@ -16,6 +17,7 @@ from .changes.loader import training_loader
 from .changes.model import MatmulPrecision, convolutions_in_tf32
 from .evidence import communication
 from .guard import ask, unseen
+from .memory import local_parts
 from .structure import structure
 from .watch import cell_of, is_program, module_name, watch
 
@@ -186,6 +188,7 @@ def facts() -> dict[str, float]:
             sum(parameter.numel() for parameter in trained.values())
         )
         numbers["linear_parameters"] = float(model.linear_parameters)
+        numbers |= _elements(everything.values(), trained.values(), model.packed_parameters)
     if trained and device().startswith("cuda"):
         on_host = sum(
             parameter.numel() for parameter in trained.values() if parameter.device.type == "cpu"
@@ -202,6 +205,24 @@ def facts() -> dict[str, float]:
         | _switches()
         | communication.exchanges.facts()
     )
+
+
+def _elements(
+    everything: Collection[Any], trained: Collection[Any], packed: int
+) -> dict[str, float]:
+    """Bytes of an element of the parameters, and of the trained parameters, as they are stored; and
+    the share of all elements that this process has. `packed`: weights that share an element."""
+    here, own = list(local_parts(everything, None)), list(local_parts(trained, None))
+    elements, of_trained = sum(part.numel() for part in here), sum(part.numel() for part in own)
+    numbers = {}
+    if elements:
+        size = sum(part.numel() * part.element_size() for part in here)
+        numbers["parameter_element_bytes"] = size / (elements + packed)
+        numbers["local_parameters_ratio"] = elements / sum(part.numel() for part in everything)
+    if of_trained:
+        size = sum(part.numel() * part.element_size() for part in own)
+        numbers["trained_element_bytes"] = size / of_trained
+    return numbers
 
 
 def _dataset() -> dict[str, float]:

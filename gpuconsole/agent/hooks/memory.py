@@ -144,13 +144,13 @@ def tensors_of_program(roots: Iterable[Any], index: int | None = None) -> Tensor
     return Tensors(
         parameters=_bytes(parameters.values(), index),
         trained=_bytes(trained, index),
-        elements=sum(tensor.numel() for tensor in _local(trained, index)),
+        elements=sum(tensor.numel() for tensor in local_parts(trained, index)),
         gradients=_bytes((p.grad for p in trained if p.grad is not None), index),
         optimizer=_bytes(states, index),
     )
 
 
-def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
+def local_parts(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
     """This process's part of each tensor, where it lies on the GPU."""
     torch = sys.modules["torch"]
     place = torch.device("cuda", index) if index is not None else None
@@ -164,7 +164,7 @@ def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
 
 def _bytes(tensors: Iterable[Any], index: int | None) -> float:
     # `nbytes` fails for sparse gradients
-    return float(sum(part.numel() * part.element_size() for part in _local(tensors, index)))
+    return float(sum(part.numel() * part.element_size() for part in local_parts(tensors, index)))
 
 
 def repeated_blocks(roots: Iterable[Any]) -> int:

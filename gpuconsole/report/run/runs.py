@@ -365,6 +365,11 @@ def cause_report(run: Run) -> Report:
     ]
 
 
+def _processes(run: Run) -> str:
+    """`, of 8 processes` where the rate is the sum over them."""
+    return f", of {len(run.ranks)} processes" if run.summary.whole_ratio > 1 else ""
+
+
 def figures(run: Run) -> Report:
     """Every measured figure of a run with its label."""
     summary = run.summary
@@ -376,7 +381,7 @@ def figures(run: Run) -> Report:
                 "throughput",
                 [
                     (throughput(run), "title"),
-                    (f" (n={rate.n})", "dim"),
+                    (f" (n={rate.n}{_processes(run)})", "dim"),
                     (f"   {share}" if (share := share_text(run)) else "", ""),
                 ],
             )

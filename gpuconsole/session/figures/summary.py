@@ -15,7 +15,12 @@ from gpuconsole.model.machine import UNKNOWN_GPU, Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
-from gpuconsole.session.figures.breakdown import add_bandwidth, add_served_work, summarize
+from gpuconsole.session.figures.breakdown import (
+    add_bandwidth,
+    add_served_work,
+    of_all_processes,
+    summarize,
+)
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
 from gpuconsole.session.figures.peak import (
     Peak,
@@ -178,7 +183,9 @@ def _compute(
     if record.run.device == UNKNOWN_GPU:
         missing["workload.mfu_ratio"] = GPU_NOT_KNOWN
     if peaks[0] is not None and summary.flops_per_s and summary.mfu_ratio is None:
-        missing["workload.mfu_ratio"] = why_above(summary.flops_per_s, peaks[0])
+        missing["workload.mfu_ratio"] = why_above(
+            summary.flops_per_s / summary.whole_ratio, peaks[0]
+        )
     places = record.stacks.places(record.steady_t or 0.0)
     return summary, ranks, places, missing, validity(record)
 
@@ -230,6 +237,10 @@ def _training_summary(
 ) -> Summary:
     summary = summarize(steps, work_of(record, steps), peaks[0])
     add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
+    if record.whole_ratio > 1:
+        summary = of_all_processes(summary, record.whole_ratio)
+        if summary.mfu_peak_source:
+            summary.mfu_peak_source += "; per GPU"
     summary.memory_peak_bytes = record.memory_bytes
     if record.overhead_start is not None and record.seen_steps > record.overhead_start[1]:
         overhead_s, first = record.overhead_start
@@ -279,7 +290,7 @@ def _add_cost(
         missing["workload.cost_per_million_tokens"] = NO_PRICE
     else:
         summary.cost_per_million_tokens = cost_per_million_tokens(
-            summary.tokens_per_s.mean * record.whole_ratio, price_per_hour
+            summary.tokens_per_s.mean, price_per_hour
         )
     return missing
 
