@@ -338,6 +338,7 @@ def _second(state: SessionState, job: GpuJob, t: float) -> None:
             "stream.steps": float(done),
             "stream.caught_up": job.caught_up * done,
             "stream.caught_up_s": job.caught_up * done * job.step_s,
+            "stream.ahead_steps": job.caught_up * done,
             "stream.ahead_s": job.ahead * job.caught_up * done * job.step_s,
             "gc.collections": 0.0,
             "gc.pause_s": 0.0,

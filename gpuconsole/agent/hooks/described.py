@@ -14,7 +14,7 @@ from ..free_memory import pci_address
 from ..protocol import Knobs
 from . import changes
 from .changes.loader import training_loader
-from .changes.model import MatmulPrecision, convolutions_in_tf32
+from .changes.model import MatmulPrecision, convolutions_in_tf32, mode_of
 from .evidence import communication
 from .guard import ask, unseen
 from .memory import local_parts
@@ -107,9 +107,8 @@ def observed_knobs() -> Knobs:
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     knobs["num_threads"] = sys.modules["torch"].get_num_threads()
-    # a part of a model; its mode is not known
-    if knobs.get("torch_compile") == "off" and structure(watch).compiles:
-        knobs["torch_compile"] = "default"
+    if knobs.get("torch_compile") == "off":  # perhaps a part of a model
+        knobs["torch_compile"] = mode_of(structure(watch).compiled_parts)
     _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:

@@ -447,7 +447,7 @@ def states_of(inputs: ModelInputs) -> States | None:
 
 
 def exchanged_bytes(inputs: ModelInputs) -> tuple[float, float] | None:
-    """Return the bytes of gradients and parameters that a process exchanges with the other replicas,
+    """Return the bytes of gradients and parameters that a process exchanges with the others,
     whatever they shard: under tensor parallelism those of its part of the matrices. None where the
     number of parameters is not known."""
     if inputs.tensors is not None:

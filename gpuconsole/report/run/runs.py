@@ -387,9 +387,10 @@ def figures(run: Run) -> Report:
             )
         )
     elif run.is_job and summary.steps:
-        report.append(
-            labelled("throughput", f"{units.NA}: the number of samples in a batch is not known")
+        reason = run.unavailable.get(
+            "workload.samples_per_s", "the number of samples in a batch is not known"
         )
+        report.append(labelled("throughput", f"{units.NA}: {visible(reason)}"))
     if run.baseline is not None:
         report.append(labelled("baseline", run.baseline.words))
     report += [*request_report(run), *watched_report(run)]

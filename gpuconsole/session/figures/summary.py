@@ -16,6 +16,7 @@ from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
 from gpuconsole.session.figures.breakdown import (
+    RATES,
     add_bandwidth,
     add_served_work,
     of_all_processes,
@@ -186,8 +187,32 @@ def _compute(
         missing["workload.mfu_ratio"] = why_above(
             summary.flops_per_s / summary.whole_ratio, peaks[0]
         )
+    if _issued_only(record, steps):
+        for name in RATES:
+            setattr(summary, name, None)
+            missing[f"workload.{name}"] = ISSUED_ONLY
+        summary.mfu_ratio = summary.mfu_causal_ratio = summary.hfu_ratio = None
+        missing["workload.mfu_ratio"] = ISSUED_ONLY
     places = record.stacks.places(record.steady_t or 0.0)
     return summary, ranks, places, missing, validity(record)
+
+
+ISSUED_ONLY = (
+    "the host had issued all steps long before the GPU had done them, and the job ended before its"
+    " step time was steady"
+)
+OF_ITS_TIME = 0.5
+"""Steps that take less of the time of a job than this, though the job does nothing else, are not
+the GPU's."""
+
+
+def _issued_only(record: RunRecord, steps: Sequence[Step]) -> bool:
+    """Whether the steps of a job on a GPU, which was never steady, have the times of the host that
+    issues them: a launch queue takes a thousand replays of a CUDA graph."""
+    run = record.run
+    if not run.is_job or run.device == "cpu" or record.closed_t is None or record.steady_t:
+        return False
+    return 0 < sum(step.wall_s for step in steps) < OF_ITS_TIME * run.duration_s
 
 
 ASKED_OF_SERVERS = {
