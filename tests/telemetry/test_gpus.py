@@ -481,7 +481,7 @@ def test_a_driver_that_refuses_the_whole_call_for_one_counter_gives_the_others(
 def test_a_gpu_without_a_link_to_a_grace_cpu_is_not_asked_for_its_traffic(
     machine: Machine,
 ) -> None:
-    _, environment = machine("gpus 1", "gpu 0 gpm 100 10", "gpu 0 gpm_refused 101 2")
+    _, environment = machine("gpus 1", "gpu 0 field 170 0", "gpu 0 gpm_refused 101 2")
     with SamplerChild(environment) as child:
         child.wait(lambda now: "gpu.sm_active_ratio" in now.values("gpu:0"), "the counters")
         reason = "no chip-to-chip link on this device"
@@ -503,7 +503,6 @@ def test_counters_are_not_read_before_the_driver_has_refreshed_them(machine: Mac
 def test_reasons_that_come_from_the_device(machine: Machine) -> None:
     _, environment = machine(
         "gpus 5",
-        "gpu * field 170 1",
         "gpu 0 nvlinks 0",
         "gpu 1 name Unheard Of",
         "gpu 2 gpm_error 5 3",

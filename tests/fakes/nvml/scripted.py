@@ -86,5 +86,4 @@ SCRIPTED: dict[str, tuple[str, float]] = {
     "gpu.xid_errors": ("xid 79", 0),
     "gpu.processes": ("process 4242 compute 1e9 40", 1),
 }
-# a GPU of a Grace superchip: 170 is the number of its chip-to-chip links
-SCRIPT = ["gpu * field 170 1", *(f"gpu * {line}" for line, _ in SCRIPTED.values() if line)]
+SCRIPT = [f"gpu * {line}" for line, _ in SCRIPTED.values() if line]
