@@ -105,9 +105,9 @@ class Day:
 
 @dataclass(frozen=True)
 class Check:
-    """`value`: the more for each second, the sooner. `seconds`: the expected duration; a check that does not fit
-    into the rest of the time is left out. `limit_s`: a check that takes longer hangs. `by_hand`:
-    what a person must do in its place; empty for a check that runs by itself."""
+    """`value`: the more for each second, the sooner. `seconds`: the expected duration; a check that
+    does not fit into the rest of the time is left out. `limit_s`: a check that takes longer hangs.
+    `by_hand`: what a person must do in its place; empty for a check that runs by itself."""
 
     name: str
     title: str
