@@ -1,9 +1,10 @@
-"""All checks that need a GPU, the most valuable first, within the minutes that there are.
+"""All checks that need a GPU, the most value per second first, within the minutes that there are.
 
     python -m benchmarks.gpu_day [--minutes 40] [--simulated] [--only NAME ...]
         [--again failed|NAME ...] [--list] [--keep]
 
-The first checks run jobs as users write them, bare and watched. Each check runs in a process of its
+The first checks read the hardware counters and compare them with known loads; then come jobs as
+users write them, bare and watched. Each check runs in a process of its
 own with a time limit, so that a crash or a hang is a failed check. After each check the results are
 written to FOLDER/results.json, and at the end FOLDER/page.md. The same command continues: after an
 interruption, and in parts (--minutes 9 each). Nothing needs a network. On a machine without
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import signal
@@ -71,7 +73,9 @@ def main() -> int:
         help="checks that run again; 'failed': all that have failed",
     )
     parser.add_argument(
-        "--list", action="store_true", help="list the checks with their expected seconds"
+        "--list",
+        action="store_true",
+        help="list the checks with their expected seconds, and the seconds up to their end",
     )
     parser.add_argument(
         "--keep",
@@ -86,8 +90,9 @@ def main() -> int:
     if not chosen:
         parser.error(f"no check begins with {', '.join(args.only)}: see --list")
     if args.list:
-        for one in chosen:
-            print(f"{one.seconds:5.0f} s  {one.name:<28} {one.title}")
+        ends = itertools.accumulate(one.seconds for one in chosen)
+        for one, end_s in zip(chosen, ends, strict=True):
+            print(f"{one.seconds:5.0f} s {end_s:6.0f} s  {one.name:<28} {one.title}")
         print(f"{sum(one.seconds for one in chosen) / 60:.0f} minutes in all")
         return 0
     folder = (args.folder or Path("gpu-day-simulated" if args.simulated else "gpu-day")).absolute()

@@ -105,9 +105,9 @@ class Day:
 
 @dataclass(frozen=True)
 class Check:
-    """`value`: the more, the sooner. `seconds`: the expected duration; a check that does not fit
-    into the rest of the time is left out. `limit_s`: a check that takes longer hangs. `by_hand`:
-    what a person must do in its place; empty for a check that runs by itself."""
+    """`value`: the more for each second, the sooner. `seconds`: the expected duration; a check that
+    does not fit into the rest of the time is left out. `limit_s`: a check that takes longer hangs.
+    `by_hand`: what a person must do in its place; empty for a check that runs by itself."""
 
     name: str
     title: str
@@ -157,9 +157,9 @@ def check(
 
 @functools.cache
 def checks_of(package: str) -> tuple[Check, ...]:
-    """The checks of all files in the package, the most valuable first."""
+    """The checks of all files in the package, those with the most value per second first."""
     _found.clear()
     folder = importlib.import_module(package)
     for module in pkgutil.iter_modules(folder.__path__):
         importlib.import_module(f"{package}.{module.name}")
-    return tuple(sorted(_found.values(), key=lambda one: -one.value))
+    return tuple(sorted(_found.values(), key=lambda one: -one.value / max(one.seconds, 1.0)))

@@ -125,7 +125,9 @@ class Summary(msgspec.Struct, omit_defaults=True):
     above the peak, so there is no MFU.
     `hfu_ratio`: MFU with what the backward pass computes a second time (checkpoints, scores of
     fused attention). `runq_ratio`: the share of the step time in which the training thread waited
-    for a CPU, from the steps on which this was read. `overhead_s_per_step`: without probes, which
+    for a CPU, from the steps on which this was read. `whole_ratio`: the work of all processes of a
+    user's job over that of the leading process. Rates are those of the job; MFU is that of the
+    leading process on its GPU. `overhead_s_per_step`: without probes, which
     took `probes_s` in the whole run.
     """
 
@@ -151,6 +153,7 @@ class Summary(msgspec.Struct, omit_defaults=True):
     overhead_s_per_step: float | None = None
     probes_s: float | None = None
     runq_ratio: float | None = None
+    whole_ratio: float = 1.0
     ttft_s: Distribution | None = None
     itl_s: Distribution | None = None
     tpot_s: Distribution | None = None

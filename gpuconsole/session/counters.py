@@ -374,10 +374,11 @@ def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:
             min(1.0, gained["stream.caught_up"] / steps), "ratio", source
         )
     }
-    if gained["stream.caught_up_s"]:
+    # the times of a step are known later than whether the GPU had caught up
+    if gained["stream.caught_up_s"] and gained["stream.ahead_steps"]:
         ahead = (
-            f"CUDA events of {gained['stream.caught_up']:.0f} sampled steps: the host was ahead of"
-            " the GPU within the step, and then waited for the GPU"
+            f"CUDA events of {gained['stream.ahead_steps']:.0f} sampled steps: the host was ahead"
+            " of the GPU within the step, and then waited for the GPU"
         )
         signals["host.ahead_ratio"] = Signal(
             min(1.0, gained["stream.ahead_s"] / gained["stream.caught_up_s"]), "ratio", ahead

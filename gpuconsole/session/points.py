@@ -75,7 +75,9 @@ class RunPoints:
         """Points of `steps`, which are ordinary steps of the run."""
         device = record.run.device
         wall = sum(step.wall_s for step in steps)
-        samples, tokens = work_over_time(steps, samples_of), work_over_time(steps, tokens_of)
+        whole = record.whole_ratio
+        alone = work_over_time(steps, samples_of)  # of the process whose steps these are
+        samples, tokens = alone * whole, work_over_time(steps, tokens_of) * whole
         if record.serving is not None:
             points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
             if record.serving.watched:
@@ -101,14 +103,11 @@ class RunPoints:
         flops = work.full * samples if work is not None else 0.0
         if flops:
             points["workload.flops_per_s"] = flops
-            if rates.peak and (mfu := utilization(flops, rates.peak)) is not None:
+            if rates.peak and (mfu := utilization(flops / whole, rates.peak)) is not None:
                 points["workload.mfu_ratio"] = mfu
-        whole = record.whole_ratio  # power and price belong to all processes
-        points |= rates_per_watt(
-            tokens * whole, samples * whole or None, flops * whole, rates.power_w
-        )
+        points |= rates_per_watt(tokens, samples or None, flops, rates.power_w)
         if rates.price_per_hour is not None and tokens:
-            points[COST] = cost_per_million_tokens(tokens * whole, rates.price_per_hour)
+            points[COST] = cost_per_million_tokens(tokens, rates.price_per_hour)
         for metric, value in points.items():
             weight = tokens * wall if metric == COST else wall
             self._add(metric, device, event.t, value, WORKLOAD, weight)

@@ -558,8 +558,8 @@ class RunRecord:
 
     @property
     def whole_ratio(self) -> float:
-        """The work of all processes over the work of the leading process. The figures of the run
-        count only the work of the leading process."""
+        """The work of all processes over the work of the leading process, whose steps represent the
+        run. Processes that share a batch (tensor parallelism) each count it."""
         return max(1.0, self._work / self._leaders_work) if self._leaders_work else 1.0
 
     def _delay_ratio(self, event: Steps) -> float:

@@ -8,19 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.gpu_day.account import of_trace
-from benchmarks.gpu_day.check import FAILED, NOT_RUN, PASSED, Result, checks_of
+from benchmarks.gpu_day.check import FAILED, NOT_RUN, PASSED, Day, Result, checks_of
+from benchmarks.gpu_day.checks.own_job import has_conclusion
 from benchmarks.gpu_day.page import page
 from benchmarks.gpu_day.runner import Runner, State, StateError
+from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.run import Run, Summary
 from tests.waiting import wait_until
 
 PACKAGE = "tests.benchmarks.gpu_day_checks"
-ORDER = ["good", "bad", "crash", "hang", "absent", "long", "wrong", "gate", "last", "person"]
+ORDER = ["good", "bad", "crash", "hang", "absent", "wrong", "gate", "last", "long", "person"]
 
 
 def run(
@@ -39,7 +43,7 @@ def gone(pid: int) -> bool:
 
 
 def test_a_day_with_a_check_of_each_kind(tmp_path: Path) -> None:
-    assert [one.name for one in checks_of(PACKAGE)] == ORDER, "the most valuable first"
+    assert [one.name for one in checks_of(PACKAGE)] == ORDER, "by value per second"
     (tmp_path / "open").touch()
     found = run(tmp_path).results
     assert (tmp_path / "starts").read_text().split() == [
@@ -85,6 +89,45 @@ def test_a_day_with_a_check_of_each_kind(tmp_path: Path) -> None:
         "only what has no answer is asked again"
     )
     assert again["good"] == found["good"]
+
+
+def test_a_short_loan_reaches_the_counters_then_jobs_then_three_diagnoses() -> None:
+    """A start of a lent GPU leaves some 700 s."""
+    checks = checks_of("benchmarks.gpu_day.checks")
+    ends = dict(
+        zip((one.name for one in checks), accumulate(one.seconds for one in checks), strict=True)
+    )
+    counters = ("machine", "nvml_codes", "agrees_with_nvidia_smi", "gpm", "pcie", "train_gpt_mfu")
+    assert max(ends[name] for name in counters) <= 230
+    assert max(ends[f"diagbench.{case}"] for case in ("G01", "G04", "G06")) <= 700
+    listed = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_day", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert listed[1].split()[2:5] == [f"{ends['nvml_codes']:.0f}", "s", "nvml_codes"]
+
+
+@pytest.mark.parametrize(
+    ("steady", "signals", "state", "holds"),
+    [
+        (1.0, {"gpu.util_ratio"}, "clear", [True, True, True]),
+        (None, {"gpu.util_ratio"}, "clear", [False, True, True]),
+        (1.0, set(), "cant_tell", [True, False, False]),
+    ],
+)
+def test_a_run_without_a_conclusion_fails_its_check(
+    tmp_path: Path, steady: float | None, signals: set[str], state: str, holds: list[bool]
+) -> None:
+    """400 steps that take half a second: no step is steady, no reading comes, no rule accuses."""
+    run = Run("1", "job.py", "job", {}, "gpu:0", summary=Summary(steps=398))
+    run.steady_from_s, run.state = steady, "finished"
+    run.signals = {name: Signal(0.9, "ratio", "NVML") for name in signals}
+    run.findings = [Finding("host.launch_bound", state, "Launches")]  # type: ignore[arg-type]
+    day = Day(tmp_path)
+    has_conclusion(day, run, "host.launch_bound")
+    assert [figure.holds for figure in day.figures] == holds
 
 
 def test_the_minutes_are_kept(tmp_path: Path) -> None:

@@ -202,6 +202,7 @@ class GpuJob:
     observed: dict[str, float] = field(default_factory=lambda: dict(NO_SYNC))
     probed: dict[str, float] = field(default_factory=dict)
     memory: tuple[float, float, float, float, float, float] = (0.006, 0.006, 0.012, 0.3, 0.35, 0.37)
+    split: float = 0.02
     processes: int = 1
     profile: ProfileReport | None = None
     cores: int = 16
@@ -337,6 +338,7 @@ def _second(state: SessionState, job: GpuJob, t: float) -> None:
             "stream.steps": float(done),
             "stream.caught_up": job.caught_up * done,
             "stream.caught_up_s": job.caught_up * done * job.step_s,
+            "stream.ahead_steps": job.caught_up * done,
             "stream.ahead_s": job.ahead * job.caught_up * done * job.step_s,
             "gc.collections": 0.0,
             "gc.pause_s": 0.0,
@@ -412,6 +414,7 @@ def _answers(state: SessionState, job: GpuJob, probes: bool) -> None:
         parts[f"memory.{name}_bytes"] for name in ("parameters", "gradients", "optimizer")
     )
     parts["memory.limit_bytes"] = total
+    parts["memory.inactive_split_bytes"] = job.split * total
     parts["memory.others_bytes"] = max(0.0, job.memory[5] - job.memory[4]) * total
     t = float(SECONDS)
     for observed in (

@@ -192,7 +192,7 @@ JOBS = {
         replace(FULL_L4, memory=(0.17, 0.17, 0.34, 0.82, 0.85, 0.87)), "mem.state_capped"
     ),
     "fragments fill the memory": Label(
-        replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.5, 0.9, 0.93)), "mem.fragmentation"
+        replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.5, 0.9, 0.93), split=0.39), "mem.fragmentation"
     ),
     "sync in the loop, GPM": Label(
         syncing(gpt(H100, 0.1, BF16_H100, activity=(0.45, 0.1, 0.2)), 24, 0.25), "host.sync_stall"
@@ -572,6 +572,7 @@ def test_fragments_that_come_late_are_found() -> None:
     job = replace(FULL_L4, memory=(0.05, 0.05, 0.1, 0.5, 0.55, 0.6))
     total = CARDS[L4]["hbm_total_bytes"]
     peaks = {"memory.allocated_peak_bytes": 0.5 * total, "memory.reserved_peak_bytes": 0.9 * total}
+    peaks["memory.inactive_split_bytes"] = 0.4 * total
     later = MemoryOwners(
         SECONDS + 0.5,
         0,

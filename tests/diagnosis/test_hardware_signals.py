@@ -241,10 +241,12 @@ def test_only_errors_of_the_hardware_count_and_link_errors_since_watching_began(
     watch = HardwareWatch(lambda process: False)
     link = {"link_replays": 7.0, "link_crc_errors": 100.0}
     sample(state, 10.0, link, "gpu:0/link:3")
-    state.apply(Xid(10.0, "gpu:0", 31))
+    for harmless in (31, 63, 92, 94, 119, 120, 121, 147, 148, 154):
+        state.apply(Xid(10.0, "gpu:0", harmless))
     state.apply(Xid(10.0, "gpu:1", 79))
     first = signals(state, record, watch)
     assert (first["hw.xid_errors"], first["hw.lost"]) == (0.0, 0.0)
+    assert first["hw.nvlink_xids"] == 0.0
     assert "hw.nvlink_errors" not in first
     state.apply(Xid(11.0, "gpu:0", 79))
     sample(state, 20.0, {"link_replays": 9.0, "link_crc_errors": 1100.0}, "gpu:0/link:3")
@@ -254,6 +256,12 @@ def test_only_errors_of_the_hardware_count_and_link_errors_since_watching_began(
         2.0,
         pytest.approx(100.0),
     )
+    for fault in (136, 140, 143, 158):
+        state.apply(Xid(20.0, "gpu:0", fault))
+    for of_link in (144, 145, 146, 149, 150):
+        state.apply(Xid(20.0, "gpu:0", of_link))
+    more = signals(state, record, watch)
+    assert (more["hw.xid_errors"], more["hw.nvlink_xids"]) == (5.0, 5.0)
     state.apply(DeviceLost(21.0, "gpu:0", "fell off the bus"))
     assert signals(state, record, watch)["hw.lost"] == 1.0
 

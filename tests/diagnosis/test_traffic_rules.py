@@ -187,6 +187,7 @@ def test_fragments_are_named_on_a_gpu_with_what_its_allocator_can_do() -> None:
         "memory__allocated_peak_bytes": 50e9,
         "memory__reserved_peak_bytes": 90e9,
         "memory__limit_bytes": 100e9,
+        "memory__inactive_split_bytes": 38e9,
     }
     finding = of("mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **peaks))
     assert finding.state == "fires"
@@ -194,15 +195,37 @@ def test_fragments_are_named_on_a_gpu_with_what_its_allocator_can_do() -> None:
         {"pytorch_alloc_conf": "expandable_segments:True"},
         {"pad_to_multiple_of": 64},
     ]
-    assert not finding.note
+    assert not finding.note and finding.confidence == "medium", "no allocation failed"
+    failed = of(
+        "mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **peaks, memory__alloc_retries=3.0)
+    )
+    assert (failed.confidence, failed.recoverable_ratio) == ("high", pytest.approx(0.38))
     half_empty = {
         "memory__allocated_peak_bytes": 25e9,
         "memory__reserved_peak_bytes": 45e9,
         "memory__limit_bytes": 100e9,
+        "memory__inactive_split_bytes": 19e9,
     }
     assert of("mem.fragmentation", case(knobs=knobs, is_gpu=1.0, **half_empty)).note, (
         "no allocation is likely to fail"
     )
+
+
+def test_a_cache_of_whole_segments_and_pools_of_graphs_are_no_fragments() -> None:
+    """A program that resets the peaks makes the allocated peak small, and the cache stays. Pools of
+    CUDA graphs hold free parts that no other tensor may use."""
+    reset = {
+        "memory__allocated_peak_bytes": 25e9,
+        "memory__reserved_peak_bytes": 90e9,
+        "memory__limit_bytes": 100e9,
+        "memory__alloc_retries": 1.0,
+    }
+    cached = of("mem.fragmentation", case(is_gpu=1.0, memory__inactive_split_bytes=9e9, **reset))
+    assert cached.state == "clear"
+    for pools in (1.0, 0.0):
+        more = {"memory__graph_pools": pools, "memory__inactive_split_bytes": 60e9 * pools}
+        finding = of("mem.fragmentation", case(is_gpu=1.0, **more, **reset))
+        assert finding.state == ("cant_tell" if pools else "clear")
 
 
 def test_memory_that_waits_for_the_next_step_is_not_lost() -> None:

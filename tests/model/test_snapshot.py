@@ -78,6 +78,7 @@ def test_each_number_of_a_summary_has_one_row() -> None:
         "steps",
         "mfu_at_least",
         "mfu_above_peak",
+        "whole_ratio",
     }
     assert set(Summary.__struct_fields__) - no_figures == set(FIGURES)
     assert (FIGURES["ttft_s"].unit, FIGURES["ttft_s"].better) == ("s", "lower")

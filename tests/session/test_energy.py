@@ -170,9 +170,11 @@ def test_the_tokens_of_a_job_are_those_of_all_its_processes() -> None:
     summary = run_now(state, state.records[0]).summary
     assert summary.tokens_per_j == pytest.approx(whole / 1200, rel=0.05)
     assert summary.cost_per_million_tokens == pytest.approx(10 / (whole * 3600) * 1e6)
-    assert summary.tokens_per_s is not None and summary.tokens_per_s.mean == pytest.approx(
-        TOKENS_PER_S
-    ), "of the leading process"
+    assert summary.tokens_per_s is not None and summary.tokens_per_s.mean == pytest.approx(whole)
+    assert state.readings.latest["workload.tokens_per_s{device=gpu:0}"] == pytest.approx(whole)
+    assert summary.tokens_per_j == pytest.approx(summary.tokens_per_s.mean / 1200, rel=0.05), (
+        "tokens/s, tokens/J and W fit together"
+    )
 
 
 def test_a_counter_that_restarts_loses_nothing_that_was_counted() -> None:

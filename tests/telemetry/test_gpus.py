@@ -188,6 +188,18 @@ def test_a_gpu_whose_node_the_firmware_does_not_name(machine: Machine) -> None:
         assert "numa_node" not in facts and facts["cpu_affinity"] == "0-1"
 
 
+def test_the_errors_of_nvlink_on_blackwell(machine: Machine) -> None:
+    """Its driver has no fields 161 to 163; 215 counts recoveries."""
+    removed = [f"link_field_error {field} 3" for field in (161, 162, 163)]
+    script = ["architecture 10", "link_field 1 215 4", *removed]
+    _, environment = machine("gpus 1", *(f"gpu 0 {line}" for line in script))
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: "gpu.link_up" in now.values("gpu:0/link:17"), "the links")
+        assert child.values("gpu:0/link:1")["gpu.link_recoveries"] == 4
+        reason = child.reasons("gpu:0/link:1")["gpu.link_crc_errors"]
+        assert reason == "not supported on this device"
+
+
 def test_every_nvlink_of_a_gpu(machine: Machine) -> None:
     script = [
         "nvlinks 2",
@@ -441,6 +453,39 @@ def test_what_an_older_driver_does_not_know_is_not_asked(machine: Machine) -> No
             )
         } == {"needs driver 575 or newer"}
         assert_complete(child, "gpu:0")
+
+
+@pytest.mark.parametrize(
+    ("refused", "lost"),
+    [
+        ((100, 101), {"gpu.c2c_tx_bytes_per_s", "gpu.c2c_rx_bytes_per_s"}),
+        ((60,), {"gpu.nvlink_rx_bytes_per_s"}),
+        ((9, 60), {"gpu.tensor_imma_active_ratio", "gpu.nvlink_rx_bytes_per_s"}),
+    ],
+)
+def test_a_driver_that_refuses_the_whole_call_for_one_counter_gives_the_others(
+    machine: Machine, refused: tuple[int, ...], lost: set[str]
+) -> None:
+    _, environment = machine("gpus 1", *SCRIPT, *(f"gpu 0 gpm_refused {id} 2" for id in refused))
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: "gpu.sm_active_ratio" in now.values("gpu:0"), "the counters")
+        child.rounds()
+        values, reasons = child.values("gpu:0"), child.reasons("gpu:0")
+        assert {"gpu.tensor_active_ratio", "gpu.dram_active_ratio"} <= values.keys()
+        for name in lost - values.keys():  # NVLink's traffic has fields, too
+            assert reasons[name] == "the driver refuses the call (invalid argument)"
+        assert {name for name in lost if "nvlink" not in name}.isdisjoint(values)
+        assert_complete(child, "gpu:0")
+
+
+def test_a_gpu_without_a_link_to_a_grace_cpu_is_not_asked_for_its_traffic(
+    machine: Machine,
+) -> None:
+    _, environment = machine("gpus 1", "gpu 0 field 170 0", "gpu 0 gpm_refused 101 2")
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: "gpu.sm_active_ratio" in now.values("gpu:0"), "the counters")
+        reason = "no chip-to-chip link on this device"
+        assert child.reasons("gpu:0")["gpu.c2c_tx_bytes_per_s"] == reason
 
 
 def test_counters_are_not_read_before_the_driver_has_refreshed_them(machine: Machine) -> None:

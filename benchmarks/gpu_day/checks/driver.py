@@ -107,7 +107,7 @@ def machine(day: Day) -> None:
     day.note("metrics without a value", f"{len(missing)}")
 
 
-@check(value=99, seconds=15)
+@check(value=270, seconds=15)
 def nvml_codes(day: Day) -> None:
     """Every NVML call that the console makes: its return codes, its raw field values, its cost."""
     recorder = Recorder()
@@ -169,7 +169,7 @@ def nvml_codes(day: Day) -> None:
     day.data["unavailable"] = source.unavailable()
 
 
-@check(value=98, seconds=25)
+@check(value=150, seconds=15)
 def processes(day: Day) -> None:
     """The driver's process list holds the pid of a program that is known to run."""
     with load("gemm", 6.0):
@@ -191,7 +191,7 @@ def processes(day: Day) -> None:
     )
 
 
-@check(value=96, seconds=10)
+@check(value=160, seconds=10)
 def agrees_with_nvidia_smi(day: Day) -> None:
     """Every field that nvidia-smi reports, too, agrees within 0.5 %."""
     if shutil.which("nvidia-smi") is None:
@@ -207,7 +207,7 @@ def agrees_with_nvidia_smi(day: Day) -> None:
     day.data["rows"] = [{**row._asdict(), "difference": row.difference} for row in rows]
 
 
-@check(value=95, seconds=50)
+@check(value=700, seconds=50)
 def gpm(day: Day) -> None:
     """The hardware counters tell the truth about four loads: a matrix product, a copy, one block,
     nothing."""
@@ -249,7 +249,7 @@ def gpm(day: Day) -> None:
         )
 
 
-@check(value=88, seconds=25)
+@check(value=325, seconds=25)
 def pcie(day: Day) -> None:
     """The PCIe rate during pinned copies is that of the bytes copied; packet headers may add some
     15 %."""

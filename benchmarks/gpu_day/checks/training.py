@@ -41,7 +41,7 @@ def tokens_per_s(found: Run) -> float:
     return float(rate["mean"]) if isinstance(rate, dict) else float("nan")
 
 
-@check(value=94, seconds=60)
+@check(value=720, seconds=60)
 def train_gpt_mfu(day: Day) -> None:
     """train-gpt is a healthy run: at least half of the bf16 peak, phases that sum to 1, an overhead
     below 1 %."""
@@ -65,7 +65,7 @@ def train_gpt_mfu(day: Day) -> None:
     day.data["phases_ratio"] = phases
 
 
-@check(value=97, seconds=50)
+@check(value=550, seconds=50)
 def account_against_profiler(day: Day) -> None:
     """The account of the steps by CUDA events agrees with torch.profiler about the same steps."""
     from benchmarks.gpu_day.account import NO_KERNELS, shares

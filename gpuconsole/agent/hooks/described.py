@@ -7,15 +7,17 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from ..free_memory import pci_address
 from ..protocol import Knobs
 from . import changes
 from .changes.loader import training_loader
-from .changes.model import MatmulPrecision, convolutions_in_tf32
+from .changes.model import MatmulPrecision, convolutions_in_tf32, mode_of
 from .evidence import communication
 from .guard import ask, unseen
+from .memory import local_parts
 from .structure import structure
 from .watch import cell_of, is_program, module_name, watch
 
@@ -105,9 +107,8 @@ def observed_knobs() -> Knobs:
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     knobs["num_threads"] = sys.modules["torch"].get_num_threads()
-    # a part of a model; its mode is not known
-    if knobs.get("torch_compile") == "off" and structure(watch).compiles:
-        knobs["torch_compile"] = "default"
+    if knobs.get("torch_compile") == "off":  # perhaps a part of a model
+        knobs["torch_compile"] = mode_of(structure(watch).compiled_parts)
     _, world_size = place()
     knobs["nproc"] = world_size
     if world_size > 1:
@@ -186,6 +187,7 @@ def facts() -> dict[str, float]:
             sum(parameter.numel() for parameter in trained.values())
         )
         numbers["linear_parameters"] = float(model.linear_parameters)
+        numbers |= _elements(everything.values(), trained.values(), model.packed_parameters)
     if trained and device().startswith("cuda"):
         on_host = sum(
             parameter.numel() for parameter in trained.values() if parameter.device.type == "cpu"
@@ -202,6 +204,24 @@ def facts() -> dict[str, float]:
         | _switches()
         | communication.exchanges.facts()
     )
+
+
+def _elements(
+    everything: Collection[Any], trained: Collection[Any], packed: int
+) -> dict[str, float]:
+    """Bytes of an element of the parameters, and of the trained parameters, as they are stored; and
+    the share of all elements that this process has. `packed`: weights that share an element."""
+    here, own = list(local_parts(everything, None)), list(local_parts(trained, None))
+    elements, of_trained = sum(part.numel() for part in here), sum(part.numel() for part in own)
+    numbers = {}
+    if elements:
+        size = sum(part.numel() * part.element_size() for part in here)
+        numbers["parameter_element_bytes"] = size / (elements + packed)
+        numbers["local_parameters_ratio"] = elements / sum(part.numel() for part in everything)
+    if of_trained:
+        size = sum(part.numel() * part.element_size() for part in own)
+        numbers["trained_element_bytes"] = size / of_trained
+    return numbers
 
 
 def _dataset() -> dict[str, float]:

@@ -98,6 +98,11 @@ def are_there() -> bool:
     return bool(_captured)
 
 
+def of_compiler_are_there() -> bool:
+    """Whether a captured graph of torch.compile exists."""
+    return any(graph not in _of_program for graph in _captured)
+
+
 def capture_begun(failed: bool) -> None:
     """The capture is under way."""
 

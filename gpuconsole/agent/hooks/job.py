@@ -253,7 +253,11 @@ class JobLoop:
                 "stream.steps": float(stream.steps),
                 "stream.caught_up": float(stream.caught_up),
             }
-            counters |= {"stream.ahead_s": stream.ahead_s, "stream.caught_up_s": stream.caught_up_s}
+            counters |= {
+                "stream.ahead_s": stream.ahead_s,
+                "stream.caught_up_s": stream.caught_up_s,
+                "stream.ahead_steps": float(stream.ahead_steps),
+            }
         if "torch._dynamo.utils" in sys.modules:
             counters.update(compile_counters())
         return counters

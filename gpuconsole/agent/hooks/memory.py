@@ -84,7 +84,8 @@ class Tensors(NamedTuple):
 class OwnerCounts(NamedTuple):
     """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of
     segments of which another part is in use. `free`: with what the kernel can give back, where the
-    GPU has the memory of the host."""
+    GPU has the memory of the host. `retries`: how often an allocation fitted only after torch had
+    given its cache back."""
 
     allocated: float
     peak: float
@@ -93,6 +94,7 @@ class OwnerCounts(NamedTuple):
     free: float
     total: float
     reserved_peak: float = 0.0
+    retries: float = 0.0
 
     @property
     def others(self) -> float:
@@ -119,6 +121,7 @@ def counted(index: int) -> OwnerCounts:
         free,
         total,
         float(stats["reserved_bytes"]["all"]["peak"]),
+        float(stats.get("num_alloc_retries", 0)),
     )
 
 
@@ -141,13 +144,13 @@ def tensors_of_program(roots: Iterable[Any], index: int | None = None) -> Tensor
     return Tensors(
         parameters=_bytes(parameters.values(), index),
         trained=_bytes(trained, index),
-        elements=sum(tensor.numel() for tensor in _local(trained, index)),
+        elements=sum(tensor.numel() for tensor in local_parts(trained, index)),
         gradients=_bytes((p.grad for p in trained if p.grad is not None), index),
         optimizer=_bytes(states, index),
     )
 
 
-def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
+def local_parts(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
     """This process's part of each tensor, where it lies on the GPU."""
     torch = sys.modules["torch"]
     place = torch.device("cuda", index) if index is not None else None
@@ -161,7 +164,7 @@ def _local(tensors: Iterable[Any], index: int | None) -> Iterator[Any]:
 
 def _bytes(tensors: Iterable[Any], index: int | None) -> float:
     # `nbytes` fails for sparse gradients
-    return float(sum(part.numel() * part.element_size() for part in _local(tensors, index)))
+    return float(sum(part.numel() * part.element_size() for part in local_parts(tensors, index)))
 
 
 def repeated_blocks(roots: Iterable[Any]) -> int:

@@ -44,6 +44,7 @@ class StreamClock:
         """Steps with events, and those of them at whose end the device had done all work but that
         of the last segment: it waits for the host."""
         self.ahead_s = self.caught_up_s = 0.0
+        self.ahead_steps = 0
         """Of the steps at whose end the device had caught up: how far the host was ahead of the
         device at most in each, and their length. A host that was ahead within a step has waited for
         the device: a synchronisation, in whatever function."""
@@ -155,6 +156,7 @@ class StreamClock:
                 0.0, *(start + t - ended for t, ended in zip(elapsed, step[3], strict=True))
             )
             self.caught_up_s += elapsed[-1]
+            self.ahead_steps += 1
         # the last event may begin the next step
         distinct = {id(event): event for event in events[:-1]}
         self._free.extend(list(distinct.values())[: max(0, KEPT_EVENTS - len(self._free))])

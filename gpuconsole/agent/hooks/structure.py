@@ -4,7 +4,7 @@ number of modules or parameters has changed."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .guard import ask
@@ -24,7 +24,7 @@ one token goes through."""
 class Structure:
     """What a walk over `modules` has found. No parameter is kept alive by it."""
 
-    compiles = False
+    compiled: Sequence[weakref.ref[Any]] = ()
     """Whether a module is compiled, as far as the last look has shown."""
 
     def __init__(self, modules: list[Any]) -> None:
@@ -64,6 +64,11 @@ class Structure:
         self.experts = _experts(modules, stacked, config)
         """Of a mixture of experts: the parameters of all experts, and the share of them that one
         token goes through, 0 where no `config` says so."""
+
+    @property
+    def compiled_parts(self) -> list[Any]:
+        """The modules that torch.compile has compiled."""
+        return [module for ref in self.compiled if (module := ref()) is not None]
 
     @property
     def parameters(self) -> list[Any]:
@@ -175,12 +180,16 @@ def structure(watch: Watch) -> Structure:
     )
     if _known is None or _known[0] != key or not _known[1].lives():
         _known = key, Structure(modules)
-    _known[1].compiles = any(
-        ask(module, "__dict__", {}).get("_compiled_call_impl") is not None
-        or type(module).__name__ == "OptimizedModule"
-        for module in modules
-    )
+    _known[1].compiled = [weakref.ref(module) for module in modules if is_compiled(module)]
     return _known[1]
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether torch.compile has compiled a module."""
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or ask(module, "__dict__", {}).get("_compiled_call_impl") is not None
+    )
 
 
 def children(module: Any) -> list[Any]:

@@ -7,7 +7,16 @@ import math
 from abc import abstractmethod
 from typing import ClassVar
 
-from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Suggestion, Threshold, high_if
+from gpuconsole.diagnosis.rule import (
+    CantTell,
+    Case,
+    Finding,
+    Interval,
+    Rule,
+    Suggestion,
+    Threshold,
+    high_if,
+)
 from gpuconsole.model.units import NA
 
 # --- cores ----------------------------------------------------------------------------------------
@@ -177,6 +186,9 @@ class SideWorkRule(Rule):
             return self.clear(share / limit, case.evidence((signal, limit)))
         case.value("probe.step_no_side_work_s")  # probe P3 comes before any claim
         every = max(1, int(case.knobs[self.every])) if self.every in case.knobs else None
+        # its share follows from how often it comes
+        if every is None and case.is_job:
+            raise CantTell("it has come once, so how often it comes is not known")
         evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", mean_step(case))
         rarer = (
             self.rarer(case, every * TIMES_RARER, rarer_speedup(case, share, self.phase))

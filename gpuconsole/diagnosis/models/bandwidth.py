@@ -40,20 +40,24 @@ def step_bytes(
     passes: int = 1,
     precision: str = "fp32",
     updated: float | None = None,
+    element: float = FP32,
+    of_trained: float = FP32,
 ) -> StepBytes:
     """Bytes of the states, without activations (`activation_bytes`). `updated`: number of
-    parameters that this process updates; None: all trained.
+    parameters that this process updates; None: all trained. `element`, `of_trained`: bytes of a
+    parameter as it is stored, and of a trained one.
 
     Forward and backward pass each read the weights once. In 16 bits autocast reads the fp32 weight
     and writes a copy that both passes read. Gradient accumulation repeats these reads `passes`
     times. The first pass writes gradients; further passes read and write them.
     """
-    narrow = precision in ("bf16", "fp16")
-    per_weight = FP32 + 2 + 2 + 2 if narrow else 2 * FP32
+    copied = precision in ("bf16", "fp16") and element > 2
+    per_weight = element + 2 + 2 + 2 if copied else 2 * element
+    wide = 1.0 if optim == "adamw_8bit" else of_trained / FP32
     return StepBytes(
         weights=per_weight * parameters * passes,
-        gradients=FP32 * trained * (2 * passes - 1),
-        optimizer=UPDATE_BYTES[optim] * (trained if updated is None else updated),
+        gradients=of_trained * trained * (2 * passes - 1),
+        optimizer=wide * UPDATE_BYTES[optim] * (trained if updated is None else updated),
     )
 
 
@@ -82,6 +86,8 @@ def bandwidth_figures(inputs: ModelInputs) -> list[Figure]:
 
 def _updated(inputs: ModelInputs, trained: float) -> float:
     """Parameters that one process updates."""
+    if inputs.local_ratio < 1:
+        return trained * inputs.local_ratio
     return (
         trained / inputs.replicas
         if inputs.text("sharding", "none") in ("zero1", "zero2", "zero3")
@@ -108,6 +114,8 @@ def needed(inputs: ModelInputs) -> StepBytes | None:
         inputs.passes,
         inputs.precision,
         _updated(inputs, trained) * part,
+        inputs.element_bytes,
+        inputs.trained_bytes,
     )
 
 
@@ -132,7 +140,7 @@ def _optimizer(inputs: ModelInputs) -> list[Figure]:
         needed(inputs),
         inputs.bytes_per_s,
     )
-    per = UPDATE_BYTES.get(inputs.text("optim", ""), 0)
+    per = UPDATE_BYTES.get(inputs.text("optim", ""), 0) * inputs.trained_bytes / FP32
     formula = f"{per:.4g} B x trained parameters / bandwidth, at least"
     note = _missing(inputs, moved) or CACHED
     predicted = moved.optimizer / bandwidth[0] if moved and bandwidth else None
@@ -260,7 +268,7 @@ def _roofline(inputs: ModelInputs) -> list[Figure]:
     x = sample * samples / inputs.world / moved[0]
     intensity = replace(intensity, predicted=x)
     counted = inputs.summary.flops_per_s
-    traffic = inputs.value("dram_active_ratio")
+    traffic = inputs.value("gpu.dram_active_ratio")
     if traffic and bandwidth and counted:
         measured = counted / inputs.world / (traffic * bandwidth[0])
         source = "FLOP/s over DRAM active x bandwidth"

@@ -169,6 +169,8 @@ def _link(inputs: ModelInputs) -> tuple[float, str] | None:
     """Bus bandwidth between processes."""
     if inputs.calibration.get("allreduce_bytes_per_s"):
         return inputs.calibration["allreduce_bytes_per_s"], "all-reduce, calibrated"
-    if inputs.is_gpu and inputs.peaks.nvlink_bytes_per_s:
+    # a card that can have NVLink may have no bridge
+    joined = inputs.value("link.nvlink_joined") != 0.0
+    if inputs.is_gpu and inputs.peaks.nvlink_bytes_per_s and joined:
         return inputs.peaks.nvlink_bytes_per_s / 2, f"NVLink, one direction, {inputs.peaks.source}"
     return None

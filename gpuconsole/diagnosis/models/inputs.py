@@ -30,6 +30,7 @@ from gpuconsole.session.figures.peak import (
 
 # --- our GPT from its knobs -----------------------------------------------------------------------
 
+FP32 = 4
 HEAD_SIZE = 64
 VOCABULARY = 256
 """The workload's tokens are bytes."""
@@ -266,6 +267,22 @@ class ModelInputs:
                 transformer_linear(self.shape.d_model, self.shape.n_layer, self.shape.vocabulary)
             )
         return self.facts.get("linear_parameters", by_shape)
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of a parameter as it is stored."""
+        return self.facts.get("parameter_element_bytes", 8.0 if self.precision == "fp64" else FP32)
+
+    @property
+    def trained_bytes(self) -> float:
+        """Bytes of a trained parameter as it is stored, which is the size of its gradient and of
+        the states that torch's optimizers keep for it."""
+        return self.facts.get("trained_element_bytes", self.element_bytes)
+
+    @property
+    def local_ratio(self) -> float:
+        """The share of the parameters that a process of a user's job stores."""
+        return self.facts.get("local_parameters_ratio", 1.0)
 
     @property
     def estimated_flops(self) -> float | None:

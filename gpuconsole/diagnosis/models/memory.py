@@ -14,12 +14,18 @@ from dataclasses import replace as copy_with
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.inputs import GptShape, ModelInputs, ParameterTensor, with_note
+from gpuconsole.diagnosis.models.inputs import (
+    FP32,
+    GptShape,
+    ModelInputs,
+    ParameterTensor,
+    with_note,
+)
 from gpuconsole.model.figures import Figure
+from gpuconsole.model.text import percent
 
 # --- bytes by part in each process ----------------------------------------------------------------
 
-FP32 = 4
 UPDATE_BYTES: dict[str, float] = {
     # reads weight, gradient and two moments, writes weight and moments: 7 values of 4 bytes
     "adamw": 28,
@@ -82,13 +88,23 @@ def states(
 
 
 def states_by_count(
-    parameters: float, trained: float, optim: str, sharding: str = "none", world: int = 1
+    parameters: float,
+    trained: float,
+    optim: str,
+    sharding: str = "none",
+    world: int = 1,
+    element: float = FP32,
+    of_trained: float = FP32,
 ) -> States:
-    """States from the number of parameters alone, sharded evenly."""
+    """States from the number of parameters alone, sharded evenly. `element`, `of_trained`: bytes of
+    a parameter, and of a trained one."""
     part = 1 / world if sharding in ("zero2", "zero3") else 1.0
     owned = trained / world if sharding in ("zero1", "zero2", "zero3") else trained
+    wide = 1.0 if optim == "adamw_8bit" else of_trained / FP32
     return States(
-        FP32 * parameters * part, FP32 * trained * part, optimizer_bytes(int(owned), optim)
+        element * parameters * part,
+        of_trained * trained * part,
+        wide * optimizer_bytes(int(owned), optim),
     )
 
 
@@ -395,11 +411,6 @@ SHARDED = {
     "zero2": "; shards of rows (FSDP2 also shards parameters between steps under zero2)",
     "zero3": "; shards of rows (FSDP2)",
 }
-OPTIMIZER = {
-    "sgd_plain": "no state",
-    "sgd": "4 B x trained (momentum)",
-    "adamw_8bit": "2 B x trained, and a scale for each 256",
-}
 
 
 def memory_figures(inputs: ModelInputs) -> list[Figure]:
@@ -423,16 +434,20 @@ def states_of(inputs: ModelInputs) -> States | None:
         return states(inputs.tensors, optim, sharding, inputs.replicas, 0, inputs.tensor_parallel)
     if inputs.parameters is None or inputs.trained is None or inputs.tensor_parallel > 1:
         return None
-    kept = states_by_count(inputs.parameters, inputs.trained, optim, sharding, inputs.replicas)
-    return (
-        States(2 * kept.parameters, 2 * kept.gradients, 2 * kept.optimizer)
-        if inputs.precision == "fp64"
-        else kept
+    here = inputs.local_ratio  # a job whose parameters are sharded, whatever shards them
+    return states_by_count(
+        inputs.parameters * here,
+        inputs.trained * here,
+        optim,
+        sharding if here == 1 else "none",
+        inputs.replicas,
+        inputs.element_bytes,
+        inputs.trained_bytes,
     )
 
 
 def exchanged_bytes(inputs: ModelInputs) -> tuple[float, float] | None:
-    """Return the fp32 gradients and parameters that a process exchanges with the other replicas,
+    """Return the bytes of gradients and parameters that a process exchanges with the others,
     whatever they shard: under tensor parallelism those of its part of the matrices. None where the
     number of parameters is not known."""
     if inputs.tensors is not None:
@@ -440,7 +455,7 @@ def exchanged_bytes(inputs: ModelInputs) -> tuple[float, float] | None:
         return whole.gradients, whole.parameters
     if inputs.trained is None:
         return None
-    part = FP32 / inputs.tensor_parallel
+    part = inputs.trained_bytes / inputs.tensor_parallel
     return part * inputs.trained, part * (inputs.parameters or inputs.trained)
 
 
@@ -448,12 +463,19 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
     where = SHARDED[inputs.text("sharding", "none")] + (
         "; matrices split (tensor parallel)" if inputs.tensor_parallel > 1 else ""
     )
+    if inputs.local_ratio < 1:
+        where += f"; this process has {percent(inputs.local_ratio)} of them"
+    each = f"{inputs.trained_bytes:.3g} B"
+    kept_by = {
+        "sgd_plain": "no state",
+        "sgd": f"{each} x trained (momentum)",
+        "adamw_8bit": "2 B x trained, and a scale for each 256",
+    }
+    moments = f"{2 * inputs.trained_bytes:.3g} B x trained (two moments)"
     formulas = {
-        "parameters": f"4 B x parameters{where}",
-        "gradients": f"4 B x trained parameters{where}",
-        "optimizer": (
-            f"{OPTIMIZER.get(inputs.text('optim', ''), '8 B x trained (two moments)')}{where}"
-        ),
+        "parameters": f"{inputs.element_bytes:.3g} B x parameters{where}",
+        "gradients": f"{each} x trained parameters{where}",
+        "optimizer": f"{kept_by.get(inputs.text('optim', ''), moments)}{where}",
     }
     titles = {"parameters": "Parameters", "gradients": "Gradients", "optimizer": "Optimizer states"}
     figures = []
@@ -470,13 +492,12 @@ def _state_figures(inputs: ModelInputs, kept: States | None) -> list[Figure]:
                 None,
                 "not predicted: the size of sparse gradients depends on the rows in the batch",
             )
-        twice = "2 x " if inputs.precision == "fp64" else ""
         figure = Figure(
             f"memory.{part}_bytes",
             titles[part],
             "bytes",
             predicted=predicted,
-            formula=twice + formula,
+            formula=formula,
             note=note,
         )
         figures.append(inputs.with_measurement(figure, figure.name, NOT_YET))
@@ -575,21 +596,15 @@ def _peak(inputs: ModelInputs, kept: States | None) -> Figure:
 
 
 def _fragmentation(inputs: ModelInputs) -> Figure:
-    reserved, allocated = (
-        inputs.value("memory.reserved_bytes"),
-        inputs.value("memory.allocated_peak_bytes"),
-    )
-    formula, note = (
-        "reserved - allocated at the peak",
-        "not predicted: fragmentation depends on the order of allocations",
-    )
+    """Torch's own count. Reserved memory beyond the allocated peak is also cache, and a program may
+    reset the peaks."""
     figure = Figure(
         "memory.fragmentation_bytes",
-        "Reserved beyond the peak",
+        "Free parts of segments in use",
         "bytes",
-        formula=formula,
-        note=note,
+        formula="inactive split bytes between two steps",
+        note="not predicted: fragmentation depends on the order of allocations",
     )
-    if reserved is None or allocated is None:
-        return with_note(figure, f"not measured: {NOT_YET if inputs.is_gpu else NO_ALLOCATOR}")
-    return replace(figure, measured=reserved - allocated, source="torch.cuda.memory_stats")
+    return inputs.with_measurement(
+        figure, "memory.inactive_split_bytes", NOT_YET if inputs.is_gpu else NO_ALLOCATOR
+    )

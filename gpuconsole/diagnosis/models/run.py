@@ -7,13 +7,35 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpuconsole.model.figures import Attainable
+from gpuconsole.model.figures import Attainable, RatePair
 from gpuconsole.model.machine import Device, Published
 from gpuconsole.model.run import Run
+from gpuconsole.session.figures.breakdown import of_all_processes
 from gpuconsole.session.figures.peak import facts_of_rates
 
 MISSING = "models"
 """The key in `Run.unavailable` for the reason why a run has no figures."""
+
+
+STEPS = "steps"
+"""The rate that all processes of a job share."""
+
+
+def of_job(attainable: Attainable, ratio: float) -> Attainable:
+    """The rates of a job whose processes together do `ratio` times the work of one."""
+    return msgspec.structs.replace(
+        attainable,
+        rates=tuple(
+            pair if pair.name == STEPS else _times(pair, ratio) for pair in attainable.rates
+        ),
+    )
+
+
+def _times(pair: RatePair, ratio: float) -> RatePair:
+    rates = {name: getattr(pair, name) for name in ("reached_per_s", "attainable_per_s")}
+    return msgspec.structs.replace(
+        pair, **{name: rate * ratio for name, rate in rates.items() if rate is not None}
+    )
 
 
 def with_figures(
@@ -47,11 +69,13 @@ def with_figures(
             attainable = serving_attainable(run, device, calibration)
         else:
             anchors = published(device.name) if device.is_gpu else ()
+            # the models are about one device of a user's job
+            whole = run.summary.whole_ratio
             known_of_run = (
                 run.knobs,
                 facts_of_rates(run),
                 run.signals,
-                run.summary,
+                of_all_processes(run.summary, 1 / whole),
                 device.peaks,
                 calibration,
                 device.is_gpu,
@@ -59,7 +83,7 @@ def with_figures(
             )
             figures, attainable = (
                 training_figures(*known_of_run),
-                training_attainable(ModelInputs(*known_of_run)),
+                of_job(training_attainable(ModelInputs(*known_of_run)), whole),
             )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = f"the models cannot take this run's values: {error!r}"

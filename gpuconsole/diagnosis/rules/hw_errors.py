@@ -3,7 +3,7 @@ more urgent than all findings about speed."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if
 
 ANY = Threshold(
     "errors",
@@ -27,6 +27,7 @@ CRC = Threshold(
 REPORTS = {
     "hw.lost": (ANY, "the GPU no longer answers"),
     "hw.xid_errors": (ANY, "the driver has reported hardware XID errors"),
+    "hw.nvlink_xids": (ANY, "the driver has reported XID errors of NVLink"),
     "hw.ecc_uncorrected": (ANY, "uncorrected memory errors: data was lost"),
     "hw.row_remap_failed": (
         ANY,
@@ -40,6 +41,8 @@ REPORTS = {
     "hw.nvlink_crc_per_s": (CRC, "an NVLink receives damaged packets"),
 }
 NEEDED = "hw.xid_errors"
+UNSURE = ["hw.nvlink_xids"]
+"""Only the kernel log says whether these are fatal."""
 
 
 class HwErrors(Rule):
@@ -50,16 +53,18 @@ class HwErrors(Rule):
     gpu_only = True
     thresholds = (ANY, NVLINK, CRC)
     reads = (
-        "is_gpu", "hw.lost", "hw.xid_errors", "hw.ecc_uncorrected", "hw.row_remap_failed",
-        "hw.row_remap_pending", "hw.nvlink_errors", "hw.nvlink_crc_per_s",
+        "is_gpu", "hw.lost", "hw.xid_errors", "hw.nvlink_xids", "hw.ecc_uncorrected",
+        "hw.row_remap_failed", "hw.row_remap_pending", "hw.nvlink_errors", "hw.nvlink_crc_per_s",
     )  # fmt: skip
     ignore = "Never: results may be wrong, and the GPU may stop."
-    text = """XID events that indicate hardware (48, 61 to 64, 74, 79, 92, 94, 95, 119 to 121;
-events that programs cause, such as 13 and 31, are left out), memory errors that could not be
-corrected since the driver was loaded, memory rows that wait for replacement or could not be
-replaced, and NVLinks that send again, recover or receive damaged packets while this console
-watches. Such a GPU may compute wrong results or stop, so this finding comes before all others,
-although it is not about speed."""
+    text = """XID events that indicate hardware by NVIDIA's catalog: 48, 61, 62, 64, 74, 79, 95,
+110, 136, 140, 143, 158, 167, 171 and 172. From Blackwell on also 144 to 146, 149 and 150 of
+NVLink, of which the kernel log says whether one is fatal. Left out are events that programs or the
+driver's software cause (13, 31, 94, 119, 120), and events without effect (63, 92, 121, 147, 148).
+Also memory errors that could not be corrected since the driver was loaded, memory rows that wait
+for replacement or could not be replaced, and NVLinks that send again, recover or receive damaged
+packets while this console watches. Such a GPU may compute wrong results or stop, so this finding
+comes before all others, although it is not about speed."""
 
     def judge(self, case: Case) -> Finding:
         measured = {name: report for name, report in REPORTS.items() if case.has(name)}
@@ -71,10 +76,16 @@ although it is not about speed."""
             case.value(NEEDED)
             return self.clear(max(levels.values()), evidence)
         reports = "; ".join(f"{measured[name][1]} ({case.value(name):.0f})" for name in broken)
-        summary = (
-            f"{reports}. Results may be wrong: check the kernel log (dmesg), drain this GPU and run"
+        todo = (
+            "The kernel log (dmesg) says whether it is fatal"
+            if broken == UNSURE
+            else "Results may be wrong: check the kernel log (dmesg), drain this GPU and run"
             " dcgmi diag -r 3"
         )
         return self.fires(
-            max(levels.values()), evidence, summary, recoverable=0.0, confidence="high"
+            max(levels.values()),
+            evidence,
+            f"{reports}. {todo}",
+            recoverable=0.0,
+            confidence=high_if(broken != UNSURE),
         )

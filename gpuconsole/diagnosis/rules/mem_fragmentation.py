@@ -3,7 +3,17 @@ small to use."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.rule import Case, Evidence, Finding, Rule, Suggestion, Threshold, percent
+from gpuconsole.diagnosis.rule import (
+    CantTell,
+    Case,
+    Evidence,
+    Finding,
+    Rule,
+    Suggestion,
+    Threshold,
+    high_if,
+    percent,
+)
 
 LOST = Threshold(
     "lost_of_reserved",
@@ -38,34 +48,46 @@ class MemFragmentation(Rule):
         "memory.limit_bytes", "is_gpu", "memory.allocated_peak_bytes",
         "memory.reserved_peak_bytes", "memory.heap_allocated_bytes", "memory.heap_reserved_bytes",
         "memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes",
+        "memory.inactive_split_bytes", "memory.alloc_retries", "memory.graph_pools",
     )  # fmt: skip
     text = """The allocator's reserved memory and the memory that tensors use are both known:
 torch.cuda.memory_stats keeps the peaks of both over the run. On a CPU, glibc's mallinfo2 is read
 during a few passes; its heap holds the whole process with its libraries. The two are compared at
-the peak, because memory that is unused between steps only waits for the next step. If a third is
-lost, tensors of different sizes are allocated and freed in an order that leaves gaps, mostly
+the peak, because memory that is unused between steps only waits for the next step. On a GPU no more
+is lost than torch's own count of free parts in segments of which another part is in use
+(inactive_split_bytes): a program may reset the peaks, and whole free segments are cache. If a third
+is lost, tensors of different sizes are allocated and freed in an order that leaves gaps, mostly
 because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and
 padding to a multiple leaves few sizes. glibc before 2.38 gains nothing from few sizes: a freed
 aligned block cannot hold the next block of the same size. There, a fixed mmap threshold or another
 malloc returns large blocks to the system.
 On a GPU with less than half of its memory reserved, the finding is a note: the lost memory makes no
-allocation fail."""
+allocation fail. The confidence is high only if allocations have failed at first (alloc_retries).
+Pools of CUDA graphs look the same and are not judged."""
 
     def judge(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")
         allocated, reserved = _peaks(case)
-        lost = max(0.0, reserved.value - allocated.value)
+        lost, source = max(0.0, reserved.value - allocated.value), "1 - allocated / reserved"
+        level, evidence = _level(lost, reserved.value, limit), (reserved, allocated)
+        if level >= 1 and case.value("is_gpu"):
+            if case.get("memory.graph_pools", 0.0):
+                raise CantTell("CUDA graphs keep pools, whose free parts are for their replays")
+            (split,) = case.evidence("memory.inactive_split_bytes")
+            if split.value < lost:
+                lost, source = split.value, "inactive split bytes / reserved"
+            level, evidence = _level(lost, reserved.value, limit), (*evidence, split)
         of_reserved, of_limit = lost / max(reserved.value, 1.0), lost / limit
-        whole = Evidence("lost", of_reserved, "ratio", LOST.value, "1 - allocated / reserved")
-        level = min(of_reserved / LOST, of_limit / MATTERS)
+        whole = Evidence("lost", of_reserved, "ratio", LOST.value, source)
         if level < 1:
-            return self.clear(level, (reserved, allocated, whole))
+            return self.clear(level, (*evidence, whole))
         summary = (
-            f"at the {'peaks of the run' if case.value('is_gpu') else 'peak'},"
-            f" {_mb(allocated.value)} of {_mb(reserved.value)} reserved memory are in use:"
-            f" fragments waste {percent(of_limit)} of the memory limit"
+            f"of {_mb(reserved.value)} reserved memory, {_mb(lost)} are in pieces that no tensor"
+            f" uses at the {'peaks of the run' if case.value('is_gpu') else 'peak'}:"
+            f" {percent(of_limit)} of the memory limit"
         )
-        evidence = (reserved, allocated, whole, *case.evidence("memory.limit_bytes"))
+        again = case.if_known("memory.alloc_retries") if case.value("is_gpu") else ()
+        evidence = (*evidence, whole, *again, *case.evidence("memory.limit_bytes"))
         suggestions = _on_gpu(case) if case.get("is_gpu", 0.0) else _on_cpu(case)
         roomy = case.get("is_gpu", 0.0) > 0 and reserved.value < FULL * limit
         return self.fires(
@@ -73,10 +95,15 @@ allocation fail."""
             evidence,
             summary,
             recoverable=of_limit,
-            confidence="high",
+            confidence=high_if(not case.value("is_gpu") or any(one.value > 0 for one in again)),
             suggestions=suggestions,
             note=roomy,
         )
+
+
+def _level(lost: float, reserved: float, limit: float) -> float:
+    """How far the lost bytes are above both thresholds."""
+    return min(lost / max(reserved, 1.0) / LOST, lost / limit / MATTERS)
 
 
 def _peaks(case: Case) -> tuple[Evidence, ...]:

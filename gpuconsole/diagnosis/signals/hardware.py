@@ -32,9 +32,14 @@ MIN_READINGS = 3
 REPLAYS_S = 120.0
 MIN_REPLAYS_S = 30.0
 MIN_STEPS = 50
-HARDWARE_XIDS = frozenset((48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121))
-"""XIDs that indicate a hardware fault (NVIDIA, "XID Errors"). Programs cause, or may cause, all
-other XIDs."""
+HARDWARE_XIDS = frozenset((48, 61, 62, 64, 74, 79, 95, 110, 136, 140, 143, 158, 167, 171, 172))
+"""XIDs that indicate a hardware fault (NVIDIA, "XID Catalog"): the driver asks for a reset of the
+GPU or a restart of the machine, and no software is to be investigated first. Programs cause, or may
+cause, most other XIDs. The catalog says to ignore 63, 92, 121, 147 and 148, to restart the
+application after 94, and to investigate software after 119 and 120."""
+NVLINK_XIDS = frozenset((144, 145, 146, 149, 150))
+"""XIDs of NVLink from Blackwell on. Their text in the kernel log says whether one is fatal; NVML's
+events have no text."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """PCIe: one lane in one direction by generation, without the line code (PCI-SIG)."""
 HELD = {
@@ -143,17 +148,9 @@ class HardwareWatch:
             for name in ("xid_errors", "ecc_uncorrected")
         }
         if latest["xid_errors"] is not None:
-            xids = [
-                event.code
-                for event in state.xids
-                if event.device == whole and event.code in HARDWARE_XIDS
-            ]
-            which = f": XID {', '.join(map(str, sorted(set(xids))))}" if xids else ""
-            signals["hw.xid_errors"] = Signal(
-                float(len(xids)),
-                "",
-                f"NVML events of hardware errors since the session began{which}",
-            )
+            codes = [event.code for event in state.xids if event.device == whole]
+            signals["hw.xid_errors"] = _xids(codes, HARDWARE_XIDS, "hardware errors")
+            signals["hw.nvlink_xids"] = _xids(codes, NVLINK_XIDS, "errors of NVLink")
         if latest["ecc_uncorrected"] is not None:
             signals["hw.ecc_uncorrected"] = Signal(
                 latest["ecc_uncorrected"], "", "NVML, since the driver was loaded"
@@ -191,6 +188,13 @@ class HardwareWatch:
                 rises.get("gpu.link_crc_errors", 0.0) / span_s, "/s", source
             ),
         }
+
+
+def _xids(codes: list[int], which: frozenset[int], what: str) -> Signal:
+    """The number of these XIDs, with their codes in the source."""
+    found = [code for code in codes if code in which]
+    named = f": XID {', '.join(map(str, sorted(set(found))))}" if found else ""
+    return Signal(float(len(found)), "", f"NVML events of {what} since the session began{named}")
 
 
 def is_here(record: RunRecord) -> bool:

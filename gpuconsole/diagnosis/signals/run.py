@@ -249,7 +249,7 @@ def run_signals(
         )
     if summary.mfu_at_least:
         signals["mfu_at_least"] = Signal(
-            1.0, "", "operators of other libraries ran, whose FLOPs are not known"
+            1.0, "", "FLOPs of other libraries' operators, or of attention, are not known"
         )
     if summary.mfu_above_peak:
         signals["mfu_above_peak"] = Signal(1.0, "", "the FLOP/s are above the peak")

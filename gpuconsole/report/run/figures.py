@@ -103,11 +103,16 @@ def client_title(run: Run) -> str:
 
 
 def work(run: Run) -> str:
-    """`127 requests`, `1 steady step`."""
+    """`127 requests`, `1 steady step`, `398 steps, never steady`."""
+    over = run.state not in ("starting", "running")
+    never = not run.serves and over and run.steady_from_s is None
     count, noun = (
-        (run.summary.requests, "request") if run.serves else (run.summary.steps, "steady step")
+        (run.summary.requests, "request")
+        if run.serves
+        else (run.summary.steps, "step" if never else "steady step")
     )
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    words = f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{words}, never steady" if never and count else words
 
 
 # --- degraded and invalid figures -----------------------------------------------------------------

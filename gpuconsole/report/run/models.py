@@ -420,7 +420,8 @@ def roof_of(run: Run, devices: Sequence[Device], environment: Environment) -> Ro
         ) or (None, "")
         bandwidth, memory_source = device.peaks.memory_bytes_per_s, device.peaks.source
     if peak is None and summary.flops_per_s and summary.mfu_ratio:
-        peak, source = summary.flops_per_s / summary.mfu_ratio, summary.mfu_peak_source
+        alone = summary.flops_per_s / summary.whole_ratio
+        peak, source = alone / summary.mfu_ratio, summary.mfu_peak_source
     if peak is None:
         peak, source = (
             calibration.get(f"gemm_{precision}_flops_per_s"),

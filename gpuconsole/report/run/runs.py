@@ -365,6 +365,11 @@ def cause_report(run: Run) -> Report:
     ]
 
 
+def _processes(run: Run) -> str:
+    """`, of 8 processes` where the rate is the sum over them."""
+    return f", of {len(run.ranks)} processes" if run.summary.whole_ratio > 1 else ""
+
+
 def figures(run: Run) -> Report:
     """Every measured figure of a run with its label."""
     summary = run.summary
@@ -376,15 +381,16 @@ def figures(run: Run) -> Report:
                 "throughput",
                 [
                     (throughput(run), "title"),
-                    (f" (n={rate.n})", "dim"),
+                    (f" (n={rate.n}{_processes(run)})", "dim"),
                     (f"   {share}" if (share := share_text(run)) else "", ""),
                 ],
             )
         )
     elif run.is_job and summary.steps:
-        report.append(
-            labelled("throughput", f"{units.NA}: the number of samples in a batch is not known")
+        reason = run.unavailable.get(
+            "workload.samples_per_s", "the number of samples in a batch is not known"
         )
+        report.append(labelled("throughput", f"{units.NA}: {visible(reason)}"))
     if run.baseline is not None:
         report.append(labelled("baseline", run.baseline.words))
     report += [*request_report(run), *watched_report(run)]

@@ -7,6 +7,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from gpuconsole.model.run import PHASES, Distribution, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
@@ -28,6 +30,7 @@ STEADY_SPAN_S = 2.0
 STEADY_TREND = 0.02
 """A trend below 2 % is steady (rolling-median slope, as profine uses)."""
 STEADY_SIGMAS = 2.5
+PERCENTILES = ("p50", "p90", "p95", "p99")
 BLOCK_S = 0.5
 """Least seconds of a block of steps, for the spread of a rate."""
 
@@ -157,6 +160,24 @@ def add_bandwidth(
     summary.memory_bytes_per_s = bytes_per_sample * work_over_time(steps, samples_of)
     if peak:
         summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / peak[0], peak[1]
+
+
+RATES = ("tokens_per_s", "samples_per_s", "flops_per_s", "memory_bytes_per_s")
+
+
+def of_all_processes(summary: Summary, ratio: float) -> Summary:
+    """A copy of `summary` with `ratio` times its rates."""
+    rates: dict[str, Distribution | float | None] = {}
+    for name in RATES:
+        rate = getattr(summary, name)
+        if isinstance(rate, Distribution):
+            parts = {part: getattr(rate, part) for part in ("mean", "std", *PERCENTILES)}
+            scaled = {part: value * ratio for part, value in parts.items() if value is not None}
+            rate = replace(rate, **scaled)
+        elif rate is not None:
+            rate *= ratio
+        rates[name] = rate
+    return replace(summary, **rates, whole_ratio=summary.whole_ratio * ratio)
 
 
 # --- requests -------------------------------------------------------------------------------------

@@ -9,6 +9,10 @@ from typing import NamedTuple
 from gpuconsole.model.knobs.catalogue import Knobs
 
 ESTIMATED = "FLOPs estimated from parameters, 6 N + 12 L d T per token"
+WITHOUT_ATTENTION = (
+    "FLOPs estimated from parameters, 6 N per token, without attention: the number of layers and the"
+    " width are not known"
+)
 IN_FULL = "attention counted in full"
 NOT_ALL = "operators of other libraries not counted"
 MOSTLY = 0.5
@@ -34,7 +38,8 @@ class SampleFlops(NamedTuple):
     `full`: with all scores of attention, as torch's counter and PaLM count. `causal`: without the
     half that a causal mask leaves out; None where attention is not causal, or its shape is not
     known. `source`: how the FLOPs were found where they were not counted, and which count `full` is
-    where there are two. `at_least`: operators ran whose FLOPs nobody knows.
+    where there are two. `at_least`: operators ran whose FLOPs nobody knows, or the estimate leaves
+    attention out.
     """
 
     full: float
@@ -61,7 +66,8 @@ def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> 
         matrices = _matrices(facts, bool(layers and width))
         if not length or not matrices:
             return None
-        full, source = training_per_token(matrices, layers, width, length) * length, ESTIMATED
+        full = training_per_token(matrices, layers, width, length) * length
+        source = ESTIMATED if layers and width else WITHOUT_ATTENTION
         frozen = 1 - min(
             1.0, facts.get("trainable_parameters", matrices) / facts.get("parameters", matrices)
         )
@@ -73,10 +79,9 @@ def flops_of_sample(facts: Mapping[str, float], knobs: Knobs, tokens: float) -> 
         if (counted is not None or facts.get("causal")) and 0 < masked < full
         else None
     )
-    at_least = bool(facts.get("operators_without_formula"))
-    words = "; ".join(
-        filter(None, (source, IN_FULL if causal else "", NOT_ALL if at_least else ""))
-    )
+    foreign = bool(facts.get("operators_without_formula"))
+    words = "; ".join(filter(None, (source, IN_FULL if causal else "", NOT_ALL if foreign else "")))
+    at_least = foreign or source == WITHOUT_ATTENTION
     return SampleFlops(full, causal, words, facts.get("recomputed_flops_per_sample", 0.0), at_least)
 
 

@@ -15,7 +15,13 @@ from gpuconsole.model.machine import UNKNOWN_GPU, Device
 from gpuconsole.model.run import Rank, Run, Step, Summary, Validity
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.stacks import Place
-from gpuconsole.session.figures.breakdown import add_bandwidth, add_served_work, summarize
+from gpuconsole.session.figures.breakdown import (
+    RATES,
+    add_bandwidth,
+    add_served_work,
+    of_all_processes,
+    summarize,
+)
 from gpuconsole.session.figures.flops import SampleFlops, flops_of_sample
 from gpuconsole.session.figures.peak import (
     Peak,
@@ -178,9 +184,35 @@ def _compute(
     if record.run.device == UNKNOWN_GPU:
         missing["workload.mfu_ratio"] = GPU_NOT_KNOWN
     if peaks[0] is not None and summary.flops_per_s and summary.mfu_ratio is None:
-        missing["workload.mfu_ratio"] = why_above(summary.flops_per_s, peaks[0])
+        missing["workload.mfu_ratio"] = why_above(
+            summary.flops_per_s / summary.whole_ratio, peaks[0]
+        )
+    if _issued_only(record, steps):
+        for name in RATES:
+            setattr(summary, name, None)
+            missing[f"workload.{name}"] = ISSUED_ONLY
+        summary.mfu_ratio = summary.mfu_causal_ratio = summary.hfu_ratio = None
+        missing["workload.mfu_ratio"] = ISSUED_ONLY
     places = record.stacks.places(record.steady_t or 0.0)
     return summary, ranks, places, missing, validity(record)
+
+
+ISSUED_ONLY = (
+    "the host had issued all steps long before the GPU had done them, and the job ended before its"
+    " step time was steady"
+)
+OF_ITS_TIME = 0.5
+"""Steps that take less of the time of a job than this, though the job does nothing else, are not
+the GPU's."""
+
+
+def _issued_only(record: RunRecord, steps: Sequence[Step]) -> bool:
+    """Whether the steps of a job on a GPU, which was never steady, have the times of the host that
+    issues them: a launch queue takes a thousand replays of a CUDA graph."""
+    run = record.run
+    if not run.is_job or run.device == "cpu" or record.closed_t is None or record.steady_t:
+        return False
+    return 0 < sum(step.wall_s for step in steps) < OF_ITS_TIME * run.duration_s
 
 
 ASKED_OF_SERVERS = {
@@ -230,6 +262,10 @@ def _training_summary(
 ) -> Summary:
     summary = summarize(steps, work_of(record, steps), peaks[0])
     add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
+    if record.whole_ratio > 1:
+        summary = of_all_processes(summary, record.whole_ratio)
+        if summary.mfu_peak_source:
+            summary.mfu_peak_source += "; per GPU"
     summary.memory_peak_bytes = record.memory_bytes
     if record.overhead_start is not None and record.seen_steps > record.overhead_start[1]:
         overhead_s, first = record.overhead_start
@@ -279,7 +315,7 @@ def _add_cost(
         missing["workload.cost_per_million_tokens"] = NO_PRICE
     else:
         summary.cost_per_million_tokens = cost_per_million_tokens(
-            summary.tokens_per_s.mean * record.whole_ratio, price_per_hour
+            summary.tokens_per_s.mean, price_per_hour
         )
     return missing
 

@@ -98,11 +98,20 @@ SLOW_FIELDS = (
 )
 
 
-def link_fields(links: int) -> tuple[Field, ...]:
-    """The fields of single NVLinks, by metric and link: `gpu.link_replays/3`."""
+BLACKWELL = 10
+"""NVML's number of the architecture."""
+
+
+def link_fields(links: int, architecture: int | None = None) -> tuple[Field, ...]:
+    """The fields of single NVLinks, by metric and link: `gpu.link_replays/3`.
+
+    Blackwell has other error counters: NVML's change log removes 161 to 163 there, and 215 counts
+    recoveries, successful (213) and failed (214).
+    """
     kinds = {
         "gpu.link_replays": 161,  # NVLINK_ERROR_DL_REPLAY
-        "gpu.link_recoveries": 162,  # NVLINK_ERROR_DL_RECOVERY
+        # NVLINK_ERROR_DL_RECOVERY, or NVLINK_COUNT_LINK_RECOVERY_EVENTS
+        "gpu.link_recoveries": 215 if (architecture or 0) >= BLACKWELL else 162,
         "gpu.link_crc_errors": 163,  # NVLINK_ERROR_DL_CRC
     }
     return tuple(

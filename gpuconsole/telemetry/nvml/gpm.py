@@ -3,8 +3,10 @@ samples."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Container
+import weakref
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import pynvml
@@ -67,13 +69,17 @@ GPM_METRICS = {
 C2C = ("gpu.c2c_tx_bytes_per_s", "gpu.c2c_rx_bytes_per_s")
 
 
-def gpm_metrics() -> dict[str, GpmMetric]:
-    """The metrics that this driver supports. Before 575 the ids ended at 98, and one unknown id can
-    make the whole call fail."""
+BASE = frozenset(range(1, 22))
+"""The ids that every driver with GPM knows."""
+
+
+def gpm_metrics(has_c2c: bool) -> dict[str, GpmMetric]:
+    """The metrics that this driver supports on a GPU with or without a chip-to-chip link. Before
+    575 the ids ended at 98, and one unknown id can make the whole call fail."""
     return {
         name: metric
         for name, metric in GPM_METRICS.items()
-        if name not in C2C or driver_is_at_least(575)
+        if name not in C2C or (has_c2c and driver_is_at_least(575))
     }
 
 
@@ -113,6 +119,10 @@ class GpmReader:
         previous reading."""
         self._refused: dict[str, CallFailed] = {}
         self._never: CallFailed | None = None
+        self._asked = list(metrics)
+        self._dropped: dict[str, CallFailed] = {}
+        """The metrics that make a call fail as a whole: they are not asked for again."""
+        self._has_searched = False
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
         """Values in catalogue units, unchecked, and failures. Raises CallFailed only for a lost
@@ -126,7 +136,7 @@ class GpmReader:
         if self._never is not None:
             return {}, dict.fromkeys(self._metrics, self._never)
         if self._has_earlier and time.monotonic() - self._earlier_t < REFRESH_S:
-            self.waiting = [name for name in self._metrics if name not in self._refused]
+            self.waiting = [name for name in self._asked if name not in self._refused]
             return {}, self._refused
         try:
             if self._query is None:
@@ -146,17 +156,22 @@ class GpmReader:
             raise CallFailed(
                 NOT_SUPPORTED, NEEDS_HOPPER if _is_before_hopper(self._handle) else NOT_OFFERED
             )
-        struct = getattr(pynvml, "c_nvmlGpmMetricsGet_t", None)
-        if struct is None:
+        if getattr(pynvml, "c_nvmlGpmMetricsGet_t", None) is None:
             raise CallFailed(FUNCTION_NOT_FOUND, "the installed nvidia-ml-py lacks GPM")
-        self._earlier = call("nvmlGpmSampleAlloc")
-        self._later = call("nvmlGpmSampleAlloc")
-        query = struct()
+        for which in ("_earlier", "_later"):
+            sample = call("nvmlGpmSampleAlloc")
+            weakref.finalize(self, _free, sample).atexit = False
+            setattr(self, which, sample)
+        self._query = self._query_of(self._asked)
+
+    def _query_of(self, names: Iterable[str]) -> Any:
+        query = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = _METRICS_GET_VERSION
-        query.numMetrics = len(self._metrics)
-        for slot, metric in enumerate(self._metrics.values()):
-            query.metrics[slot].metricId = metric.identifier
-        self._query = query
+        identifiers = [self._metrics[name].identifier for name in names]
+        query.numMetrics = len(identifiers)
+        for slot, identifier in enumerate(identifiers):
+            query.metrics[slot].metricId = identifier
+        return query
 
     def _is_supported(self) -> bool:
         """Raises CallFailed where the driver does not say, and a newer driver could."""
@@ -176,10 +191,49 @@ class GpmReader:
             self._keep_later()
             self._refused = dict.fromkeys(self._metrics, CallFailed(-1, FIRST_SAMPLE))
             return {}, self._refused
-        self._query.sample1, self._query.sample2 = self._earlier, self._later
-        call("nvmlGpmMetricsGet", self._query)
+        try:
+            self._ask(self._query)
+        except CallFailed as failure:
+            if failure.is_loss or self._has_searched:
+                raise
+            self._leave_out_refused(failure)
+            self._ask(self._query)
         self._keep_later()
         return self._split()
+
+    def _ask(self, query: Any) -> None:
+        query.sample1, query.sample2 = self._earlier, self._later
+        call("nvmlGpmMetricsGet", query)
+
+    def _leave_out_refused(self, failure: CallFailed) -> None:
+        """A driver may refuse the whole call for one id that it lacks: ask for the base set, then
+        for the others one by one, once. Raises `failure` where it refuses all of them."""
+        self._has_searched = True
+        base = [name for name in self._asked if self._metrics[name].identifier in BASE]
+        accepted = set(base) if base and self._refusal(base) is None else set[str]()
+        refused: dict[str, CallFailed] = {}
+        for name in self._asked:
+            if name not in accepted:
+                refusal = self._refusal([name])
+                if refusal is None:
+                    accepted.add(name)
+                else:
+                    refused[name] = refusal
+        if not accepted:
+            raise failure
+        self._dropped = refused
+        self._asked = [name for name in self._asked if name in accepted]
+        self._query = self._query_of(self._asked)
+
+    def _refusal(self, names: list[str]) -> CallFailed | None:
+        """Why a call for these metrics fails as a whole. Raises CallFailed for a lost device."""
+        try:
+            self._ask(self._query_of(names))
+        except CallFailed as failure:
+            if failure.is_loss:
+                raise
+            return failure
+        return None
 
     def _keep_later(self) -> None:
         self._earlier, self._later = self._later, self._earlier
@@ -188,10 +242,10 @@ class GpmReader:
 
     def _split(self) -> tuple[dict[str, float], dict[str, CallFailed]]:
         values: dict[str, float] = {}
-        failures: dict[str, CallFailed] = {}
+        failures = dict(self._dropped)
         answers = member(self._query, "metrics")
-        for slot, (name, metric) in enumerate(self._metrics.items()):
-            answer = answers[slot]
+        for slot, name in enumerate(self._asked):
+            answer, metric = answers[slot], self._metrics[name]
             code = member(answer, "nvmlReturn")  # each metric has its own return code
             if code:
                 failures[name] = CallFailed(code)
@@ -199,6 +253,12 @@ class GpmReader:
                 values[name] = member(answer, "value") * metric.factor
         self._refused = failures
         return values, failures
+
+
+def _free(sample: Any) -> None:
+    """Give the buffer of a sample back to the driver, which may have gone."""
+    with contextlib.suppress(CallFailed):
+        call("nvmlGpmSampleFree", sample)
 
 
 def _is_before_hopper(handle: Any) -> bool:

@@ -52,6 +52,7 @@ from gpuconsole.telemetry.nvml.library import (
     CallFailed,
     call,
     driver_is_at_least,
+    member,
     meter,
 )
 
@@ -88,7 +89,9 @@ class LinksReader:
         self.links = links
         self._handle = handle
         self._gpm = GpmReader(handle, link_gpm_metrics(links))
-        self._fields = FieldReader(handle, link_fields(links))
+        self._fields = FieldReader(
+            handle, link_fields(links, fact("nvmlDeviceGetArchitecture", handle))
+        )
 
     def read(self) -> list[tuple[dict[str, float], dict[str, str]]]:
         """Values and reasons by link. Raises CallFailed only for a lost device."""
@@ -129,11 +132,21 @@ SLOW_S = 10.0
 
 _NVLINK_TOTALS = ("gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s")
 _NO_NVLINK = "no active NVLink on this device"
+_NO_C2C = "no chip-to-chip link on this device"
+_C2C_LINKS = 170  # NVML_FI_DEV_C2C_LINK_COUNT
 _WAITS = "the driver has not reported it yet"
 MARGIN = "nvml, the temperature and its margin"
 _MIG = "not supported while MIG mode is on"
 _DRIVER_575 = "needs driver 575 or newer"
 _WHOLE_ONLY = "reported for the whole GPU only, not for a MIG slice"
+
+
+def has_c2c(handle: Any) -> bool:
+    """Whether the GPU has links to a Grace CPU in its package."""
+    answers = fact("nvmlDeviceGetFieldValues", handle, [(_C2C_LINKS, 0)])
+    if answers is None or member(answers[0], "nvmlReturn"):
+        return False
+    return bool(member(answers[0], "value").uiVal)
 
 
 class _Reader(Protocol):
@@ -154,9 +167,10 @@ class Gpu:
         meter.device = device
         self.handle = handle
         self.loss: str | None = None
-        self.reasons: dict[str, str] = (
-            {} if driver_is_at_least(575) else dict.fromkeys((*REASON_COUNTERS, *C2C), _DRIVER_575)
-        )
+        c2c = has_c2c(handle)
+        self.reasons: dict[str, str] = {} if c2c else dict.fromkeys(C2C, _NO_C2C)
+        if not driver_is_at_least(575):
+            self.reasons |= dict.fromkeys((*REASON_COUNTERS, *C2C), _DRIVER_575)
         self.links: list[tuple[dict[str, float], dict[str, str]]] = []
         self.substitutes: dict[str, str] = {}
         self._seen: set[str] = set()
@@ -172,7 +186,7 @@ class Gpu:
         self.device: Device = describe(device, handle, self.nvlinks, self._memory)
         unified = self.device.is_unified
         self._fast: tuple[_Reader, ...] = (
-            GpmReader(handle, gpm_metrics()),
+            GpmReader(handle, gpm_metrics(c2c)),
             FieldReader(handle, FAST_FIELDS + reason_fields()),
             CallReader(
                 handle,
@@ -379,7 +393,10 @@ class MigSlice:
         self.reasons: dict[str, str] = dict.fromkeys(GPU_METRICS, _WHOLE_ONLY)
         self._readers: tuple[_Reader, ...] = (CallReader(handle, (MEMORY,)),)
         if self.instance is not None:
-            self._readers = (GpmReader(whole.handle, gpm_metrics(), self.instance), *self._readers)
+            self._readers = (
+                GpmReader(whole.handle, gpm_metrics(False), self.instance),
+                *self._readers,
+            )
 
     def read(self) -> dict[str, float]:
         """The values; `reasons` holds the reasons for missing values."""

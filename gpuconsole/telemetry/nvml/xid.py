@@ -13,7 +13,8 @@ from gpuconsole.wire.events import Xid
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 _MAX_AT_ONCE = 64
 
-# Texts for common errors (NVIDIA, "XID Errors": https://docs.nvidia.com/deploy/xid-errors/).
+# Texts for common errors (NVIDIA, "XID Catalog":
+# https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html).
 MEANINGS = {
     13: "a kernel accessed memory out of bounds or hit another exception",
     31: "a kernel accessed an unmapped address (page fault)",
@@ -34,7 +35,27 @@ MEANINGS = {
     109: "a context switch timed out",
     119: "the GPU's system processor does not answer",
     120: "the GPU's system processor failed",
-    121: "an error of the chip-to-chip link",
+    110: "a security fault",
+    121: "corrected errors of the chip-to-chip link",
+    136: "the training of an NVLink failed",
+    137: "an illegal access over NVLink",
+    140: "uncorrectable memory errors that the driver could not handle",
+    143: "the initialization of the GPU failed",
+    144: "an NVLink error (SAW)",
+    145: "an NVLink error (RLW)",
+    146: "an NVLink error (TLW)",
+    147: "an NVLink event without effect (TREX)",
+    148: "an NVLink event without effect (NVLPW_CTRL)",
+    149: "an NVLink error (NETIR)",
+    150: "an NVLink error (MSE)",
+    154: "the driver says how to recover from another XID",
+    155: "an NVLink went down on purpose",
+    156: "a faulty part of the GPU is to be retired",
+    157: "a faulty part of the GPU could not be retired",
+    158: "the GPU did not answer in time (fatal)",
+    167: "the PCIe link did not answer in time (fatal)",
+    171: "an uncorrectable error of the GPU's memory (DRAM)",
+    172: "an uncorrectable error of the GPU's memory on the chip (SRAM)",
 }
 
 

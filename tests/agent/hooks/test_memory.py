@@ -227,7 +227,7 @@ def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(
     monkeypatch.setattr(
         hook,
         "counted",
-        lambda index: hook.OwnerCounts(2.0, peaks[0][0], 3.0, 0.0, 5.0, 12.0, peaks[0][1]),
+        lambda index: hook.OwnerCounts(2.0, peaks[0][0], 3.0, 1.0, 5.0, 12.0, peaks[0][1], 2.0),
     )
     monkeypatch.setattr(
         hook, "tensors_of_program", lambda roots, index=None: hook.Tensors(1.0, 1.0, 1, 0.0, 2.0)
@@ -243,6 +243,8 @@ def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(
         "memory.reserved_peak_bytes": 20.0,
         "memory.limit_bytes": 12.0,
         "memory.others_bytes": 4.0,
+        "memory.inactive_split_bytes": 1.0,
+        "memory.alloc_retries": 2.0,
     }
     own._failed_peak = 10.0
     own.owners(0)

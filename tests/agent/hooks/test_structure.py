@@ -54,9 +54,9 @@ def test_a_walk_is_made_once_and_again_when_the_number_of_modules_changes() -> N
     assert structure.structure(watch).linear_parameters == 50
     model[0].weight = nn.Parameter(torch.zeros(3, 2, 1, 1))
     assert structure.structure(watch).images == [model[0].weight], "the former weight is gone"
-    assert not structure.structure(watch).compiles
+    assert not structure.structure(watch).compiled
     model[1].compile(backend="eager")
-    assert structure.structure(watch).compiles
+    assert structure.structure(watch).compiled
 
 
 def test_facts_are_those_of_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.models.training import training_figures
+from gpuconsole.diagnosis.signals.hardware import ACTIVITY
 from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -86,6 +87,24 @@ def test_states_and_activations_stand_beside_what_was_measured() -> None:
     assert "not measured" in found["memory.activations_bytes"].note
 
 
+def test_elements_of_a_job_have_the_size_that_they_are_stored_in() -> None:
+    """Weights in bf16, as in fine-tuning, and FSDP2, of which a process stores its shard."""
+    of_job = {name: FACTS[name] for name in ("parameters", "trainable_parameters")} | {
+        "parameter_element_bytes": 2.0, "trained_element_bytes": 2.0
+    }  # fmt: skip
+    knobs: Knobs = {"precision": "bf16", "optim": "adamw_fused", "batch_size": 16}
+    for share in (1.0, 0.5):
+        found = on_h200(knobs, of_job | {"local_parameters_ratio": share})
+        here = share * PARAMETERS
+        assert found["memory.parameters_bytes"].predicted == pytest.approx(2 * here)
+        assert found["memory.gradients_bytes"].predicted == pytest.approx(2 * here)
+        assert found["memory.optimizer_bytes"].predicted == pytest.approx(4 * here)
+        assert found["bandwidth.optimizer_s"].predicted == pytest.approx(14 * here / 4.8e12)
+    (least,) = (figure for name, figure in found.items() if name == "bandwidth.step_s")
+    weights, update = 4 * PARAMETERS, 14 * here  # read by two passes, and the shard's update
+    assert least.predicted == pytest.approx((weights + 2 * PARAMETERS + update) / 4.8e12)
+
+
 def test_a_model_whose_seq_len_was_changed_keeps_its_positions() -> None:
     found = on_h200({**KNOBS, "seq_len": 512}, memory__parameters_bytes=4.0 * PARAMETERS)
     assert found["memory.parameters_bytes"].error_ratio == 0
@@ -99,9 +118,11 @@ def test_peak_lies_above_its_parts() -> None:
     )
 
 
-def test_fragmentation_is_what_is_reserved_beyond_the_peak() -> None:
-    found = on_h200(memory__reserved_bytes=30e9, memory__allocated_peak_bytes=22e9)
-    assert found["memory.fragmentation_bytes"].measured == 8e9
+def test_fragmentation_is_torchs_own_count() -> None:
+    """What is reserved beyond the peak is also cache, and a program may reset the peaks."""
+    cached = {"memory__reserved_peak_bytes": 30e9, "memory__allocated_peak_bytes": 12e9}
+    found = on_h200(memory__inactive_split_bytes=1e9, **cached)
+    assert found["memory.fragmentation_bytes"].measured == 1e9
 
 
 def test_what_torch_compile_keeps_is_not_predicted() -> None:
@@ -131,7 +152,7 @@ def test_flops_of_varied_lengths_are_the_mean_over_them() -> None:
 
 
 def test_mfu_by_each_method() -> None:
-    found = on_h200(tensor_active_ratio=0.5)
+    found = on_h200(**dict.fromkeys(ACTIVITY, 0.5))
     each = FACTS["flops_per_sample"] / 1024
     mfu = 400_000 * each / 989.4e12
     assert found["mfu.flops"].measured == pytest.approx(mfu)
@@ -160,9 +181,11 @@ def test_optimizer_against_bandwidth() -> None:
 
 
 def test_intensity_against_the_ridge() -> None:
-    found = on_h200(step_s=0.04, samples_per_step=16.0, dram_active_ratio=0.4)
+    found = on_h200(step_s=0.04, samples_per_step=16.0, **dict.fromkeys(ACTIVITY, 0.4))
     intensity = found["roofline.intensity"]
-    assert intensity.predicted is not None and intensity.measured is not None
+    assert intensity.predicted is not None
+    reached = 400_000 * FACTS["flops_per_sample"] / 1024
+    assert intensity.measured == pytest.approx(reached / (0.4 * 4.8e12))
     assert "ridge at 206 FLOP/B" in intensity.note
     assert (found["roofline.flops_per_s"].predicted or 0) <= 989.4e12
 

@@ -8,6 +8,7 @@ import torch
 
 from gpuconsole.diagnosis.models import flops
 from gpuconsole.diagnosis.models.inputs import transformer_linear
+from gpuconsole.session.figures.flops import flops_of_sample
 from gpuconsole.workloads.training.gpt import GPT, add_lora, next_token_loss
 from gpuconsole.workloads.training.task import count_training_flops
 
@@ -83,3 +84,14 @@ def test_megatrons_formula_gives_the_same_flops_per_step() -> None:
     linear = transformer_linear(width, layers, vocabulary)
     ours = batch * tokens * flops.training_per_token(linear, layers, width, tokens)
     assert ours == pytest.approx(megatron_per_step(batch, tokens, layers, width, vocabulary))
+
+
+@pytest.mark.parametrize("shape", [{}, {"layers": 12.0, "width": 1024.0}])
+def test_an_estimate_says_whether_attention_is_in_it(shape: dict[str, float]) -> None:
+    """A model of one's own that torch.compile has compiled: nothing is counted."""
+    facts = {"parameters": 2e8, "linear_parameters": 1.8e8, "trainable_parameters": 2e8, **shape}
+    work = flops_of_sample(facts, {}, 8192.0)
+    assert work is not None
+    attention = 12 * 12 * 1024 * 8192.0 if shape else 0.0
+    assert work.full == pytest.approx((6 * 1.8e8 + attention) * 8192)
+    assert work.at_least == (not shape) and ("12 L d T" in work.source) == bool(shape)

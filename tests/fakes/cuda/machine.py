@@ -238,6 +238,7 @@ def _facts(index: int, card: Card) -> list[str]:
         "pcie_tx_kb 0",
         f"nvlinks {card.nvlinks}",
         f"gpm_support {int(card.has_gpm)}",
+        f"field 170 {int('GH200' in card.name)}",
         f"architecture {ARCHITECTURES[major]}",
         f"capability_major {major}",
         f"capability_minor {minor}",

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_GPUS = 2048, MAX_FAULTS = 48, MAX_GPM = 128, MAX_FIELD = 320, MAX_LINKS = 18, FIRST_LINK_FIELD = 161, LINK_FIELDS = 3, MAX_PROCESSES = 16, MAX_SLICES = 7, LINE = 512 };
+enum { MAX_GPUS = 2048, MAX_FAULTS = 48, MAX_GPM = 128, MAX_FIELD = 320, MAX_LINKS = 18, FIRST_LINK_FIELD = 161, FIRST_LINK_FIELD_5 = 213, LINK_FIELDS = 6, MAX_PROCESSES = 16, MAX_SLICES = 7, LINE = 512 };
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 
 typedef struct { char call[64]; int code; int delay_ms; } Fault;
@@ -25,7 +25,7 @@ typedef struct Gpu {
     double sm_clock_max_mhz, memory_clock_max_mhz, clocks_reasons, pcie_gen_now, pcie_width_now, pcie_replays;
     double xid, xid_serial, architecture, capability_major, capability_minor, persistence, ecc, numa_node, affinity_low, record_bytes;
     double gpm[MAX_GPM];
-    int gpm_error[MAX_GPM];
+    int gpm_error[MAX_GPM], gpm_refused[MAX_GPM];
     Field fields[MAX_FIELD], link_fields[MAX_LINKS][LINK_FIELDS];
     Task tasks[MAX_PROCESSES];
     int task_count;
@@ -89,6 +89,7 @@ static void reset_gpus(void) {
         for (size_t k = 0; k < sizeof GPM_KNOWN / sizeof *GPM_KNOWN; k++) g->gpm_error[GPM_KNOWN[k]] = OK;
         for (int f = 0; f < MAX_FIELD; f++) g->fields[f].error = NOT_SUPPORTED;
         for (size_t k = 0; k < sizeof FIELDS_KNOWN / sizeof *FIELDS_KNOWN; k++) g->fields[FIELDS_KNOWN[k]].error = OK;
+        g->fields[170] = (Field){ 1, 0, OK, 0 }; /* a chip-to-chip link, so that it has every metric */
     }
 }
 
@@ -111,6 +112,13 @@ static Fault *fault_of(Gpu *g, const char *call, const char *line) {
     return f;
 }
 
+/* Which of a link's fields the field ID is: 161 to 163 (up to Hopper), 213 to 215 (from Blackwell on); -1: none. */
+static int link_field(int id) {
+    if (id >= FIRST_LINK_FIELD && id < FIRST_LINK_FIELD + LINK_FIELDS / 2) return id - FIRST_LINK_FIELD;
+    if (id >= FIRST_LINK_FIELD_5 && id < FIRST_LINK_FIELD_5 + LINK_FIELDS / 2) return LINK_FIELDS / 2 + id - FIRST_LINK_FIELD_5;
+    return -1;
+}
+
 static void set_gpu(Gpu *g, const char *rest, const char *line) {
     char word[64];
     int id, code, link, at = 0;
@@ -120,6 +128,7 @@ static void set_gpu(Gpu *g, const char *rest, const char *line) {
     if (sscanf(rest, "error %63s %d", word, &code) == 2) { fault_of(g, word, line)->code = code; return; }
     if (sscanf(rest, "delay %63s %d", word, &code) == 2) { fault_of(g, word, line)->delay_ms = code; return; }
     if (sscanf(rest, "gpm_error %d %d", &id, &code) == 2 && id >= 0 && id < MAX_GPM) { g->gpm_error[id] = code; return; }
+    if (sscanf(rest, "gpm_refused %d %d", &id, &code) == 2 && id >= 0 && id < MAX_GPM) { g->gpm_refused[id] = code; return; }
     if (sscanf(rest, "gpm %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_GPM) {
         g->gpm[id] = value, g->gpm_error[id] = OK;
         return;
@@ -128,13 +137,12 @@ static void set_gpu(Gpu *g, const char *rest, const char *line) {
     if (sscanf(rest, "field_32bit %d %d", &id, &code) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id].is_32bit = code; return; }
     if (sscanf(rest, "field_per_s %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id] = (Field){ 0, value, OK, 0 }; return; }
     if (sscanf(rest, "field %d %lf", &id, &value) == 2 && id >= 0 && id < MAX_FIELD) { g->fields[id] = (Field){ value, 0, OK, 0 }; return; }
-    if (sscanf(rest, "link_field %d %d %lf", &link, &id, &value) == 3 && link >= 0 && link < MAX_LINKS && id >= FIRST_LINK_FIELD &&
-        id < FIRST_LINK_FIELD + LINK_FIELDS) {
-        g->link_fields[link][id - FIRST_LINK_FIELD] = (Field){ value, 0, OK, 0 };
+    if (sscanf(rest, "link_field %d %d %lf", &link, &id, &value) == 3 && link >= 0 && link < MAX_LINKS && link_field(id) >= 0) {
+        g->link_fields[link][link_field(id)] = (Field){ value, 0, OK, 0 };
         return;
     }
-    if (sscanf(rest, "link_field_error %d %d", &id, &code) == 2 && id >= FIRST_LINK_FIELD && id < FIRST_LINK_FIELD + LINK_FIELDS) {
-        for (link = 0; link < MAX_LINKS; link++) g->link_fields[link][id - FIRST_LINK_FIELD].error = code;
+    if (sscanf(rest, "link_field_error %d %d", &id, &code) == 2 && link_field(id) >= 0) {
+        for (link = 0; link < MAX_LINKS; link++) g->link_fields[link][link_field(id)].error = code;
         return;
     }
     total = 0;

@@ -18,6 +18,7 @@
  *   gpu I uuid TEXT
  *   gpu I gpm METRIC VALUE    what the GPM metric NVML_GPM_METRIC_* METRIC reads (percent or MiB/s)
  *   gpu I gpm_error METRIC CODE   that metric alone has this nvmlReturn
+ *   gpu I gpm_refused METRIC CODE a call that asks for that metric fails as a whole with this nvmlReturn
  *   gpu I error CALL CODE     CALL on this GPU fails with CODE (0: works again); CALL * is every call but the handle's
  *   gpu I delay CALL MS       CALL on this GPU takes this long
  *   gpu I field ID VALUE      what field NVML_FI_* ID holds; field_per_s ID RATE: it grows by RATE a second (by its own timestamp)
@@ -325,8 +326,8 @@ int nvmlDeviceGetFieldValues(Gpu *g, int count, FieldValue *values) {
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
         FieldValue *v = &values[i];
-        int is_link = v->id >= FIRST_LINK_FIELD && v->id < FIRST_LINK_FIELD + LINK_FIELDS;
-        const Field *f = v->id >= MAX_FIELD ? NULL : !is_link ? &g->fields[v->id] : v->scope < MAX_LINKS ? &g->link_fields[v->scope][v->id - FIRST_LINK_FIELD] : NULL;
+        int of_link = link_field((int)v->id);
+        const Field *f = v->id >= MAX_FIELD ? NULL : of_link < 0 ? &g->fields[v->id] : v->scope < MAX_LINKS ? &g->link_fields[v->scope][of_link] : NULL;
         v->timestamp_us = now.tv_sec * 1000000ll + now.tv_nsec / 1000;
         v->latency_us = 5;
         v->result = f ? f->error : INVALID_ARGUMENT;
@@ -481,6 +482,8 @@ int nvmlGpmMetricsGet(GpmMetricsGet *query) {
     if (query->first == query->second || !query->first->gpu || query->first->gpu != query->second->gpu) return INVALID_ARGUMENT;
     Gpu *g = query->first->gpu;
     ENTER(g);
+    for (unsigned i = 0; i < query->count; i++)
+        if (query->metrics[i].id < MAX_GPM && g->gpm_refused[query->metrics[i].id]) return g->gpm_refused[query->metrics[i].id];
     int blank = query->second->taken_s - query->first->taken_s < 0.1; /* the counters are refreshed every 100 ms */
     for (unsigned i = 0; i < query->count; i++) {
         GpmMetric *metric = &query->metrics[i];

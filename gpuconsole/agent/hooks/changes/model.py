@@ -4,13 +4,13 @@ of algorithms. Only TF32 and cuDNN's choice change live."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import Value
 from .. import graphs
-from ..guard import unseen
-from ..structure import parameters_of, structure
+from ..guard import ask, unseen
+from ..structure import is_compiled, parameters_of, structure
 from .change import CHANGES_NUMERICS, SAME_SAMPLES, Change, ChangeRefused, TriedChange, why_bound
 
 if TYPE_CHECKING:
@@ -155,10 +155,10 @@ class TorchCompile(Change):
     knob, effect = "torch_compile", CHANGES_NUMERICS
 
     def read(self, watch: Watch) -> Value | None:
-        return "default" if any(map(_is_compiled, _roots(watch))) else "off"
+        return mode_of(filter(is_compiled, _roots(watch)))
 
     def why_fixed(self, watch: Watch) -> str:
-        if any(map(_is_compiled, _roots(watch))):
+        if any(map(is_compiled, _roots(watch))):
             return "the program compiles its model itself"
         return f"{BY_RESTART}: {COMPILE_CODE}"
 
@@ -166,11 +166,26 @@ class TorchCompile(Change):
         raise ChangeRefused(self.why_fixed(watch))
 
 
-def _is_compiled(root: Any) -> bool:
-    return (
-        type(root).__name__ == "OptimizedModule"
-        or getattr(root, "_compiled_call_impl", None) is not None
-    )
+def mode_of(compiled: Iterable[Any]) -> str:
+    """The mode of torch.compile of modules that it has compiled: one with CUDA graphs, by the
+    settings that Dynamo keeps with the module or by the graphs that exist, before `default`; `off`
+    where there are no such modules."""
+    modes = {_mode(module) for module in compiled}
+    if modes and graphs.of_compiler_are_there():
+        modes.add("reduce-overhead")
+    ranked = ("max-autotune", "reduce-overhead", "default")
+    return next((mode for mode in ranked if mode in modes), "off")
+
+
+def _mode(module: Any) -> str:
+    settings = ask(ask(module, "dynamo_ctx"), "compiler_config")
+    if settings is None:
+        read = ask(ask(module, "_compiled_call_impl"), "get_compiler_config")
+        settings = read() if read is not None else None
+    # another backend than Inductor has no such settings
+    if not isinstance(settings, dict) or not settings.get("triton.cudagraphs"):
+        return "default"
+    return "max-autotune" if settings.get("max_autotune") else "reduce-overhead"
 
 
 class ChannelsLast(Change):

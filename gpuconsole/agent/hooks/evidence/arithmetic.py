@@ -416,7 +416,7 @@ def is_observed() -> bool:
 def is_compiled() -> bool:
     """Return whether torch.compile has compiled anything in this process, or will do so in a later
     pass."""
-    return has_compiled() or structure(watch).compiles
+    return has_compiled() or bool(structure(watch).compiled)
 
 
 def has_compiled() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from ...clock import now
 from ...loop import Signals
 from ...protocol import Signal
-from .. import tracing
+from .. import graphs, tracing
 from ..guard import entry, switch, unseen, wrappers_without_level
 from ..memory import OwnerCounts, counted, emptied, tensors_of_program
 from ..recorder import EVAL, OWN, WITHOUT_GRADIENTS, get_ident
@@ -51,13 +51,14 @@ def memory_parts() -> Signals:
 
 
 def peaks(figures: OwnerCounts, states: float) -> Signals:
-    """Return the peaks of torch's allocator since the start of the program, and the size of the
-    GPU's memory, as signals in bytes. `states`: the bytes of parameters, gradients and optimizer
-    states. The rest of the peak counts as activations."""
+    """Return the peaks of torch's allocator since the start of the program, its free parts of
+    segments in use, its retries, and the size of the GPU's memory, as signals. `states`: the bytes
+    of parameters, gradients and optimizer states. The rest of the peak counts as activations."""
     values = {
         "memory.activations_bytes": max(0.0, figures.peak - states),
         "memory.allocated_peak_bytes": figures.peak,
         "memory.reserved_peak_bytes": figures.reserved_peak,
+        "memory.inactive_split_bytes": figures.split,
         "memory.limit_bytes": figures.total,
         "memory.others_bytes": figures.others,
     }
@@ -65,7 +66,12 @@ def peaks(figures: OwnerCounts, states: float) -> Signals:
         "torch's allocator and the driver, the peaks of the run (since the program reset them, if"
         " it does); activations are what is neither parameter nor gradient nor optimizer state"
     )
-    return {name: Signal(value, "B", source) for name, value in values.items()}
+    signals = {name: Signal(value, "B", source) for name, value in values.items()}
+    signals["memory.alloc_retries"] = Signal(figures.retries, "", "torch's allocator")
+    if graphs.are_there():
+        source = "1: CUDA graphs exist; the free parts of their pools are for their replays"
+        signals["memory.graph_pools"] = Signal(1.0, "", source)
+    return signals
 
 
 # --- copies from the host to the GPU, and waits of the host for it --------------------------------

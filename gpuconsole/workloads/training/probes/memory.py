@@ -11,6 +11,7 @@ from gpuconsole.agent.free_memory import free_and_total
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds, untouched
 from gpuconsole.agent.protocol import Signal
+from gpuconsole.model.knobs.training import GRAPH_MODES
 from gpuconsole.workloads.device_memory import (
     MB,
     allocator_name,
@@ -88,6 +89,8 @@ def memory_parts(loop: TrainingLoop) -> Signals:
         f"memory.{name}_bytes": Signal(value, "B", source)
         for name, (value, source) in parts.items()
     }
+    if str(loop.knobs.get("torch_compile", "off")) in GRAPH_MODES:
+        signals["memory.graph_pools"] = Signal(1.0, "", "torch.compile captures CUDA graphs")
     for name, value in figures.items():
         signals[name] = Signal(
             value, "B" if name.endswith("_bytes") else "", allocator_name(device)

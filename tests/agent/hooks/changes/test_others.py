@@ -26,6 +26,7 @@ from gpuconsole.agent.hooks.changes.model import (
     CudnnBenchmark,
     Precision,
     TorchCompile,
+    mode_of,
 )
 from gpuconsole.agent.hooks.changes.optimizer import Optimizer
 from gpuconsole.agent.hooks.evidence import arithmetic
@@ -306,6 +307,28 @@ def test_a_model_that_the_program_compiles_is_left_alone() -> None:
     job.model.compile(backend="eager")
     assert TorchCompile().read(job.watch) == "default"
     assert "itself" in TorchCompile().why_fixed(job.watch)
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ({"mode": "reduce-overhead"}, "reduce-overhead"),
+        ({"mode": "max-autotune"}, "max-autotune"),
+        ({"options": {"triton.cudagraphs": True}}, "reduce-overhead"),
+        ({"mode": "max-autotune-no-cudagraphs"}, "default"),
+        ({}, "default"),
+    ],
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_mode_of_a_compiled_model_is_read(
+    words: dict[str, Any], mode: str, in_place: bool
+) -> None:
+    model = torch.nn.Linear(4, 1)
+    compiled = model if in_place else torch.compile(model, **words)
+    if in_place:
+        model.compile(**words)
+    assert mode_of([compiled]) == mode
+    assert mode_of([]) == "off"
 
 
 def test_channels_last_is_observed_and_never_changed() -> None:
