@@ -31,6 +31,7 @@ from ..structure import structure
 from ..threads import calls_are_seen
 from ..watch import module_name, place_name, watch
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
+from .tables import Tables
 
 # --- the FLOPs of a step --------------------------------------------------------------------------
 
@@ -155,7 +156,7 @@ class StepCount:
         self.convolved = self.masked = self.recomputed = 0.0
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
-        self.waits, self.scores = Waits(), Scores()
+        self.waits, self.scores, self.tables = Waits(), Scores(), Tables()
         self.operators = 0
         self._last_end = now()
         """When the last operator has returned."""
@@ -214,6 +215,7 @@ class StepCount:
             )
         if operator.namespace == "aten":
             self.scores.see(operator, args, out, frame)
+            self.tables.see(name, args)
         plain = name.rstrip("_")
         learned = plain == "masked_fill" and getattr(args[2], "requires_grad", False)
         self._products = self._products or learned or plain in PRODUCTS
@@ -379,6 +381,7 @@ class Arithmetic:
         if count.flops:
             self._note(count, count.flops, last_samples)
             self.signals = count.scores.signals()
+            self.facts |= count.tables.facts()
         return False
 
     def _note(self, count: StepCount, flops: float, samples: int) -> None:
