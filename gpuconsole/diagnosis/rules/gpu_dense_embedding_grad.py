@@ -62,10 +62,11 @@ that another operator reads too, such as an output layer with the same weights, 
         ) + case.if_known("embedding.trained_ratio")
         if claim < TABLE:
             return self.clear(short_of(claim / TABLE), evidence)
+        most = "at most " if case.is_job else ""
         moved, gain = DENSE_PASSES * table_bytes, 1 / (1 - claim)
         summary = (
-            f"a step uses {'at most ' if case.is_job else ''}{percent(touched, 1)} of the rows, but backward pass and optimizer move"
-            f" the whole table {DENSE_PASSES} times ({moved / 1e9:.2g} GB). They take"
+            f"a step uses {most}{percent(touched, 1)} of the rows, but backward pass and optimizer"
+            f" move the whole table {DENSE_PASSES} times ({moved / 1e9:.2g} GB). They take"
             f" {percent(share)} of the step"
         )
         why = (

@@ -88,13 +88,13 @@ class Tables:
         }
 
 
+def is_plain(argument: Any) -> bool:
+    """Return whether an argument of an operator is a tensor in plain memory."""
+    torch = sys.modules["torch"]
+    return isinstance(argument, torch.Tensor) and argument.layout is torch.strided
+
+
 def is_trained(argument: Any) -> bool:
     """Return whether an argument of an operator is a parameter in plain memory that gets a
     gradient."""
-    torch = sys.modules["torch"]
-    return (
-        isinstance(argument, torch.Tensor)
-        and argument.requires_grad
-        and argument.is_leaf
-        and argument.layout is torch.strided
-    )
+    return is_plain(argument) and argument.requires_grad and argument.is_leaf
