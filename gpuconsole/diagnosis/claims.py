@@ -346,7 +346,7 @@ def unexplained(run: Run) -> Unexplained | None:
 def _waiting_place(case: Case) -> str:
     """Where the host waits for the GPU; empty where it waits little, or the place is not known."""
     try:
-        return device.waiting_place(case) if device.waited_ratio(case) >= device.WAITED else ""
+        return device.waiting_place(case)[0] if device.waited_ratio(case) >= device.WAITED else ""
     except CantTell:
         return ""
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Self
 
 from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.model.finding import (
+    CodePlace,
     Confidence,
     Evidence,
     Finding,
@@ -22,12 +23,32 @@ from gpuconsole.model.finding import (
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import placed
 from gpuconsole.model.text import percent
 
 __all__ = [
-    "MAX_SHARE", "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence",
-    "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal", "Suggestion", "Threshold",
-    "Value", "high_if", "percent", "short_of", "speedup_interval",
+    "MAX_SHARE",
+    "NOT_ON_GPU",
+    "TRIAL_ERROR",
+    "CantTell",
+    "Case",
+    "CodePlace",
+    "Confidence",
+    "Evidence",
+    "Finding",
+    "Interval",
+    "Knobs",
+    "Missing",
+    "Rule",
+    "Signal",
+    "Suggestion",
+    "Threshold",
+    "Value",
+    "high_if",
+    "percent",
+    "placed",
+    "short_of",
+    "speedup_interval",
 ]  # fmt: skip
 """With the plain data of the model that nearly every rule uses: a rule file needs one import."""
 
@@ -170,6 +191,12 @@ class Case:
         measured = self.signals.get(name)
         return None if measured is None or math.isnan(measured.value) else measured
 
+    def place(self, signal: str) -> CodePlace | None:
+        """The code that a signal is about; None where that is not known, or the signal was not
+        measured."""
+        measured = self._measured(signal)
+        return None if measured is None else measured.place
+
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
         return self.signal(signal).value
@@ -212,7 +239,7 @@ class Case:
     def _shown(self, name: str, threshold: float | None = None) -> Evidence:
         signal = self.signal(name)
         limit = threshold.value if isinstance(threshold, Threshold) else threshold
-        return Evidence(name, signal.value, signal.unit, limit, signal.source)
+        return Evidence(name, signal.value, signal.unit, limit, signal.source, signal.place)
 
     def suggest(
         self, changes: Knobs, predicted: Interval | None, why: str, code: str
@@ -228,9 +255,16 @@ class Case:
         never becomes a predicted loss that way.
         """
         missing = [name for name in changes if name not in self.knobs]
-        if (missing and not self.elsewhere) or all(
-            self.knobs.get(name) == value for name, value in changes.items()
-        ):
+        return (
+            None if missing and not self.elsewhere else self.advise(changes, predicted, why, code)
+        )
+
+    def advise(
+        self, changes: Knobs, predicted: Interval | None, why: str, code: str
+    ) -> Suggestion | None:
+        """The same, also where the workload does not show one of the knobs: a user's own job can
+        make the change in its code."""
+        if all(self.knobs.get(name) == value for name, value in changes.items()):
             return None
         if predicted is not None:
             low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.agent.protocol import CodePlace as CodePlace
 from gpuconsole.agent.protocol import Signal as Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 
@@ -21,14 +22,16 @@ frees it, not both."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
-class Evidence(msgspec.Struct, frozen=True):
-    """A signal and its threshold (None: the signal is shown for context only)."""
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A signal and its threshold (None: the signal is shown for context only). `place`: the code
+    that the signal is about; absent where there is none, and in files of earlier versions."""
 
     signal: str
     value: float
     unit: str
     threshold: float | None
     source: str
+    place: CodePlace | None = None
 
 
 class Interval(msgspec.Struct, frozen=True):

@@ -8,11 +8,18 @@ then waits for the probe.
 
 from __future__ import annotations
 
+import os
 import statistics
+from dataclasses import replace
 
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.places import side_work_signals, signals_of, thread_signals
+from gpuconsole.session.places import (
+    avoidable_signals,
+    side_work_signals,
+    signals_of,
+    thread_signals,
+)
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.side_work import SIDE_WORK, SideWork
 
@@ -50,6 +57,7 @@ def job_signals(
     stacks = signals_of(training, loss_ratio) | thread_signals(
         record.stacks.of_others(steps[0].t), training
     )
+    stacks |= avoidable_signals(training)
     stacks |= side_work_signals(
         record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t)
     )
@@ -90,9 +98,8 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
     site = next((site for site in sites if site.kind == "iterator"), None)
     calls = signals.get("loader.calls_per_epoch")
     if site is not None and calls is not None:
-        line = f"{site.file.rpartition('/')[2]}:{site.line} {site.function}"
-        passive["loader.calls_per_epoch"] = Signal(
-            calls.value, calls.unit, f"{calls.source}; iter() at {line}"
+        passive["loader.calls_per_epoch"] = replace(
+            calls, place=CodePlace(f"{os.path.basename(site.file)}:{site.line}", site.function)
         )
     return passive
 

@@ -21,6 +21,7 @@ from gpuconsole.model.knobs.catalogue import (
     side_effects,
 )
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import placed
 from gpuconsole.model.text import cell_width, cut, visible
 from gpuconsole.report.cells import (
     Row,
@@ -703,11 +704,20 @@ def _evidence(evidence: Sequence[Evidence]) -> Table:
                 else "–",
                 "dim",
             ),
-            (reading.source, "dim"),
+            (source_of(reading), "dim"),
         ]
         for reading in evidence
     ]
     return Table(columns, rows, indent=2)
+
+
+def source_of(reading: Evidence) -> str:
+    """Return the source of a reading, with the code that it is about."""
+    return (
+        f"{reading.source}: {placed(reading.place)}"
+        if reading.place is not None
+        else reading.source
+    )
 
 
 def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:

@@ -17,12 +17,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from ...clock import now
 from ...loop import Signals
-from ...protocol import Signal
+from ...protocol import CodePlace, Signal
 from ..calls import compiled
 from ..guard import entry, from_outside, switch
 from ..modes import has_modes, is_profiled, modes
@@ -30,7 +31,10 @@ from ..passes import state
 from ..structure import structure
 from ..threads import calls_are_seen
 from ..watch import module_name, place_name, watch
+from .decompositions import Decompositions
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
+from .repeats import Repeats
+from .tables import Tables
 
 # --- the FLOPs of a step --------------------------------------------------------------------------
 
@@ -155,7 +159,10 @@ class StepCount:
         self.convolved = self.masked = self.recomputed = 0.0
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
-        self.waits, self.scores = Waits(), Scores()
+        self.waits, self.scores, self.tables = Waits(), Scores(), Tables()
+        self.decompositions, self.repeats = Decompositions(), Repeats()
+        self._before_pass = 0
+        """The operators before the pass under way."""
         self.operators = 0
         self._last_end = now()
         """When the last operator has returned."""
@@ -214,6 +221,9 @@ class StepCount:
             )
         if operator.namespace == "aten":
             self.scores.see(operator, args, out, frame)
+            self.tables.see(name, args)
+        if not self._backward:
+            self.repeats.see(name, args, out)
         plain = name.rstrip("_")
         learned = plain == "masked_fill" and getattr(args[2], "requires_grad", False)
         self._products = self._products or learned or plain in PRODUCTS
@@ -249,13 +259,22 @@ class StepCount:
             ):
                 self.masked += (flops - again) / 2
 
+    @entry("arithmetic.called")
+    def called(self, frame: FrameType) -> None:
+        """A module is called within a forward pass. `frame`: that of the call."""
+        if self._counts:
+            names = frame.f_locals
+            operators = self.operators - self._before_pass
+            self.repeats.called(names["self"], names["args"], names["kwargs"], operators, frame)
+
     @entry("arithmetic.enter")
     def enter(self, loss: Any = None) -> None:
         """A pass begins. `loss`: that of a backward pass."""
         self._depth += 1
         if self._depth > 1:
             return
-        rounds = loss is not None and (self._products or has_products(loss))
+        nodes = nodes_of(loss) if loss is not None else []
+        rounds = loss is not None and (self._products or has_products(nodes))
         reason = (
             COMPILED
             if has_compiled()
@@ -270,7 +289,8 @@ class StepCount:
         if reason:
             self.flops, self.reason = None, reason
             return
-        self._backward = loss is not None
+        self._backward, self._before_pass = loss is not None, self.operators
+        self.decompositions.see(nodes)
         self._counts = modes.counting = True
         self._mode.__enter__()
 
@@ -280,6 +300,8 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._exit()
+            if not self._backward:
+                self.repeats.end_pass(self.operators - self._before_pass)
             # else the backward pass itself records gradients: the program differentiates it again
             if self._in_backward[False]:
                 self.recomputed += self._in_backward[True]
@@ -303,20 +325,24 @@ class StepCount:
         self._exit()
 
 
-def has_products(loss: Any) -> bool:
-    """Return whether the graph of `loss`, a tensor or several, has a node that rounds differently
-    while operators are counted; also where the graph is too large to be searched."""
+def nodes_of(loss: Any) -> list[Any]:
+    """Return the nodes of the graph of `loss`, a tensor or several; some of them where there are
+    more than MAX_NODES."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
     nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if len(seen) > MAX_NODES or _rounds_otherwise(node):
-            return True
-        following = {after for after, _ in node.next_functions if after is not None} - seen
-        seen |= following
+    seen = dict.fromkeys(nodes)
+    while nodes and len(seen) <= MAX_NODES:
+        after = [node for node, _ in nodes.pop().next_functions if node is not None]
+        following = [node for node in dict.fromkeys(after) if node not in seen]
+        seen |= dict.fromkeys(following)
         nodes.extend(following)
-    return False
+    return list(seen)
+
+
+def has_products(nodes: list[Any]) -> bool:
+    """Return whether one of the nodes of a graph rounds differently while operators are counted;
+    also where the graph is too large to be searched."""
+    return len(nodes) > MAX_NODES or any(map(_rounds_otherwise, nodes))
 
 
 def _rounds_otherwise(node: Any) -> bool:
@@ -379,6 +405,10 @@ class Arithmetic:
         if count.flops:
             self._note(count, count.flops, last_samples)
             self.signals = count.scores.signals()
+            if state.sees_modules:
+                self.signals |= count.repeats.signals()
+            self.signals |= count.decompositions.signals(count.flops)
+            self.facts |= count.tables.facts()
         return False
 
     def _note(self, count: StepCount, flops: float, samples: int) -> None:
@@ -451,7 +481,7 @@ NO_TRAFFIC = (
 )
 BETWEEN = ("torch._compile", "torch._dynamo", "torch.utils._python_dispatch", "torch._ops")
 """Modules of torch between a dispatch mode and the code that calls the operator."""
-BY_TORCH, WRITTEN_OUT = "torch's scaled_dot_product_attention without a fused kernel", "written out"
+SCORES = "attention.scores_bytes"
 
 Kind = tuple[int, int]
 """The elements and the last dimension of a tensor: views of a matrix of scores, with batch and
@@ -473,7 +503,8 @@ class Scores:
         """What the operators read and wrote."""
         self._matrices = set[Kind]()
         """Matrices of scores, and their transposes."""
-        self._places = Counter[tuple[str, str]]()
+        self._places = Counter[tuple[bool, str]]()
+        """Whether torch computes the attention, and the line of the program that calls it."""
         self._product: Kind | None = None
         self._weights: Kind | None = None
         """The last product that may be scores, and the softmax of it."""
@@ -514,17 +545,21 @@ class Scores:
             place = (
                 place_name(where.f_code.co_filename, where.f_lineno) if where is not None else ""
             )
-            self._places[BY_TORCH if len(self._calls) == 1 else WRITTEN_OUT, place] += 1
+            self._places[len(self._calls) == 1, place] += 1
             self._product = self._weights = None
 
     def signals(self) -> Signals:
-        """Return the bytes of the step as a signal; its source says how attention is computed, and
-        where most of it."""
+        """Return the bytes of the step, and whether torch or the program computes the attention
+        with most of the calls."""
         moved = sum(self._bytes[matrix] for matrix in self._matrices)
         source = "operators on the scores of attention in the counted step"
-        for (how, place), _ in self._places.most_common(1):
-            source += f": {how}" + (f" at {place}" if place else "")
-        return {"attention.scores_bytes": Signal(float(moved), "B", source)}
+        scores = Signal(float(moved), "B", source)
+        for (by_torch, place), _ in self._places.most_common(1):
+            scores = replace(scores, place=CodePlace(place) if place else None)
+            if by_torch:
+                source = "attention is torch's scaled_dot_product_attention without a fused kernel"
+                return {SCORES: scores, "attention.by_torch": Signal(1.0, "", source)}
+        return {SCORES: scores}
 
 
 def kind_of(tensor: Any) -> Kind:
