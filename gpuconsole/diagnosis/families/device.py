@@ -264,10 +264,8 @@ def idle_in_forward(case: Case) -> float:
 
 IDLE_SIGNALS = (
     "is_gpu", "gpu.util_ratio", "gpu.sm_active_ratio", "hw.other_processes", "host.caught_up_ratio",
-    "host.ahead_ratio", "sync.calls", "sync.wait_s", "step_s", "mfu_ratio", "mfu_causal_ratio",
-    "hfu_ratio", "mfu_at_least", "forward_ratio", "backward_ratio", "model.trained_ratio",
-    "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio", "hw.thermal_time_ratio",
-    "runq_ratio",
+    "host.ahead_ratio", "sync.calls", "sync.wait_s", "step_s", "forward_ratio", "backward_ratio",
+    "model.trained_ratio", "runq_ratio",
 )  # fmt: skip
 """What `idle` and `lost` read."""
 HALF = 0.5
@@ -303,8 +301,6 @@ def idle(case: Case) -> Idle:
     if case.has("gpu.sm_active_ratio"):
         busy = case.value("gpu.sm_active_ratio")
         limits.append(1 - (busy / SM_BUSY if util is None else busy))
-    elif computes_well(case):
-        limits.append(0.0)
     if case.has("sync.wait_s", "step_s"):
         limits.append(1 - waited_ratio(case))
     knows = _knows_waits(case)
