@@ -5,7 +5,8 @@
     python -m benchmarks.own_job.gpu_cases --table
             the common faults on each card, from the kept results of the day
 
-Each case is `benchmarks/own_job/gpu_jobs/script.py` with one fault built in, run by the real
+Each case is `benchmarks/own_job/gpu_jobs/script.py` with one fault built in, or a program of
+`between.py`, which works on the GPU between the phases of a step. Each case is run by the real
 command line with the real agent on a machine with simulated cards (tests/fakes/cuda): `gpuconsole
 run --headless -- python script.py ...`. Prints a Markdown table. The figures are no GPU data:
 kernels take the time that datasheets predict, and the host's speed is this machine's. Exit code 1
@@ -30,6 +31,7 @@ from benchmarks.machine import RESULTS, commit, keep
 from tests.fakes.cuda.machine import SimulatedMachine
 
 SCRIPT = Path(__file__).parent / "gpu_jobs" / "script.py"
+BETWEEN = SCRIPT.with_name("between.py")
 MIN_RIGHT_SHARE = 0.95
 COMMAND_S = 240.0
 KEPT = "gpu-cases"
@@ -41,7 +43,7 @@ class Case(NamedTuple):
     """`truth`: the rules that name the fault; empty for a healthy job. `options`: of the script.
     `cards`: lines of the machine (cards.py). `least_s`: seconds of training without which the fault
     cannot be seen. `environment`: variables of the job. `common`: the row of the table of common
-    faults in which the case stands. `probe`: the fault needs a probe."""
+    faults in which the case stands. `probe`: the fault needs a probe. `script`: the program."""
 
     name: str
     truth: tuple[str, ...]
@@ -52,6 +54,7 @@ class Case(NamedTuple):
     environment: Mapping[str, str] = {}
     common: str = ""
     probe: bool = False
+    script: Path = SCRIPT
 
     @property
     def card(self) -> str:
@@ -77,6 +80,35 @@ STARVING = "--width 256 --layers 4 --batch 16 --seq 256 --workers 1 --cpu-ms 6"
 MANY_LAUNCHES = "--width 256 --batch 1 --seq 128 --layers 16"
 PAGES = "--model resnet --width 16 --seq 224 --batch 256 --in-host-memory"
 NO_NVLINK = "peer=10e9 nvlinks=0"
+SCRIPT_WAITS = ("host.sync_stall", "host.python_overhead")
+WORK_BETWEEN = {
+    "an average of the weights, with loss.item()": "average",
+    "torch's averaged model": "swa",
+    "a target network and a replay buffer on the GPU": "target",
+    "images turned and blurred on the GPU": "augmented",
+    "mixed images": "mixed_up",
+    "a simulation on the GPU": "simulation",
+    "a static buffer that copy_ fills": "static_buffer",
+    "two optimizers of a GAN": "adversaries",
+    "gradients of four batches": "accumulated",
+    "metrics on the GPU": "metrics",
+    "samples drawn on the GPU": "on_gpu_data",
+    "batches copied in a side stream": "prefetched",
+    "a scaler of gradients": "scaled",
+    "clipping, with the norm read": "clipped",
+    "evaluation on the GPU": "evaluated",
+    "a teacher": "distilled",
+    "a finder of the learning rate": "rate_finder",
+}
+"""Healthy jobs that keep the GPU busy between the phases of a step."""
+
+
+def between(name: str, truth: tuple[str, ...], options: str) -> Case:
+    """A case of between.py. Kernels take 20 times as long, so that a busy host keeps the GPU
+    busy."""
+    return Case(name, truth, options, ("card h100", "slowdown 20"), script=BETWEEN)
+
+
 CASES = (
     Case("GPT, bf16, H100", (), "", common=NO_FAULT),
     Case("GPT, bf16, L4", (), "--batch 4 --layers 6", ("card l4",), common=NO_FAULT),
@@ -451,6 +483,11 @@ CASES = (
     Case("pageable copies, A100", COPIES, PAGES, ("card a100-40",), common=PAGEABLE),
     Case("pageable copies, L4", COPIES, PAGES, ("card l4",), common=PAGEABLE),
     Case("pageable copies, RTX 4090", COPIES, PAGES, ("card rtx4090",), common=PAGEABLE),
+    *(between(name, (), options) for name, options in WORK_BETWEEN.items()),
+    between("an average of the weights on the host", SCRIPT_WAITS, "average_on_host"),
+    between("Python between two steps", ("host.python_overhead",), "python_between"),
+    between("Python at the start of forward()", ("host.slow_function",), "python_in_forward"),
+    between("150 values are read after each step", ("host.sync_stall",), "many_reads"),
 )
 
 
@@ -499,7 +536,7 @@ def watch(case: Case, seconds: float, probe: bool) -> dict[str, Any]:
                 str(snapshot),
             ]
             script = [
-                str(SCRIPT),
+                str(case.script),
                 *case.options.split(),
                 "--seconds",
                 f"{max(seconds, case.least_s):g}",

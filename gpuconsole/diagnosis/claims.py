@@ -51,6 +51,12 @@ def _phase(name: str) -> Callable[[Case], float]:
     return lambda case: case.value(f"{name}_ratio")
 
 
+def _lost(name: str) -> Callable[[Case], float]:
+    """Return the share of a phase on the stream in which the GPU has no work: kernels that run
+    between the passes are work."""
+    return lambda case: device.lost(case, case.value(f"{name}_ratio"))
+
+
 def _idle(case: Case) -> float:
     """Return the share of a step in which no kernel runs on the GPU, less the parts of the step
     that make no GPU work."""
@@ -77,13 +83,13 @@ def _busy(case: Case) -> float:
 TRAINING = (
     ClaimedPart(
         "data_wait",
-        _phase("data_wait"),
+        _lost("data_wait"),
         "waits for data",
         "too few workers, slow storage, or costly transforms",
     ),
     ClaimedPart(
         "h2d",
-        _phase("h2d"),
+        _lost("h2d"),
         "copies batches to the GPU",
         "copies from pageable memory, large batches, or a slow PCIe link",
     ),
@@ -107,7 +113,7 @@ TRAINING = (
     ),
     ClaimedPart(
         "other",
-        _phase("other"),
+        _lost("other"),
         "is outside of all phases",
         "Python code of the loop, or the garbage collector",
     ),

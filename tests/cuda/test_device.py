@@ -9,9 +9,28 @@ from pathlib import Path
 import pytest
 
 from tests.cuda.conftest import Machines, run_script
+from tests.fakes.cuda.build import NotHereError
 from tests.fakes.cuda.cards import CARDS, machine_of
+from tests.fakes.cuda.machine import SimulatedMachine, Used
 
 PROGRAMS = Path(__file__).parent / "programs"
+
+
+def test_a_card_that_never_waits_reads_as_busy_although_its_host_issues_in_lumps(
+    tmp_path: Path, fake_library: Path
+) -> None:
+    try:
+        machine = SimulatedMachine(tmp_path, ["card h100"], fake_library)
+    except NotHereError as error:
+        pytest.skip(str(error))
+    used = dict.fromkeys(Used._fields, 0) | {"pid": 1}
+    seconds = {"busy_s": 1.0, "active_s": 1.0, "sm_s": 0.9}
+    lump = Used(**(used | seconds))
+    read = [machine._rates(0, [lump], 0.25)]
+    machine._before = {(1, 0): lump}
+    read += [machine._rates(0, [lump], 0.25) for _ in range(4)]
+    assert [rates["active_s"] for rates in read] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert [rates["sm_s"] for rates in read] == pytest.approx([0.9, 0.9, 0.9, 0.9, 0.0])
 
 
 @pytest.mark.slow

@@ -67,7 +67,9 @@ def test_steps_on_the_streams_timeline_show_where_the_time_of_the_device_goes(
         if isinstance(event, ProbeDone)
         for name, signal in event.signals.items()
     }
-    assert seen["h2d.pageable_copies"].value == 2, "the inputs and the targets of each step"
+    assert seen["h2d.pageable_copies"].value == 2, (
+        "the inputs, and the targets into a static buffer"
+    )
     assert seen["h2d.pageable_bytes"].value == 4096 * (512 * 4 + 8)
     later = [
         event.signals for event in one.events if isinstance(event, MemoryOwners) and event.signals

@@ -140,7 +140,12 @@ def copies(card: Card, ratio: float, copied_bytes: float) -> GpuJob:
         "h2d.pageable_bytes": copied_bytes,
         "h2d.pinned_bytes": 0.0,
     }
-    return replace(job, step=phases(256 / rate, h2d=ratio, optimizer=0.01), observed=observed)
+    return replace(
+        job,
+        step=phases(256 / rate, h2d=ratio, optimizer=0.01),
+        observed=observed,
+        gpu={"utilization_ratio": 1 - ratio},
+    )
 
 
 def exchanging(card: Card, exposed: float) -> GpuJob:

@@ -120,6 +120,50 @@ class Label:
     note: bool = False
 
 
+IN_FORWARD = replace(
+    EAGER,
+    step=phases(EAGER.step_s, forward=0.7),
+    observed={
+        **NO_SYNC,
+        "stack.function_ratio": 0.78,
+        "stack.function_python_ratio": 0.94,
+        "stack.function_waits_ratio": 0.0,
+        "stack.no_grad_ratio": 0.0,
+    },
+)
+"""Most stack samples are in one function of the program, and the host is ahead of the GPU at the
+end of each step."""
+
+
+def between_phases(
+    name: str, cause: str, util: float = 0.97, runq: float = 0.01, **shares: float
+) -> dict[str, Label]:
+    """A job with such shares of a step beside its passes, on cards with and without GPM. The
+    samples find the script's own line there. `util`: GPU-Util."""
+    jobs = {}
+    for card, peak in ((H100, BF16_H100), (A100, BF16_A100)):
+        job = gpt(card, 0.15, peak, activity=(util * 0.9, 0.2, 0.15))
+        jobs[f"{name}, {card}"] = Label(
+            replace(
+                job,
+                step=phases(job.step_s, **shares),
+                gpu={"utilization_ratio": util},
+                runq=runq,
+                observed={
+                    **NO_SYNC,
+                    "sync.calls": 1.0,
+                    "sync.wait_s": 0.1 * job.step_s,
+                    "stack.script_ratio": 0.6,
+                    "stack.line_ratio": 0.55,
+                    "stack.line_cpu_ratio": 0.03,
+                },
+            ),
+            cause,
+            note=cause == "host.cpu_contention",
+        )
+    return jobs
+
+
 STARVED = replace(
     cnn(
         H100,
@@ -277,6 +321,7 @@ JOBS = {
         replace(
             cnn(H100, 1500, knobs={**CNN_KNOBS, "precision": "bf16", "pin_memory": False}),
             step=phases(256 / 1500, h2d=0.2, optimizer=0.01),
+            gpu={"utilization_ratio": 0.79},
             observed={
                 **NO_SYNC,
                 "h2d.pageable_copies": 2.0,
@@ -308,6 +353,8 @@ JOBS = {
             EAGER,
             step=phases(EAGER.step_s, other=0.35),
             caught_up=1.0,
+            gpu={"utilization_ratio": 0.66},
+            activity=(0.57, 0.13, 0.1),
             observed={
                 **NO_SYNC,
                 "stack.script_ratio": 0.3,
@@ -316,6 +363,32 @@ JOBS = {
             },
         ),
         "host.python_overhead",
+    ),
+    **between_phases("healthy: an average of the weights, with loss.item()", "", other=0.2),
+    **between_phases("healthy: a batch made on the GPU", "", data_wait=0.15),
+    **between_phases("healthy: a static buffer and augmentation on the GPU", "", h2d=0.23),
+    **between_phases(
+        "the script waits, and the GPU has no work", "host.python_overhead", 0.62, other=0.35
+    ),
+    **between_phases(
+        "the same on a machine that is full", "host.cpu_contention", 0.5, 0.85, other=0.5
+    ),
+    "Python at the start of a forward pass, and a long backward pass": Label(
+        replace(
+            IN_FORWARD,
+            gpu={"utilization_ratio": 0.38},
+            activity=(0.35, 0.14, 0.1),
+        ),
+        "host.slow_function",
+    ),
+    "healthy: the same samples where the launch queue is full": Label(IN_FORWARD, ""),
+    "reads of values after each step": Label(
+        replace(
+            syncing(gpt(H100, 0.12, BF16_H100, activity=(0.45, 0.1, 0.1)), 146, 0.45),
+            caught_up=0.1,
+            gpu={"utilization_ratio": 0.5},
+        ),
+        "host.sync_stall",
     ),
     "RTX 4090 limited to 300 W": Label(
         gpt(

@@ -642,7 +642,8 @@ def stacks(
         (stacks(python=0.1, waits=0.8), "fires"),
         (stacks(share=0.09), "clear"),
         (stacks(python=0.3), "clear"),  # it calls large operators
-        (stacks(is_gpu=1.0, host__caught_up_ratio=0.2), "clear"),
+        (stacks(is_gpu=1.0, host__caught_up_ratio=0.2, gpu__util_ratio=0.95), "clear"),
+        (stacks(is_gpu=1.0, host__caught_up_ratio=0.2, gpu__util_ratio=0.65), "fires"),
         (stacks(is_gpu=1.0, host__caught_up_ratio=0.9), "fires"),
         (stacks(share=0.05, without=0.6, eval_ratio=0.5), "clear"),
     ],
@@ -654,18 +655,19 @@ def test_a_function_within_the_passes_is_named_where_it_is_no_operator_of_torch(
     assert finding.state == state
     if state == "fires":
         assert "Matcher.forward at detr.py:24, in the loss" in finding.summary and not finding.note
-        assert finding.recoverable_ratio == pytest.approx(
-            0.6
-            * max(
-                found.value("stack.function_python_ratio"),
-                found.value("stack.function_waits_ratio"),
-            )
+        share = 0.6 * max(
+            found.value("stack.function_python_ratio"), found.value("stack.function_waits_ratio")
         )
+        idle = 1 - found.get("gpu.util_ratio", 0.0)
+        assert finding.recoverable_ratio == pytest.approx(min(share, idle))
 
 
-def test_on_a_gpu_nothing_is_said_where_it_is_not_known_whether_the_host_is_the_limit() -> None:
+@pytest.mark.parametrize("known", [{}, {"host__caught_up_ratio": 0.2}])
+def test_on_a_gpu_nothing_is_said_where_it_is_not_known_whether_the_gpu_works(
+    known: dict[str, float],
+) -> None:
     with pytest.raises(Missing, match="caught_up"):
-        check("host.slow_function", stacks(is_gpu=1.0))
+        check("host.slow_function", stacks(is_gpu=1.0, **known))
 
 
 def test_passes_without_gradients_within_a_step_are_a_note_with_their_caller() -> None:

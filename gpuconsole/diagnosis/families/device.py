@@ -3,10 +3,13 @@ the limit of a step, how long the GPU is busy, how much of the SM clock is lost,
 
 All of this is known without a probe. A step ends on the host when its last kernel is issued. If the
 GPU has then done all earlier work, the host was the limit, or it has waited for the GPU (a
-synchronisation). If the GPU still has work, the GPU is the limit.
+synchronisation). If the GPU still has work, it may have stood still earlier in the step: `idle`
+says for how long.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Evidence, Threshold, percent
 
@@ -256,6 +259,114 @@ def idle_in_forward(case: Case) -> float:
     if case.get("model.trained_ratio", 0.0) < WHOLE_MODEL:
         return 0.0
     return max(0.0, case.value("forward_ratio") - case.value("backward_ratio") / GRADIENTS)
+
+
+IDLE_SIGNALS = (
+    "is_gpu", "gpu.util_ratio", "gpu.sm_active_ratio", "hw.other_processes", "host.caught_up_ratio",
+    "host.ahead_ratio", "sync.calls", "sync.wait_s", "step_s", "forward_ratio", "backward_ratio",
+    "model.trained_ratio", "runq_ratio",
+)  # fmt: skip
+"""What `idle` and `lost` read."""
+HALF = 0.5
+"""Of a time that a rule would claim: where the GPU has work for more than this part of the time,
+the time is the GPU's. Readings of the driver come once a second, so a closer comparison would
+compare errors."""
+
+
+class Idle(NamedTuple):
+    """The share of a step in which the GPU has no work. `least`: measured, no kernel runs at all.
+    `most`: no measurement shows that the GPU works in this share."""
+
+    least: float
+    most: float
+
+
+def idle(case: Case) -> Idle:
+    """Return for which share of a step the GPU has no work. No other function decides this.
+
+    The driver counts the time without a kernel over the seconds of the steps (GPU-Util), and the
+    work of the SMs. GPU-Util counts gaps between short kernels as work, so it limits the idle time
+    from above only where the host issues in time: it is ahead of the GPU at the end of a step, or
+    waits for the GPU a few times. The GPU also works while the host waits for it. Without
+    the driver's counters, the backward pass shows how long the forward pass can keep the GPU busy.
+    On a CPU nothing limits the time, and where nothing is measured either.
+    """
+    if not case.get("is_gpu", 0.0):
+        return Idle(0.0, 1.0)
+    alone = not case.get("hw.other_processes", 0.0)
+    util = case.get("gpu.util_ratio", 1.0) if case.has("gpu.util_ratio") else None
+    least = 0.0 if util is None else max(0.0, 1 - util)
+    limits = [1.0]
+    if case.has("gpu.sm_active_ratio"):
+        busy = case.value("gpu.sm_active_ratio")
+        limits.append(1 - (busy / SM_BUSY if util is None else busy))
+    if case.has("sync.wait_s", "step_s"):
+        limits.append(1 - waited_ratio(case))
+    knows = _knows_waits(case)
+    if not (knows and _issues_late(case)):
+        if util is not None and alone:
+            limits.append(least)
+        elif knows:
+            limits.append(idle_in_forward(case))
+    most = max(0.0, min(limits))
+    return Idle(min(least, most), most)
+
+
+def _knows_waits(case: Case) -> bool:
+    return case.has(
+        "host.caught_up_ratio", "sync.wait_s", "sync.calls", "step_s", "forward_ratio",
+        "backward_ratio",
+    )  # fmt: skip
+
+
+def _issues_late(case: Case) -> bool:
+    """Return whether the GPU may have no work many times within a pass: the host is the limit, or
+    waits for the GPU again and again. Raise Missing."""
+    often = waits_per_pass(case) >= CALLS and waited_ratio(case) >= WAITED
+    return often or host_is_limit(case)
+
+
+def knows_idle(case: Case) -> bool:
+    """Return whether `idle` is measured. Rules that look only at the host must not accuse it
+    before."""
+    if case.has("gpu.util_ratio") or case.has("gpu.sm_active_ratio"):
+        return True
+    late = case.get("host.caught_up_ratio", 0.0) >= CAUGHT_UP
+    return late or not case.get("is_gpu", 0.0) or _knows_waits(case)
+
+
+def works_in(case: Case, share: float) -> bool:
+    """Return whether the GPU works for most of a time of the host, or of the stream, that a rule
+    would call lost. `share`: this time as a share of a step."""
+    return idle(case).most < HALF * share
+
+
+def lost(case: Case, share: float) -> float:
+    """Return the part of a time on the stream in which the GPU may have no work; 0 where
+    `works_in`. The share in which the training thread waits for a core is taken off, as in all
+    times of the host. On a CPU: the whole share."""
+    if not case.get("is_gpu", 0.0):
+        return share
+    most = idle(case).most
+    held = case.get("runq_ratio", 0.0)
+    return 0.0 if most < HALF * share else min(share, most) * (1 - held)
+
+
+def idle_words(case: Case) -> str:
+    """Return that the GPU works meanwhile, and the figures that show it."""
+    shown = [
+        f"{name} {percent(case.value(signal))}"
+        for name, signal in (("GPU-Util", "gpu.util_ratio"), ("SM active", "gpu.sm_active_ratio"))
+        if case.has(signal)
+    ]
+    return "the GPU works meanwhile" + (f" ({', '.join(shown)})" if shown else "")
+
+
+def idle_evidence(case: Case) -> tuple[Evidence, ...]:
+    """Return the figures by which `idle` is known; none on a CPU."""
+    if not case.get("is_gpu", 0.0):
+        return ()
+    return case.if_known("gpu.util_ratio", "gpu.sm_active_ratio", "host.caught_up_ratio")
 
 
 def busy_words(case: Case) -> str:

@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from typing import ClassVar
 
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.rule import (
     CantTell,
     Case,
@@ -101,12 +102,6 @@ OTHER_THREAD = Threshold(
 IDLE = Threshold(
     "idle", 0.15, "ratio", "as the run-queue delay: below, the other rules need no correction"
 )
-CAUGHT_UP = Threshold(
-    "caught_up",
-    0.5,
-    "ratio",
-    "where the GPU still has work at the end of most steps, the time of the host costs nothing",
-)
 SLEEPS, SLEEPS_BESIDE = ("data_wait", "comm"), ("logging", "checkpoint")
 """The phases in which the training thread sleeps for another reason than the interpreter's lock:
 first the phases of the step itself, then the phases of side work."""
@@ -124,11 +119,11 @@ def idle_ratio(case: Case) -> float:
 def waits_for_lock(case: Case) -> bool:
     """Return whether another thread of the program keeps the training thread waiting for the
     interpreter's lock; False where the signals were not measured."""
-    if not case.has("stack.thread_ratio", "host.training_idle_ratio") or (
-        case.on_gpu and case.get("host.caught_up_ratio", 0.0) < CAUGHT_UP
-    ):
+    if not case.has("stack.thread_ratio", "host.training_idle_ratio"):
         return False
-    return case.value("stack.thread_ratio") >= OTHER_THREAD and idle_ratio(case) >= IDLE
+    if case.value("stack.thread_ratio") < OTHER_THREAD:
+        return False
+    return idle_ratio(case) >= IDLE and device.idle(case).most >= IDLE
 
 
 # --- side work: a share of step time that shrinks if the work runs less often ---------------------
@@ -159,10 +154,12 @@ MAX_SHARED_SHARE = 0.5
 
 class SideWorkRule(Rule):
     """A rule about one kind of side work. `phase`: its phase in the step breakdown. `every`: the
-    knob for the steps between two runs. The first threshold is the limit of its share."""
+    knob for the steps between two runs. The first threshold is the limit of its share. `beside`:
+    the host does the work in most steps, so the work costs nothing while a GPU has work."""
 
     phase: ClassVar[str]
     every: ClassVar[str]
+    beside: ClassVar[bool] = False
 
     @abstractmethod
     def summary(self, case: Case, share: float, every: int | None) -> str:
@@ -184,6 +181,9 @@ class SideWorkRule(Rule):
         share = case.value(signal)
         if share < limit:
             return self.clear(share / limit, case.evidence((signal, limit)))
+        if self.beside and device.works_in(case, share):
+            evidence = case.evidence((signal, limit)) + device.idle_evidence(case)
+            return self.clear(0.0, evidence, device.idle_words(case))
         case.value("probe.step_no_side_work_s")  # probe P3 comes before any claim
         every = max(1, int(case.knobs[self.every])) if self.every in case.knobs else None
         # its share follows from how often it comes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent, placed
 from gpuconsole.diagnosis.signals.job import IN_TIME
@@ -81,6 +82,10 @@ RECEIVES = Threshold(
 )
 
 
+OF_WAIT = ("data_wait_ratio", *device.IDLE_SIGNALS)
+"""What `waits` reads."""
+
+
 def has_loader(case: Case) -> bool:
     """Whether a DataLoader makes the batches. Without one, the script's own lines make them: see
     host.python_overhead."""
@@ -88,7 +93,10 @@ def has_loader(case: Case) -> bool:
 
 
 def waits(case: Case) -> bool:
-    return case.value("data_wait_ratio") >= WAIT
+    """Return whether a step waits for data. On a GPU, kernels that run while a batch is made are
+    no wait."""
+    wait = case.value("data_wait_ratio")
+    return wait >= WAIT and not device.works_in(case, wait)
 
 
 def _workers(case: Case) -> int:
@@ -215,7 +223,8 @@ def stalling(case: Case) -> bool:
     With one worker, the median step does not wait if ordinary batches are in time. Several workers
     may deliver their batches in bursts, so the rate of the loader alone decides.
     """
-    if not _workers(case) or case.value("data_wait_ratio") < EXCESS:
+    wait = case.value("data_wait_ratio")
+    if not _workers(case) or wait < EXCESS or device.works_in(case, wait):
         return False
     if (
         case.get("data_wait_excess_ratio", 0.0) < EXCESS

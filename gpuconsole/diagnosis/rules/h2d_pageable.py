@@ -3,6 +3,7 @@ waits."""
 
 from __future__ import annotations
 
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.families.device import COPIES as SHARE
 from gpuconsole.diagnosis.rule import (
     MAX_SHARE,
@@ -44,8 +45,9 @@ class H2dPageable(Rule):
     thresholds = (SHARE,)
     knobs = ("non_blocking", "pin_memory", "h2d_stream")
     reads = (
-        "is_gpu", "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies",
-        "h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s", "step_s",
+        "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies",
+        "h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s",
+        *device.IDLE_SIGNALS,
     )  # fmt: skip
     text = """CUDA events in the stream measure how long a batch is copied before the stream can
 compute. On the host's clock, a copy that waits for the previous step would be charged for that
@@ -63,9 +65,13 @@ already, only fewer bytes help."""
         )
         if share < SHARE:
             return self.clear(share / SHARE * 0.99, evidence)
+        if device.works_in(case, share):
+            words = f"{percent(share)} of a step lies between a batch and its pass, and"
+            evidence += device.idle_evidence(case)
+            return self.clear(0.0, evidence, f"{words} {device.idle_words(case)}")
         longest = _longest_copy(case)
         if longest is not None and longest < SHARE:
-            evidence += case.evidence(
+            evidence += case.if_known(
                 "h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s"
             )
             work = (
@@ -73,7 +79,7 @@ already, only fewer bytes help."""
                 f" batch takes at most {percent(longest)}: the program works there"
             )
             return self.clear(0.0, evidence, work)
-        share = share if longest is None else min(share, longest)
+        share = device.lost(case, share if longest is None else min(share, longest))
         copies, serial, pinning = (
             case.get(COPIES, 0.0) > 0,
             case.knobs.get("h2d_stream") is False,
@@ -128,16 +134,14 @@ already, only fewer bytes help."""
 
 def _longest_copy(case: Case) -> float | None:
     """The share of a step that the copies of a batch take at most, by their bytes and the rate of
-    the link; None where neither is known. What else lies between a batch and its pass is no copy:
+    the link; None where no bytes are known. What else lies between a batch and its pass is no copy:
     augmentation on the GPU, or Python of the program."""
-    if not case.has("h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s"):
-        return None
-    pageable, pinned = case.value("h2d.pageable_bytes"), case.value("h2d.pinned_bytes")
+    pageable, pinned = case.get("h2d.pageable_bytes", 0.0), case.get("h2d.pinned_bytes", 0.0)
     if not pageable + pinned:
         return None  # the program copies in a way that is not seen
-    seconds = pageable / MIN_PAGEABLE_BYTES_PER_S + pinned / MIN_PINNED / case.value(
-        "link.pcie_peak_bytes_per_s"
-    )
+    link = case.get("link.pcie_peak_bytes_per_s", 0.0)
+    seconds = pageable / MIN_PAGEABLE_BYTES_PER_S
+    seconds += pinned / max(MIN_PAGEABLE_BYTES_PER_S, MIN_PINNED * link)
     return min(1.0, seconds / case.value("step_s"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpuconsole.diagnosis.families.device import CAUGHT_UP
+from gpuconsole.diagnosis.families import device
 from gpuconsole.diagnosis.families.host import DELAY
 from gpuconsole.diagnosis.rule import Case, Finding, Interval, Rule, Threshold, percent
 
@@ -17,15 +17,15 @@ class HostCpuContention(Rule):
     id = "host.cpu_contention"
     title = "The training thread waits for a CPU core"
     clear_title = "The training thread has a CPU core"
-    thresholds = (DELAY, NOISE, CAUGHT_UP)
+    thresholds = (DELAY, NOISE)
     knobs = ("num_threads",)
     reads = (
         "runq_ratio",
         "cores",
         "threads",
         "host.others_cpu_ratio",
-        "host.caught_up_ratio",
         "host.processes",
+        *device.IDLE_SIGNALS,
     )
     ignore = (
         "The other programs are meant to run there, and you do not compare this run with others:"
@@ -37,17 +37,18 @@ more active threads than cores: fewer threads help; their best number is the cor
 that workers and other programs use. Each process of a job (torchrun) has its own threads and
 workers, and all of a host share the cores. Or other programs use the cores: no change of this job
 helps, and every timing is less certain. All other rules use times without this delay. On a GPU the
-delay costs no time while the host is ahead of the GPU."""
+delay costs at most the time in which the GPU has no work."""
 
     def judge(self, case: Case) -> Finding:
         delay = case.value("runq_ratio")
         level = delay / DELAY
         if level < 1:
             return self.clear(level, case.evidence(("runq_ratio", DELAY)))
-        if case.get("host.caught_up_ratio", 1.0) < CAUGHT_UP:
-            evidence = case.evidence(("runq_ratio", DELAY), ("host.caught_up_ratio", CAUGHT_UP))
+        most = device.idle(case).most
+        if most < DELAY:
+            evidence = case.evidence(("runq_ratio", DELAY)) + device.idle_evidence(case)
             return self.clear(
-                0.0, evidence, "the thread waits for a core, but the GPU has work meanwhile"
+                0.0, evidence, f"the thread waits for a core, but {device.idle_words(case)}"
             )
         cores, threads = case.value("cores"), case.value("threads")
         workers = int(case.knobs.get("num_workers", 0))
@@ -64,7 +65,8 @@ delay costs no time while the host is ahead of the GPU."""
         )
         fewer = _threads_with_a_core(case, processes)
         # at a barrier all threads wait for the thread without a core
-        gain = Interval(1 / (1 - 0.8 * delay), 1 / (1 - min(0.9, 1.4 * delay)))
+        saved = min(delay, most)
+        gain = Interval(1 / (1 - 0.8 * saved), 1 / (1 - min(0.9, 1.4 * saved)))
         code = f"torch.set_num_threads({fewer})"
         fix = (
             case.suggest({"num_threads": fewer}, gain, "as many threads as free cores", code)
@@ -75,11 +77,12 @@ delay costs no time while the host is ahead of the GPU."""
         evidence = case.evidence(("runq_ratio", DELAY), "cores", "threads") + case.if_known(
             "host.others_cpu_ratio", "host.processes"
         )
+        evidence += device.idle_evidence(case)
         return self.fires(
             level,
             evidence,
             summary,
-            recoverable=delay if fix else 0.0,
+            recoverable=min(delay, most) if fix else 0.0,
             confidence="medium",
             note=fix is None,
             suggestions=[fix],

@@ -3,8 +3,17 @@ program holds."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import host
-from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent, placed
+from gpuconsole.diagnosis.families import device, host
+from gpuconsole.diagnosis.rule import (
+    MAX_SHARE,
+    Case,
+    Finding,
+    Missing,
+    Rule,
+    high_if,
+    percent,
+    placed,
+)
 
 
 class HostGil(Rule):
@@ -12,11 +21,11 @@ class HostGil(Rule):
     title = "Another Python thread keeps the training thread waiting"
     jobs_only = True
     clear_title = "No other Python thread keeps the training thread waiting"
-    thresholds = (host.OTHER_THREAD, host.IDLE, host.CAUGHT_UP)
+    thresholds = (host.OTHER_THREAD, host.IDLE)
     reads = (
         "stack.thread_ratio", "host.training_idle_ratio", "data_wait_ratio", "comm_ratio",
-        "logging_ratio", "checkpoint_ratio", "is_gpu", "host.caught_up_ratio",
-        "recent.logging_ratio", "recent.checkpoint_ratio",
+        "logging_ratio", "checkpoint_ratio", "recent.logging_ratio",
+        "recent.checkpoint_ratio", *device.IDLE_SIGNALS,
     )  # fmt: skip
     text = """One Python thread runs at a time: the others wait for the interpreter's lock (GIL). A
 thread that computes in Python lets go of it each 5 ms only, and each short operator of torch asks
@@ -29,12 +38,11 @@ of the lock (numpy, torch), less of the work, pauses in it."""
     ignore = "The thread does the work that you want to do, and it ends soon."
 
     def judge(self, case: Case) -> Finding:
-        if case.on_gpu and case.value("host.caught_up_ratio") < host.CAUGHT_UP:
-            return self.clear(
-                0.0,
-                case.evidence(("host.caught_up_ratio", host.CAUGHT_UP)),
-                "the GPU still has work at the end of most steps",
-            )
+        if not device.knows_idle(case):
+            raise Missing("host.caught_up_ratio")
+        most = device.idle(case).most
+        if most < host.IDLE:
+            return self.clear(0.0, device.idle_evidence(case), device.idle_words(case))
         other, idle = case.value("stack.thread_ratio"), host.idle_ratio(case)
         evidence = case.evidence(
             ("stack.thread_ratio", host.OTHER_THREAD), ("host.training_idle_ratio", host.IDLE)
@@ -52,6 +60,6 @@ of the lock (numpy, torch), less of the work, pauses in it."""
             level,
             evidence,
             summary,
-            recoverable=min(MAX_SHARE, idle),
+            recoverable=min(MAX_SHARE, idle, most),
             confidence=high_if(idle >= 2 * host.IDLE and other >= 0.5),
         )

@@ -6,6 +6,7 @@ from gpuconsole.diagnosis.families import device, passes
 from gpuconsole.diagnosis.rule import (
     MAX_SHARE,
     Case,
+    Evidence,
     Finding,
     Interval,
     Missing,
@@ -54,18 +55,21 @@ class HostLaunchBound(Rule):
         "gpu.util_ratio", "data_wait_ratio", "h2d_ratio", "logging_ratio", "checkpoint_ratio",
         "eval_ratio", "other_ratio", "runq_ratio", "recent.logging_ratio",
         "recent.checkpoint_ratio", "recent.eval_ratio", "hw.datasheet_clock_ratio",
-        "hw.power_cap_time_ratio", "hw.thermal_time_ratio",
+        "hw.power_cap_time_ratio", "hw.thermal_time_ratio", "hw.other_processes",
+        "model.trained_ratio", "stack.function_ratio", "stack.function_python_ratio",
+        "stack.function_waits_ratio",
     )  # fmt: skip
     text = """Probe P9 measures how long the host needs to issue a forward and backward pass, how
 long the pass takes, and how long the GPU needs if the whole pass was issued beforehand, behind a
 kernel that only waits. If issuing takes nearly the whole pass and the GPU's own work far less, the
 GPU is idle between small kernels, although utilisation reads 100 %.
 In a job of your own no pass is tried. At the end of each sampled step the agent reads whether the
-GPU has finished all work except the last part. A GPU with work left means that the host is ahead,
-and that launches cost no time. The rule fires if the GPU has no work left, the host has waited
-neither for the GPU nor for data, and few SMs are active (without GPM: MFU is low; where the peak of
-the card is not known: GPU-Util is low). The time in which the thread waits for a core is
-subtracted. The figure for the gain is an upper limit.
+GPU has finished all work except the last part. The rule fires if the GPU has no work left, the host
+has waited neither for the GPU nor for data, and few SMs are active (without GPM: MFU is low; where
+the peak of the card is not known: GPU-Util is low). A GPU with work left means that the host is
+ahead. The rule then fires, with low confidence, only if the GPU runs no kernel for a large part of
+the time (GPU-Util), and nothing else explains that. The time in which the thread waits for a core
+is subtracted. The figure for the gain is an upper limit.
 Fewer and larger kernels help: CUDA graphs, fusion, or a larger batch (gpu.small_batch predicts that
 gain). Other rules cover waiting for a core, for data, or in a synchronisation."""
 
@@ -116,11 +120,7 @@ gain). Other rules cover waiting for a core, for data, or in a synchronisation."
         )
         level = caught_up / device.CAUGHT_UP
         if level < 1:
-            return self.clear(
-                short_of(level),
-                evidence,
-                "the host is ahead of the GPU: the GPU has work left at the end of a step",
-            )
+            return self._while_ahead(case, short_of(level), evidence)
         if not device.host_is_limit(case):
             return self.clear(
                 0.0,
@@ -167,6 +167,33 @@ gain). Other rules cover waiting for a core, for data, or in a synchronisation."
             summary,
             recoverable=share,
             confidence="high" if known else "low",
+            suggestions=_fused(case, share),
+        )
+
+    def _while_ahead(self, case: Case, level: float, evidence: tuple[Evidence, ...]) -> Finding:
+        """The conclusion where the GPU has work left at the end of a step. A host that issues the
+        end of a step quickly may have been late before: then the driver measures time without a
+        kernel that neither waits, nor Python of the program, nor a missing core explain."""
+        own = case.get("stack.function_ratio", 0.0) * (
+            case.get("stack.function_python_ratio", 0.0)
+            + case.get("stack.function_waits_ratio", 0.0)
+        )
+        explained = device.beside_passes(case) + device.waited_ratio(case) + own
+        explained += case.get("runq_ratio", 0.0)
+        share = min(MAX_SHARE, max(0.0, device.idle(case).least - explained))
+        if share < 1 - BUSY:
+            words = "the host is ahead of the GPU: the GPU has work left at the end of a step"
+            return self.clear(level, evidence, words)
+        summary = (
+            f"the GPU runs no kernel in {percent(device.idle(case).least)} of the time, although"
+            " the host is ahead at the end of a step: the host issues the kernels before late"
+        )
+        return self.fires(
+            share / (1 - BUSY),
+            evidence,
+            summary,
+            recoverable=share,
+            confidence="low",
             suggestions=_fused(case, share),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import host
+from gpuconsole.diagnosis.families import device, host
 from gpuconsole.diagnosis.rule import Case, Interval, Suggestion, percent
 
 
@@ -11,7 +11,7 @@ class HostLoggingIo(host.SideWorkRule):
     title = "Training waits for logging"
     clear_title = "Logging takes little time"
     thresholds = (host.SIDE_WORK,)
-    phase, every = "logging", "log_every"
+    phase, every, beside = "logging", "log_every", True
     knobs = ("log_every",)
     reads = (
         "logging_ratio",
@@ -23,6 +23,7 @@ class HostLoggingIo(host.SideWorkRule):
         "stack.logging_ratio",
         "checkpoint_ratio",
         "eval_ratio",
+        *device.IDLE_SIGNALS,
     )
     text = """Time between the optimizer and the next step for log records: reading values from the
 device, formatting, writing, flushing. The time is measured around the logging itself, so

@@ -3,7 +3,7 @@ step."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import host, loader
+from gpuconsole.diagnosis.families import device, host, loader
 from gpuconsole.diagnosis.families.host import SCRIPT as SHARE
 from gpuconsole.diagnosis.rule import (
     Case,
@@ -16,6 +16,7 @@ from gpuconsole.diagnosis.rule import (
     high_if,
     percent,
     placed,
+    short_of,
 )
 
 IN_SCRIPT = Threshold(
@@ -64,6 +65,8 @@ class HostPythonOverhead(Rule):
         "stack.line_ratio",
         "stack.line_cpu_ratio",
         "data_wait_ratio",
+        "stack.outside_ratio",
+        *device.IDLE_SIGNALS,
     )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage
 collection. Probe P15 samples the stack of the training thread during ordinary steps and names the
@@ -73,6 +76,9 @@ Samples of one second do not meet what few steps do: the finding then names no l
 not in the script is the cost of our own account and fires nothing. What helps: tensor operations
 instead of lists, gc.freeze() and no gc.collect() in the loop, and another process for work that can
 wait.
+On a GPU these times are those of the stream. Kernels that run between the phases (an average of the
+weights, augmentation, a simulation) are work of the GPU: the rule claims at most the time in which
+the GPU is measured to have no work, less the share that the thread waits for a core.
 A program without a DataLoader makes its batches in its own lines: a simulator, a replay buffer, a
 request. This time counts here too. The CPU time of the training thread says whether the line
 computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
@@ -93,6 +99,17 @@ trains on the batch before."""
             evidence += case.evidence(("data_wait_ratio", SHARE))
         if share < SHARE:
             return self.clear(share / SHARE, evidence)
+        if case.on_gpu:
+            evidence += device.idle_evidence(case)
+            if device.works_in(case, share):
+                words = f"{percent(share)} of a step lies between the phases, and"
+                return self.clear(0.0, evidence, f"{words} {device.idle_words(case)}")
+            if _waits_for_gpu(case):
+                where = device.waiting_place(case)
+                return self.clear(0.0, evidence, f"this time waits for the GPU, at {where}")
+            share = device.lost(case, share)
+            if share < SHARE:
+                return self.clear(short_of(share / SHARE), evidence + case.if_known("runq_ratio"))
         pause = case.get("gc.pause_ratio", 0.0)
         collects = pause >= GC and pause >= share / 2
         if not collects and case.value("stack.script_ratio") < IN_SCRIPT and pause < GC:
@@ -148,6 +165,16 @@ trains on the batch before."""
         return case.if_known(
             "stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio"
         )
+
+
+def _waits_for_gpu(case: Case) -> bool:
+    """Return whether the line with most of the samples is the one that waits for the GPU, in many
+    calls: the waits are then the cause, not the code."""
+    if not device.knows_the_lead(case) or device.waits_per_pass(case) < device.CALLS:
+        return False
+    line = host.line_of(case, "stack.line_ratio")
+    waited = device.waited_ratio(case) >= device.WAITED
+    return waited and bool(line) and line in device.waiting_place(case)
 
 
 def _line(case: Case, waits: bool) -> str:

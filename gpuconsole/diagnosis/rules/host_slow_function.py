@@ -4,7 +4,16 @@ step."""
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent, placed
+from gpuconsole.diagnosis.rule import (
+    Case,
+    Finding,
+    Missing,
+    Rule,
+    Threshold,
+    high_if,
+    percent,
+    placed,
+)
 
 SHARE = Threshold(
     "share",
@@ -60,12 +69,6 @@ LOOPED = Threshold(
         " alone took 23 to 33 % in seven runs of the same program"
     ),
 )
-HIDDEN = Threshold(
-    "caught_up",
-    0.5,
-    "ratio",
-    "where the GPU still has work at the end of most steps, the time of the host costs nothing",
-)
 
 
 LOOP = "A loop of short operators slows the passes"
@@ -112,21 +115,20 @@ class HostSlowFunction(Rule):
     title = "A function of the program slows the passes"
     jobs_only = True
     clear_title = "No function of the program slows the passes"
-    thresholds = (SHARE, OWN, WITHOUT, MANY, SHORT, LOOPED, HIDDEN)
+    thresholds = (SHARE, OWN, WITHOUT, MANY, SHORT, LOOPED)
     reads = (
         "stack.function_ratio", "stack.function_python_ratio", "stack.function_waits_ratio",
         "stack.no_grad_ratio", "eval_ratio", "generation_ratio", "generation.passes_per_step",
-        "is_gpu", "host.caught_up_ratio", "recent.eval_ratio", "sync.wait_s", "host.ahead_ratio",
-        "step_s", "operators_per_step", "forward_ratio", "backward_ratio",
+        "recent.eval_ratio", "operators_per_step", *device.IDLE_SIGNALS,
     )  # fmt: skip
     text = """Stack samples of the training thread show which function of the program takes most of
 the time within the passes: a loop over the elements of a batch, a cell of a recurrent network that
 runs step by step, a metric, text that is generated in each step, a hook of the backward pass. Time
 in modules of torch does not count. A function that calls only large operators does not count either
-(but a loop that runs thousands of operators of a few µs does), and neither does the time in which
-it waits for a GPU that works meanwhile. What helps: one operator for the whole batch in place of a
-loop over its elements, a fused module (nn.LSTM in place of a loop of cells), the same work in fewer
-steps, or in another process.
+(but a loop that runs thousands of operators of a few µs does). On a GPU, a function costs at most
+the time in which the GPU is measured to have no work. What helps: one operator for the whole batch
+in place of a loop over its elements, a fused module (nn.LSTM in place of a loop of cells), the same
+work in fewer steps, or in another process.
 The loss is the time from the end of the model's call to the backward pass. A matcher or a metric in
 Python counts there with the functions that it calls. Passes without gradients within a step are
 reported as a note: generation (many passes of the model that is trained), or the passes of a
@@ -137,12 +139,8 @@ are kept from token to token, several sequences at once."""
     )
 
     def judge(self, case: Case) -> Finding:
-        if case.on_gpu and case.value("host.caught_up_ratio") < HIDDEN:
-            return self.clear(
-                0.0,
-                case.evidence(("host.caught_up_ratio", HIDDEN)),
-                "the GPU still has work at the end of most steps",
-            )
+        if case.on_gpu and not device.knows_idle(case):
+            raise Missing("host.caught_up_ratio")
         share, python, waits = (
             case.value(f"stack.function_{name}ratio") for name in ("", "python_", "waits_")
         )
@@ -151,18 +149,13 @@ are kept from token to token, several sequences at once."""
             ("stack.function_python_ratio", OWN),
             "stack.function_waits_ratio",
         )
-        if case.on_gpu and case.has("sync.wait_s", "step_s"):
-            waited = device.waited_ratio(case)
-            evidence += case.if_known("host.ahead_ratio", "sync.wait_s")
-            if share >= SHARE > share - waited:
-                return self.clear(
-                    0.0,
-                    evidence,
-                    (
-                        f"the function waits for the GPU in {percent(waited)} of a step, and the"
-                        " GPU works meanwhile"
-                    ),
-                )
+        if case.on_gpu:
+            evidence += device.idle_evidence(case) + case.if_known(
+                "host.ahead_ratio", "sync.wait_s"
+            )
+            waited = device.waited_ratio(case) if case.has("sync.wait_s", "step_s") else 0.0
+            if share >= SHARE > min(share - waited, device.idle(case).most):
+                return self.clear(0.0, evidence, device.idle_words(case))
         caller = case.place("stack.no_grad_ratio")
         generation = case.get("generation_ratio", 0.0)
         if generation >= WITHOUT and case.has("generation.passes_per_step"):
@@ -231,7 +224,7 @@ are kept from token to token, several sequences at once."""
             share / SHARE,
             evidence,
             summary,
-            recoverable=share * max(python, waits),
+            recoverable=min(share * max(python, waits), device.idle(case).most),
             confidence=high_if(sure),
             title=title,
         )

@@ -43,6 +43,7 @@ class HostSyncStall(Rule):
         "probe.sync_gaps_s", "probe.gaps_s", "probe.busy_s", "logging_ratio", "checkpoint_ratio",
         "eval_ratio", "data_wait_ratio", "probe.syncs_per_step", "host.caught_up_ratio",
         "sync.calls", "sync.wait_s", "host.ahead_ratio", "gpu.sm_active_ratio", "gpu.util_ratio",
+        "hw.other_processes",
         "h2d_ratio", "other_ratio", "recent.logging_ratio", "recent.checkpoint_ratio",
         "recent.eval_ratio", "hw.datasheet_clock_ratio", "hw.power_cap_time_ratio",
         "hw.thermal_time_ratio", "stack.outside_ratio", "forward_ratio", "backward_ratio",
@@ -59,13 +60,13 @@ In a job of your own no step is profiled. In a few steps the agent times the cal
 GPU. Without these waits a step would take as long as the host's own work or the GPU's work,
 whichever is longer. The waits therefore cost the time of the waits or the idle time of the GPU,
 whichever is shorter. Up to four waits at the end of a pass cost nothing, because the GPU works
-meanwhile. Where the host waits in the forward pass and is ahead of the GPU again at the end of the
-step, the backward pass shows how long the GPU needs: the work of the forward pass is at most two
-thirds of it, if the whole model is trained. Without GPM the idle time is estimated from MFU, so the
-confidence is low. Torch also waits in functions that the agent does not time (x[mask], nonzero,
-torch.where(mask), torch.tensor(number, device=...)). CUDA events show how far the host was ahead of
-the GPU before such a wait. The place is then the line of the program at which stack samples find
-the thread outside of Python most often."""
+meanwhile. Where the host is ahead of the GPU again at the end of the step, the backward pass shows
+how long the GPU needs: the work of the forward pass is at most two thirds of it, if the whole model
+is trained. Time without a kernel that the driver measures (GPU-Util) counts as well. Without GPM
+the idle time is estimated from MFU, so the confidence is low. Torch also waits in functions that
+the agent does not time (x[mask], nonzero, torch.where(mask), torch.tensor(number, device=...)).
+CUDA events show how far the host was ahead of the GPU before such a wait. The place is then the
+line of the program at which stack samples find the thread outside of Python most often."""
 
     def judge(self, case: Case) -> Finding:
         step = case.value("step_s")
@@ -171,15 +172,22 @@ the thread outside of Python most often."""
 
     def _idle(self, case: Case, ahead: bool) -> float:
         """Share of a step in which the GPU has no work, at least. `ahead`: the host is ahead of the
-        GPU again at the end of a step, so the GPU has no work in the forward pass alone. Raises
-        Missing."""
-        forward = device.idle_in_forward(case) if ahead else MAX_SHARE
+        GPU again at the end of a step: the GPU then has no work in the forward pass alone, or for
+        as long as the driver measures. Raises Missing."""
+        least = max(0.0, device.idle(case).least - _beside(case))
+        forward = max(least, device.idle_in_forward(case)) if ahead else MAX_SHARE
         if forward < SHARE or (ahead and not case.has("gpu.sm_active_ratio")):
             return forward
         busy = device.busy_ratio(case)
         if busy is None:
             raise Missing("probe.sync_gaps_s")
-        return min(forward, max(0.0, 1 - device.beside_passes(case) - busy))
+        return min(forward, max(0.0, 1 - _beside(case) - busy))
+
+
+def _beside(case: Case) -> float:
+    """Return the share of a step in which the GPU may have no work for another reason: the host
+    gets or copies a batch, or does side work. Raise Missing."""
+    return device.beside_passes(case) - case.value("other_ratio")
 
 
 def _without_waiting_for_copies(case: Case, share: float) -> Suggestion | None:

@@ -23,7 +23,7 @@ class InputCpuTransform(Rule):
     )
     knobs = ("transform_cost",)
     reads = (
-        *loader.ON_HOST, "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio",
+        *loader.ON_HOST, "loader.row_bytes", "loading.lock_ratio", *loader.OF_WAIT,
         "probe.loader_cpu_ratio", "cores", "loader.restart_ratio", "loader.restarts",
         "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_receive_ratio", "samples_per_step", "step_s", "threads",

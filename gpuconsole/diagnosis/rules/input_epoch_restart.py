@@ -21,7 +21,7 @@ class InputEpochRestart(Rule):
     )
     knobs = ("persistent_workers",)
     reads = (
-        *loader.ON_HOST, "loader.restart_ratio", "data_wait_ratio", "loader.restarts",
+        *loader.ON_HOST, "loader.restart_ratio", *loader.OF_WAIT, "loader.restarts",
         "loader.calls_per_epoch", "loader.row_bytes", "loading.lock_ratio", "loader.sampler_ratio",
         "data_wait_excess_ratio", "data_wait_typical_ratio", "probe.loader_cpu_ratio",
         "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",

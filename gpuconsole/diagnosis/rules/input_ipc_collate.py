@@ -25,7 +25,7 @@ class InputIpcCollate(Rule):
     thresholds = (loader.WAIT, loader.RECEIVES)
     knobs = ("collate_fn",)
     reads = (
-        *loader.ON_HOST, "loader.row_bytes", "loading.lock_ratio", "data_wait_ratio",
+        *loader.ON_HOST, "loader.row_bytes", "loading.lock_ratio", *loader.OF_WAIT,
         "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio",
         "data_wait_typical_ratio", "data_wait_excess_ratio", "probe.loader_cpu_ratio",
         "probe.loader_receive_ratio", "cores", "threads", "probe.loader_plus_1_samples_per_s",

@@ -37,7 +37,7 @@ class InputJitter(Rule):
     knobs = ("prefetch_factor", "num_workers")
     reads = (
         *loader.ON_HOST, *loader.MEMORY, "loader.unsharded", "loader.row_bytes",
-        "loading.lock_ratio", "data_wait_excess_ratio", "data_wait_ratio", "loader.restart_ratio",
+        "loading.lock_ratio", "data_wait_excess_ratio", *loader.OF_WAIT, "loader.restart_ratio",
         "loader.restarts", "loader.sampler_ratio", "data_wait_typical_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "cores", "threads",
         "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "step_s",

@@ -13,7 +13,7 @@ class InputOneByOne(Rule):
     clear_title = "Samples are not rows of tensors that are fetched one by one"
     thresholds = (loader.WAIT, loader.SMALL_ROW)
     reads = (
-        "data_wait_ratio", "loader.row_bytes", "samples_per_step", "loader.restart_ratio",
+        *loader.OF_WAIT, "loader.row_bytes", "samples_per_step", "loader.restart_ratio",
         "loader.restarts", "loader.sampler_ratio", "data_wait_excess_ratio",
         "data_wait_typical_ratio", "step_s", "probe.loader_samples_per_s",
     )  # fmt: skip

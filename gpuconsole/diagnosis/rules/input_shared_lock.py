@@ -16,7 +16,7 @@ class InputSharedLock(Rule):
     jobs_only = True
     thresholds = (loader.WAIT, loader.LOCKED)
     reads = (
-        *loader.ON_HOST, "data_wait_ratio", "loading.lock_ratio", "loader.row_bytes",
+        *loader.ON_HOST, *loader.OF_WAIT, "loading.lock_ratio", "loader.row_bytes",
         "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio",
         "data_wait_typical_ratio", "data_wait_excess_ratio", "probe.loader_cpu_ratio",
         "probe.loader_receive_ratio", "probe.loader_samples_per_s", "samples_per_step", "step_s",

@@ -30,7 +30,7 @@ class InputSlowStorage(Rule):
     knobs = ("num_workers",)
     reads = (
         *loader.ON_HOST, *loader.MEMORY, "loader.unsharded", "loader.row_bytes",
-        "loading.lock_ratio", "data_wait_ratio", "loader.restart_ratio", "loader.restarts",
+        "loading.lock_ratio", *loader.OF_WAIT, "loader.restart_ratio", "loader.restarts",
         "loader.sampler_ratio", "data_wait_typical_ratio", "data_wait_excess_ratio",
         "probe.loader_cpu_ratio", "probe.loader_receive_ratio", "samples_per_step", "step_s",
         "cores", "probe.loader_samples_per_s", "probe.loader_plus_4_samples_per_s", "threads",

@@ -21,7 +21,7 @@ class InputTooFewWorkers(Rule):
     knobs = ("num_workers",)
     reads = (
         *loader.ON_HOST, *loader.MEMORY, "loader.unsharded", "loader.row_bytes",
-        "loading.lock_ratio", "data_wait_ratio", "probe.loader_cpu_ratio", "cores", "threads",
+        "loading.lock_ratio", *loader.OF_WAIT, "probe.loader_cpu_ratio", "cores", "threads",
         "probe.loader_plus_1_samples_per_s", "probe.loader_plus_4_samples_per_s", "step_s",
         "loader.receive_s", "loader.send_s", "host.others_cpu_ratio", "samples_per_step",
         "loader.restart_ratio", "loader.restarts", "loader.sampler_ratio",

@@ -75,6 +75,7 @@ class SimulatedMachine:
         self._configuration.write_text(self.machine.configuration(self._processes, self._shared))
         self._script = Script(folder / "nvml", *self._fixed())
         self._before: dict[tuple[int, int], Used] = {}
+        self._ahead = [dict.fromkeys(RATES, 0.0) for _ in self.machine.cards]
         self._before_t = time.monotonic()
         self._written: list[str] = []
         self._energy_j = [0.0] * len(self.machine.cards)
@@ -144,13 +145,7 @@ class SimulatedMachine:
         span, lines = t - self._before_t, []
         for index, card in enumerate(self.machine.cards):
             own = [one for one in present.values() if one.card == index]
-            rates = dict.fromkeys(RATES, 0.0)
-            for one in own:
-                before = self._before.get((one.pid, index))
-                for name in rates:
-                    rates[name] += (
-                        getattr(one, name) - (getattr(before, name) if before else 0.0)
-                    ) / span
+            rates = self._rates(index, own, span)
             share = {
                 name: min(1.0, rates[name])
                 for name in ("busy_s", "active_s", "sm_s", "tensor_s", "dram_s")
@@ -197,6 +192,19 @@ class SimulatedMachine:
                 ]
         self._before, self._before_t = present, t
         return lines
+
+    def _rates(self, index: int, own: Sequence[Used], span: float) -> dict[str, float]:
+        """Return what a card did in each second of the last `span` seconds. A process counts a
+        kernel when it issues the kernel, and hosts run ahead: what the card cannot have done yet
+        stays for the next look. `own`: what the processes of the card have used."""
+        issued = self._ahead[index]
+        for one in own:
+            before = self._before.get((one.pid, index))
+            for name in issued:
+                issued[name] += getattr(one, name) - (getattr(before, name) if before else 0.0)
+        done = min(1.0, span / issued["active_s"]) if own and issued["active_s"] else 1.0
+        self._ahead[index] = {name: (1 - done) * value for name, value in issued.items()}
+        return {name: done * value / span for name, value in issued.items()}
 
     def _power(self, index: int, busy: float, load: float, span: float) -> float:
         """The power of a card, after it has set the clock at which a load fits below the limit.

@@ -79,7 +79,7 @@ def peaks(figures: OwnerCounts, states: float) -> Signals:
 STEPS = 3
 """Steps in which copies and waits are counted. In all other steps the methods of the class are
 torch's own."""
-COPIES = ("to", "cuda")
+COPIES = ("to", "cuda", "copy_")
 WAITS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
 """Methods of a tensor on a GPU that wait until the GPU has computed its values. `to` waits where it
 copies to the host."""
@@ -243,7 +243,11 @@ class CopyCount:
                 result = plain(tensor, *args, **kwargs)
             finally:
                 self._inside = False
-            self._note(tensor, result, copies, waits, now() - begun)
+            seconds = now() - begun
+            if name == "copy_":
+                self._note_filled(tensor, args, kwargs, seconds)
+            else:
+                self._note(tensor, result, copies, waits, seconds)
             return result
 
         return functools.update_wrapper(method, plain)
@@ -269,6 +273,17 @@ class CopyCount:
             self._note_copy(tensor, result)
         if tensor.is_cuda and (waits or not result.is_cuda):
             self._note_wait(seconds)
+
+    @entry("copies.filled")
+    def _note_filled(self, target: Any, args: Any, kwargs: Any, seconds: float) -> None:
+        """`target.copy_(source, non_blocking)` has returned: a copy as `Tensor.to` makes it, in
+        memory that is there already."""
+        source = args[0] if args else next(iter(kwargs.values()))
+        ahead = kwargs.get("non_blocking", False) or args[1:2] == (True,)
+        if not tracing.capturing() and not evaluated() and type(source) in self._plain_types:
+            self._note_copy(source, target)
+            if source.is_cuda and not target.is_cuda and not ahead:
+                self._note_wait(seconds)
 
     def _note_copy(self, tensor: Any, copy: Any) -> None:
         """A method has made `copy` of `tensor`."""
@@ -312,8 +327,8 @@ class CopyCount:
 
     def signals(self) -> Signals:
         copies = (
-            f"calls of Tensor.to and Tensor.cuda in {STEPS} steps, {self.pinned} of them from"
-            " page-locked memory"
+            f"calls of Tensor.to, Tensor.cuda and Tensor.copy_ in {STEPS} steps, {self.pinned} of"
+            " them from page-locked memory"
         )
         cache = f"calls of torch.cuda.empty_cache in {STEPS} steps{self.emptied.where()}"
         waits = self.waits.signals(
