@@ -26,9 +26,10 @@ GAP_S = 60.0
 """Readings that are further apart: what came between is not known, and belongs to no window."""
 SILENT_S = 30.0
 """A longer time without a reading of the server is named."""
-USUAL_S, STILL_RISE = 1800.0, 3.0
+USUAL_S, STILL_RISE, STILL_ALONE_S = 1800.0, 3.0, 30.0
 """An engine without the use of its KV cache counts the tokens of a request at its end, and pauses
-all the time. There a standstill is three times as long as the pauses of the 30 minutes before."""
+all the time. There a standstill is three times as long as the pauses of the 30 minutes before, and
+half a minute at least."""
 KEPT_METRICS = {
     "gpu.sm_clock_hz", "gpu.thermal_time_ratio", "gpu.power_cap_time_ratio",
     "host.run_queue_delay_ratio", "host.memory_pressure_ratio", "host.io_pressure_ratio",
@@ -159,7 +160,9 @@ class History:
             limit_s = standstill_limit_s(engine)
             if CACHE not in self._sums:
                 recent = [after - t for t, after in pauses[:number] if after > begun - USUAL_S]
-                limit_s = max([limit_s, *(STILL_RISE * pause_s for pause_s in recent)])
+                limit_s = max(
+                    [limit_s, STILL_ALONE_S, *(STILL_RISE * pause_s for pause_s in recent)]
+                )
             if ended - begun >= limit_s:
                 words = "requests ran, and no token and no end of a request came"
                 found.append(MachineEvent(begun, "standstill", words, ended))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
@@ -30,6 +29,9 @@ from gpuconsole.wire.events import (
     decode_command,
     encode,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
@@ -142,6 +144,8 @@ class ChildChannel:
 
     def commands(self, on_parent_gone: Callable[[], None]) -> asyncio.Queue[Command]:
         """The queue of the commands, for the event loop that runs now."""
+        import asyncio  # the sampler, a process of few MB, has no event loop
+
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Command]()
 
         def put(command: Command) -> None:

@@ -455,10 +455,10 @@ class ServerState(Event, frozen=True):
 
     def counts(self) -> dict[Count, float]:
         """All that counts: the totals, and the buckets."""
-        buckets = {
-            (name, bound): count for name, bounds in self.buckets.items() for bound, count in bounds
-        }
-        return {**self.totals, **buckets}
+        counts = dict[Count, float](self.totals.items())
+        for name, bounds in self.buckets.items():
+            counts.update(((name, bound), count) for bound, count in bounds)
+        return counts
 
     def restarted_since(self, before: ServerState) -> bool:
         """Whether the server has restarted between the report `before` and this one: another

@@ -201,7 +201,8 @@ def test_gauges_that_sglang_writes_late_are_no_standstill(engine: str, hangs: in
     built.add(ServerKnown(0.0, ServerFacts(engine=Fact(engine, "test"))))
     for second in range(90):
         tokens = {"generation_tokens": 10.0 * min(second, 60)}
-        built.add(ServerState(float(second), {"requests_running": 1.0}, tokens))
+        gauges = {"requests_running": 1.0, "kv_cache_usage_ratio": 0.5}
+        built.add(ServerState(float(second), gauges, tokens))
     assert len(built.standstills()) == hangs
 
 

@@ -10,7 +10,7 @@ from gpuconsole.model.run import Step
 from gpuconsole.model.serving import Objective, Request, parse_objective
 from gpuconsole.session.figures.breakdown import request_shares, summarize_serving
 from gpuconsole.session.figures.distributions import Latencies, weighted
-from gpuconsole.session.serving import DRAIN_S, LIVE_GAPS, ServingRecord, _buckets, _totals
+from gpuconsole.session.serving import DRAIN_S, LIVE_GAPS, ServingRecord
 from gpuconsole.wire.events import Requests, ServerState
 
 TICKS = [Step(n, 0.5 * (n + 1), 0.5, 2, 20, ()) for n in range(20)]
@@ -188,9 +188,8 @@ def test_old_reports_keep_no_counters_and_the_figures_of_the_run_stay_exact() ->
         record.add_state(report)
         every.add_state(report)
     for since in (30.0, 3400.0):
-        for of in (_totals, _buckets):
-            assert record._gained(since, of) == every._gained(since, of)
+        assert record._gained(since) == every._gained(since)
         assert record.signals(since, {}, {}) == every.signals(since, {}, {})
-    gained, wall = record._gained(1234.0, _totals)
+    gained, _, wall = record._gained(1234.0)
     assert gained["requests"] / wall == pytest.approx(1.0, rel=0.01) and wall < 3599 - 1234 + 61
     assert sum(bool(state.buckets) for state in record.states) < 500 and len(record.states) == 3600

@@ -333,11 +333,7 @@ def of_arguments(arguments: Sequence[str]) -> Values:
 
 def of_knobs(knobs: Knobs) -> Values:
     """The knobs that the embedded server was started with."""
-    values: Values = {
-        name: _number(knobs[name])
-        for name in NUMBER_FLAGS
-        if name in knobs and name in EMBEDDED_FLAGS
-    }
+    values: Values = {name: _number(knobs[name]) for name in EMBEDDED_FLAGS if name in knobs}
     values |= {name: _switch(knobs[name]) for name in SWITCHES}
     return {
         **values,
