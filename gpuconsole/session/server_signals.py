@@ -282,9 +282,9 @@ MIN_WHOLE = 4
 
 def _left_web_server(states: Sequence[ServerState]) -> float:
     """Count the requests to which the web server gave an answer (HTTP 2xx) that the engine has not
-    ended: their clients have left. An answer ends in the engine a little before it ends in the web
-    server, so a single reading may show too few, and never too many. Requests for several answers
-    (n=2) hide others that were aborted."""
+    ended: their clients have left. The two count the end of an answer one after the other, so one
+    reading may be wrong by the answers that are just ending. Requests for several answers (n=2)
+    hide others that were aborted."""
     points: list[tuple[float, float]] = []
     before = 0.0
     for state in states:
@@ -295,16 +295,17 @@ def _left_web_server(states: Sequence[ServerState]) -> float:
             points.clear()  # the server has restarted
         before = answers
         ended = state.totals["requests"] + state.totals.get("requests_failed", 0.0)
-        points.append((answers - ended, state.t))
+        points.append((state.t, answers - ended))
     if len(points) < MIN_WHOLE:
         return 0.0
-    quarter = len(points) // 4
-    (low, begun), (high, until) = max(points[:quarter]), max(points[-quarter:])
-    tops = itertools.accumulate((value for value, _ in points), max)
-    chance = max(top - value for top, (value, _) in zip(tops, points, strict=True))
-    if high - low <= chance:
+    quarter, values = len(points) // 4, [value for _, value in points]
+    rise = min(values[-quarter:]) - max(values[:quarter])
+    tops = itertools.accumulate(values, max)
+    chance = max(top - value for top, value in zip(tops, values, strict=True))
+    if rise <= chance:
         return 0.0
-    return (high - low) * (points[-1][1] - points[0][1]) / (until - begun)
+    seen_s = points[-quarter][0] - points[quarter - 1][0]
+    return rise * (points[-1][0] - points[0][0]) / seen_s
 
 
 def _outcome_signals(readings: ServerReadings) -> dict[str, Signal]:

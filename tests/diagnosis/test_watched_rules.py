@@ -83,8 +83,8 @@ def shaky(load: Load, *running: float) -> Loads:
 
 
 def late(load: Load) -> Loads:
-    """`load` on a server whose web server ends its answers after the engine."""
-    return lambda second: busier(load, late=(3, 0, 2, 1, 3, 2, 0)[second % 7])
+    """`load` on a server whose web server ends its answers after the engine, or before it."""
+    return lambda second: busier(load, late=(3, -1, 2, 1, 3, 2, -2)[second % 7])
 
 
 STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [

@@ -98,7 +98,7 @@ class Load:
     """What a server does: gauges, and what has happened in one second. `gaps`: the seconds between
     tokens, each as often as it stands here. `invalid`, `broken`: answers with HTTP 4xx and 5xx.
     `left`: requests whose clients leave, which the engine does not count; `late`: answers that have
-    ended in the engine and not yet in the web server."""
+    ended in the engine and not yet in the web server (negative: the reverse)."""
 
     running: float = 4
     waiting: float = 0
