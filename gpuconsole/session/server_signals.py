@@ -6,6 +6,7 @@ the requests. What a page does not tell has no signal.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -255,21 +256,56 @@ def _rate_signals(readings: ServerReadings) -> dict[str, Signal]:
 
 def outcomes(states: Sequence[ServerState], gained: Mapping[str, float]) -> dict[str, float]:
     """Count the requests by the way in which they ended. vLLM (0.32, tried) does not count requests
-    that their clients abort. Such a request has a first token, has not ended, and does not run. The
-    requests that run make this estimate uncertain: a smaller estimate is left out."""
+    that their clients abort: `_aborted` estimates them."""
     counts = {name: gained.get(name, 0.0) for name in OUTCOMES}
     # the engine and its web server count the same failures, the web server refusals too
     errors = gained.get("http_errors", 0.0) - counts["requests_rejected"]
     counts["requests_failed"] = max(counts["requests_failed"], errors)
-    if (
-        states
-        and not counts["requests_aborted"]
-        and {"ttft_s_count", "e2e_s_count"} <= gained.keys()
-    ):
-        running = [state.gauges.get("requests_running", 0.0) for state in states]
-        gone = gained["ttft_s_count"] - gained["e2e_s_count"] - (running[-1] - running[0])
-        counts["requests_aborted"] = gone if gone > max(running) else 0.0
+    if states and not counts["requests_aborted"]:
+        counts["requests_aborted"] = max(_left_engine(states, gained), _left_web_server(states))
     return counts
+
+
+def _left_engine(states: Sequence[ServerState], gained: Mapping[str, float]) -> float:
+    """Count the requests that have a first token, have not ended, and do not run. The requests that
+    run make this estimate uncertain: a smaller estimate is left out."""
+    if not {"ttft_s_count", "e2e_s_count"} <= gained.keys():
+        return 0.0
+    running = [state.gauges.get("requests_running", 0.0) for state in states]
+    gone = gained["ttft_s_count"] - gained["e2e_s_count"] - (running[-1] - running[0])
+    return gone if gone > max(running) else 0.0
+
+
+MIN_WHOLE = 4
+"""Readings from which a slow rise is told from a chance one."""
+
+
+def _left_web_server(states: Sequence[ServerState]) -> float:
+    """Count the requests to which the web server gave an answer (HTTP 2xx) that the engine has not
+    ended: their clients have left. The two count the end of an answer one after the other, so one
+    reading may be wrong by the answers that are just ending. Requests for several answers (n=2)
+    hide others that were aborted."""
+    points: list[tuple[float, float]] = []
+    before = 0.0
+    for state in states:
+        if "http_answers" not in state.totals or "requests" not in state.totals:
+            continue
+        answers = state.totals["http_answers"]
+        if answers < before:
+            points.clear()  # the server has restarted
+        before = answers
+        ended = state.totals["requests"] + state.totals.get("requests_failed", 0.0)
+        points.append((state.t, answers - ended))
+    if len(points) < MIN_WHOLE:
+        return 0.0
+    quarter, values = len(points) // 4, [value for _, value in points]
+    rise = min(values[-quarter:]) - max(values[:quarter])
+    tops = itertools.accumulate(values, max)
+    chance = max(top - value for top, value in zip(tops, values, strict=True))
+    if rise <= chance:
+        return 0.0
+    seen_s = points[-quarter][0] - points[quarter - 1][0]
+    return rise * (points[-1][0] - points[0][0]) / seen_s
 
 
 def _outcome_signals(readings: ServerReadings) -> dict[str, Signal]:

@@ -82,6 +82,11 @@ def shaky(load: Load, *running: float) -> Loads:
     return lambda second: busier(load, running=running[second % len(running)])
 
 
+def late(load: Load) -> Loads:
+    """`load` on a server whose web server ends its answers after the engine, or before it."""
+    return lambda second: busier(load, late=(3, -1, 2, 1, 3, 2, -2)[second % 7])
+
+
 STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
     ("few requests", "vllm", Load(), {}, {"underloaded_healthy"}),
     ("no requests: nobody was served", "vllm", IDLE, {}, set()),
@@ -206,6 +211,21 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"requests_fail"},
     ),
     ("clients abort", "sglang", Load(aborted=9), {}, {"requests_fail"}),
+    ("clients leave, and vLLM does not count it", "vllm", Load(left=3), {}, {"requests_fail"}),
+    (
+        "clients leave before a busy server, which counts late",
+        "vllm",
+        late(Load(running=8, requests=1, left=1)),
+        {},
+        {"requests_fail"},
+    ),
+    (
+        "a web server counts late",
+        "vllm",
+        late(Load(running=8, requests=1)),
+        {},
+        {"underloaded_healthy"},
+    ),
     ("a third is refused", "vllm", Load(invalid=3), {}, {"requests_fail"}),
     ("a third is refused, SGLang", "sglang", Load(invalid=3), {}, {"requests_fail"}),
     ("all are refused", "vllm", busier(IDLE, invalid=5), {}, {"requests_fail"}),

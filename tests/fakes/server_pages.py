@@ -96,7 +96,9 @@ TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 @dataclass(frozen=True)
 class Load:
     """What a server does: gauges, and what has happened in one second. `gaps`: the seconds between
-    tokens, each as often as it stands here. `invalid`, `broken`: answers with HTTP 4xx and 5xx."""
+    tokens, each as often as it stands here. `invalid`, `broken`: answers with HTTP 4xx and 5xx.
+    `left`: requests whose clients leave, which the engine does not count; `late`: answers that have
+    ended in the engine and not yet in the web server (negative: the reverse)."""
 
     running: float = 4
     waiting: float = 0
@@ -107,6 +109,8 @@ class Load:
     failed: int = 0
     invalid: int = 0
     broken: int = 0
+    left: int = 0
+    late: int = 0
     prompt: int = 100
     output: int = 50
     preemptions: int = 0
@@ -201,7 +205,10 @@ def vllm(load: Load, seconds: float, prefix: str = "vllm:", labels: str = VLLM_L
         f"{prefix}iteration_tokens_total", [load.iteration], 50 * seconds, TOKENS, labels
     )
     rows += histogram(f"{prefix}request_prompt_tokens", [load.prompt], n, TOKENS, labels)
-    statuses = {"2xx": n, "4xx": load.invalid * seconds, "5xx": load.broken * seconds}
+    answers = (n + load.left * seconds - load.late) / 2
+    statuses = {
+        "2xx": answers, "4xx": load.invalid * seconds / 2, "5xx": load.broken * seconds / 2,
+    }  # fmt: skip
     rows += [
         line("http_requests_total", value, f'handler="{handler}",method="POST",status="{status}"')
         for handler in ("/v1/completions", "/v1/chat/completions")
@@ -299,8 +306,8 @@ def sglang(load: Load, seconds: float, prefix: str = "sglang:") -> list[str]:
             f'endpoint="{endpoint}",method="POST",status_code="{code}"',
         )
         for endpoint, code, value in (
-            ("/generate", 200, load.requests), ("/generate", 400, load.invalid),
-            ("/v1/completions", 404, load.invalid), ("/v1/completions", 503, load.broken),
+            ("/generate", 200, load.requests), ("/generate", 400, load.invalid / 2),
+            ("/v1/completions", 404, load.invalid / 2), ("/v1/completions", 503, load.broken),
             ("/nowhere", 404, 9 * load.requests), ("/health", 500, 9 * load.requests),
         )
     ]  # fmt: skip

@@ -155,7 +155,7 @@ OF_EACH_ENGINE = (
     "generation_tokens", "prompt_tokens", "requests",
 )  # fmt: skip
 """The gauges and counts that are also kept of each engine, where several report on one page."""
-OF_WEB_SERVER = ("requests_invalid", "http_errors")
+OF_WEB_SERVER = ("requests_invalid", "http_errors", "http_answers")
 """Counts of the web server in front of an engine, by the status of its answers."""
 KINDS = ("model_name", "model", "engine_type")
 """Labels in which engines differ that do not serve the same requests."""
