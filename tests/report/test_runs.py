@@ -162,7 +162,9 @@ def test_a_job_that_ended_before_its_steady_state_has_no_healthy_diagnosis() -> 
 
 def test_a_job_with_one_step_and_without_known_samples() -> None:
     job = Run("1", "train.py", JOB, {}, "cpu", "finished", duration_s=6.0, summary=Summary(steps=1))
-    assert "6.0 s, 1 steady step)" in printed([run_head(job)])
+    assert "6.0 s, 1 step, never steady)" in printed([run_head(job)])
+    steady = msgspec.structs.replace(job, steady_from_s=1.0)
+    assert "6.0 s, 1 steady step)" in printed([run_head(steady)])
     assert "n/a: the number of samples in a batch is not known" in printed(figures(job))
 
 

@@ -4,6 +4,7 @@ jumps do not move."""
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.counters import WorkCounts
@@ -124,6 +125,21 @@ def test_the_lead_of_the_host_is_that_of_the_steps_in_the_window() -> None:
     assert counts.signals(0.0)["host.caught_up_ratio"].value == 5 / 9
     assert counts.signals(5.0)["host.caught_up_ratio"].value == 0.0
     assert "host.caught_up_ratio" not in counts.signals(8.0), "four sampled steps are too few"
+
+
+def test_the_lead_within_steps_counts_the_steps_whose_times_are_known() -> None:
+    """Whether the GPU had caught up is known at once, the times of the step later: the lead was
+    that "of 0 sampled steps"."""
+    counts = WorkCounts()
+    for second in range(12):
+        looked = {"stream.steps": 4.0 * second, "stream.caught_up": 4.0 * min(second, 5)}
+        late = 4.0 * max(0, min(second - 3, 5))
+        times = {"ahead_s": 0.05 * late, "caught_up_s": 0.1 * late, "ahead_steps": late}
+        looked |= {f"stream.{name}": value for name, value in times.items()}
+        counts.add(message(float(second), **looked))
+    lead = counts.signals(6.0)["host.ahead_ratio"]
+    assert lead.value == pytest.approx(0.5) and "of 8 sampled steps" in lead.source
+    assert "host.ahead_ratio" not in counts.signals(9.0)
 
 
 def test_the_wait_for_a_core_is_known_from_the_messages_alone() -> None:

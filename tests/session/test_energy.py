@@ -183,3 +183,25 @@ def test_a_counter_that_restarts_loses_nothing_that_was_counted() -> None:
         energy.add("gpu:0", "GPU-0", joules)
     total = energy.total(["gpu:0"])
     assert total is not None and total[0] == pytest.approx(2.1e6)
+
+
+@pytest.mark.parametrize("host_s", [0.1, 0.0001])
+def test_launches_are_no_rate_of_a_gpu(host_s: float) -> None:
+    """200 replays of a CUDA graph: the launch queue takes all of them, and the job ends before it
+    is steady. 100 us a step are those of the host."""
+    state = SessionState()
+    state.apply(Hello(0.0, "runtime", 1, "x", 1e9))
+    state.apply(Devices(0.0, [Device("gpu:0", "H200", uuid="GPU-0")]))
+    state.apply(RunOpened(0.0, "1", "train.py", "job", {}, "gpu:0"))
+    state.apply(RankJoined(0.0, 0, "box", 100, leads=True))
+    state.apply(Started(0.0, {}, {}))
+    phases = tuple(host_s if name == "forward" else 0.0 for name in PHASES)
+    # its step time has a trend, so it is never steady
+    steps = [Step(n, n * host_s, host_s * (1 + n / 20), 8, 4096, phases) for n in range(20)]
+    state.apply(Steps(3.0, steps, 0.0, 0.0, 0.0, 1e9))
+    state.apply(RunClosed(3.1, "1", "finished"))
+    found = run_now(state, state.records[0])
+    assert found.steady_from_s is None
+    known = host_s == 0.1
+    assert (found.summary.tokens_per_s is not None) == known
+    assert ("workload.mfu_ratio" in found.unavailable) != known

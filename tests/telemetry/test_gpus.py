@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from gpuconsole.model.machine import Link
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
 from gpuconsole.model.metrics import LINK_METRICS
+from gpuconsole.telemetry.nvml import gpm
 from gpuconsole.wire.events import (
     DeviceLost,
     Devices,
@@ -486,6 +489,24 @@ def test_a_gpu_without_a_link_to_a_grace_cpu_is_not_asked_for_its_traffic(
         child.wait(lambda now: "gpu.sm_active_ratio" in now.values("gpu:0"), "the counters")
         reason = "no chip-to-chip link on this device"
         assert child.reasons("gpu:0")["gpu.c2c_tx_bytes_per_s"] == reason
+
+
+def test_the_samples_of_a_reader_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a lost card makes a new reader each time."""
+    freed: list[object] = []
+
+    def call(name: str, *arguments: Any) -> Any:
+        if name == "nvmlGpmSampleFree":
+            freed.append(arguments[0])
+        if name == "nvmlGpmQueryDeviceSupport":
+            return SimpleNamespace(isSupportedDevice=1)
+        return name if name == "nvmlGpmSampleAlloc" else None
+
+    monkeypatch.setattr(gpm, "call", call)
+    reader = gpm.GpmReader("handle", {"gpu.sm_active_ratio": gpm.GpmMetric(2, 0.01)})
+    reader.read()
+    del reader
+    assert freed == ["nvmlGpmSampleAlloc"] * 2
 
 
 def test_counters_are_not_read_before_the_driver_has_refreshed_them(machine: Machine) -> None:

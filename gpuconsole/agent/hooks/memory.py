@@ -85,7 +85,7 @@ class OwnerCounts(NamedTuple):
     """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of
     segments of which another part is in use. `free`: with what the kernel can give back, where the
     GPU has the memory of the host. `retries`: how often an allocation fitted only after torch had
-    given its cache back."""
+    given its cache back. `was_reset`: the program has set the peaks back at some time."""
 
     allocated: float
     peak: float
@@ -95,6 +95,7 @@ class OwnerCounts(NamedTuple):
     total: float
     reserved_peak: float = 0.0
     retries: float = 0.0
+    was_reset: bool = False
 
     @property
     def others(self) -> float:
@@ -106,6 +107,11 @@ class OwnerCounts(NamedTuple):
 # --- reading --------------------------------------------------------------------------------------
 
 
+_highest: dict[int, float] = {}
+"""The highest peak of the allocated bytes that was read, by GPU; infinite after a reset: a peak
+only falls where the program resets it."""
+
+
 def counted(index: int) -> OwnerCounts:
     """The present figures. Waits for nothing."""
     import torch
@@ -113,6 +119,8 @@ def counted(index: int) -> OwnerCounts:
     stats = torch.cuda.memory_stats_as_nested_dict(index)
     free, total = free_and_total(index)
     now_and_peak = stats["allocated_bytes"]["all"]
+    was_reset = now_and_peak["peak"] < _highest.get(index, 0.0)
+    _highest[index] = float("inf") if was_reset else float(now_and_peak["peak"])
     return OwnerCounts(
         float(now_and_peak["current"]),
         float(now_and_peak["peak"]),
@@ -122,6 +130,7 @@ def counted(index: int) -> OwnerCounts:
         total,
         float(stats["reserved_bytes"]["all"]["peak"]),
         float(stats.get("num_alloc_retries", 0)),
+        was_reset,
     )
 
 

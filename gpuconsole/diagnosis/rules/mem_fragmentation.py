@@ -49,21 +49,22 @@ class MemFragmentation(Rule):
         "memory.reserved_peak_bytes", "memory.heap_allocated_bytes", "memory.heap_reserved_bytes",
         "memory.heap_allocated_peak_bytes", "memory.heap_reserved_peak_bytes",
         "memory.inactive_split_bytes", "memory.alloc_retries", "memory.graph_pools",
+        "memory.peaks_reset",
     )  # fmt: skip
     text = """The allocator's reserved memory and the memory that tensors use are both known:
 torch.cuda.memory_stats keeps the peaks of both over the run. On a CPU, glibc's mallinfo2 is read
 during a few passes; its heap holds the whole process with its libraries. The two are compared at
-the peak, because memory that is unused between steps only waits for the next step. On a GPU no more
-is lost than torch's own count of free parts in segments of which another part is in use
-(inactive_split_bytes): a program may reset the peaks, and whole free segments are cache. If a third
-is lost, tensors of different sizes are allocated and freed in an order that leaves gaps, mostly
-because some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and
-padding to a multiple leaves few sizes. glibc before 2.38 gains nothing from few sizes: a freed
-aligned block cannot hold the next block of the same size. There, a fixed mmap threshold or another
-malloc returns large blocks to the system.
-On a GPU with less than half of its memory reserved, the finding is a note: the lost memory makes no
-allocation fail. The confidence is high only if allocations have failed at first (alloc_retries).
-Pools of CUDA graphs look the same and are not judged."""
+the peak, because memory that is unused between steps only waits for the next step. On a GPU whole
+free segments are cache, as long as no allocation has failed at first (num_alloc_retries): no more
+is lost then than torch's own count of free parts in segments of which another part is in use
+(inactive_split_bytes). The same holds where the program has reset the peaks. If a third is lost,
+tensors of different sizes are allocated and freed in an order that leaves gaps, mostly because
+some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding
+to a multiple leaves few sizes. glibc before 2.38 gains nothing from few sizes: a freed aligned
+block cannot hold the next block of the same size. There, a fixed mmap threshold or another malloc
+returns large blocks to the system. On a GPU with less than half of its memory reserved, the
+finding is a note: the lost memory makes no allocation fail. The confidence is high only if an
+allocation has failed at first. Pools of CUDA graphs look the same and are not judged."""
 
     def judge(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")
@@ -73,10 +74,13 @@ Pools of CUDA graphs look the same and are not judged."""
         if level >= 1 and case.value("is_gpu"):
             if case.get("memory.graph_pools", 0.0):
                 raise CantTell("CUDA graphs keep pools, whose free parts are for their replays")
-            (split,) = case.evidence("memory.inactive_split_bytes")
-            if split.value < lost:
-                lost, source = split.value, "inactive split bytes / reserved"
-            level, evidence = _level(lost, reserved.value, limit), (*evidence, split)
+            # whole free segments are cache, unless an allocation has failed beside them
+            failed = case.get("memory.alloc_retries", 0.0) > 0
+            if not failed or case.get("memory.peaks_reset", 0.0):
+                (split,) = case.evidence("memory.inactive_split_bytes")
+                if split.value < lost:
+                    lost, source = split.value, "inactive split bytes / reserved"
+                level, evidence = _level(lost, reserved.value, limit), (*evidence, split)
         of_reserved, of_limit = lost / max(reserved.value, 1.0), lost / limit
         whole = Evidence("lost", of_reserved, "ratio", LOST.value, source)
         if level < 1:

@@ -10,8 +10,8 @@ from gpuconsole.model.knobs.catalogue import Knobs
 
 ESTIMATED = "FLOPs estimated from parameters, 6 N + 12 L d T per token"
 WITHOUT_ATTENTION = (
-    "FLOPs estimated from parameters, 6 N per token, without attention: the number of layers and the"
-    " width are not known"
+    "FLOPs estimated from parameters, 6 N per token, without attention: the number of layers and"
+    " the width are not known"
 )
 IN_FULL = "attention counted in full"
 NOT_ALL = "operators of other libraries not counted"

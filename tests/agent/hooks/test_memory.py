@@ -264,3 +264,21 @@ def test_the_peak_of_the_passes_before_the_first_update_is_kept(
     )
     seen.first_update(optimizer)
     assert (seen.pass_peak, seen.off) == (peak, "")
+
+
+def test_peaks_that_fall_were_reset_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.reset_peak_memory_stats, as torchtitan calls it at each log."""
+    peaks = iter((8, 8, 9, 3, 3))
+
+    def stats(index: int) -> dict[str, Any]:
+        kinds = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+        values = {"all": {"current": 2, "peak": next(peaks)}}
+        return {**dict.fromkeys(kinds, values), "num_alloc_retries": 1}
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(hook, "free_and_total", lambda index: (5.0, 12.0))
+    monkeypatch.setattr(hook, "_highest", {})
+    seen = [hook.counted(0) for _ in range(5)]
+    assert [figures.was_reset for figures in seen] == [False, False, False, True, True]
+    assert "memory.peaks_reset" in memory_peaks(seen[-1], 1.0)
+    assert memory_peaks(seen[0], 1.0)["memory.alloc_retries"].value == 1

@@ -213,6 +213,14 @@ def test_collectives_of_data_parallel_training() -> None:
     assert found["mfu.published"].measured == 400_000 / 8
 
 
+def test_a_card_without_a_bridge_has_no_rate_of_nvlink() -> None:
+    """A100 and H100 PCIe, A40 and A6000 can have NVLink; whether it joins the cards is measured."""
+    knobs, facts = {**KNOBS, "sharding": "ddp", "nproc": 2}, {**FACTS, "world_size": 2.0}
+    assert on_h200(knobs, facts, link__nvlink_joined=1.0)["comm.ring_s"].predicted
+    apart = on_h200(knobs, facts, link__nvlink_joined=0.0)["comm.ring_s"]
+    assert apart.predicted is None and "calibrate" in apart.note
+
+
 def test_zero_shards_states_and_moves_its_share() -> None:
     facts = {**FACTS, "world_size": 8.0}
     zero3 = on_h200({**KNOBS, "sharding": "zero3", "nproc": 8}, facts)

@@ -307,6 +307,9 @@ def compiler(mode: str | None, trouble: str) -> Callable[..., Any]:
     def fail(gradient: Any) -> Any:
         raise RuntimeError("the backward pass cannot be compiled (simulated)")
 
+    # Dynamo keeps the settings of a backend that has them, as Inductor's
+    settings = {"triton.cudagraphs": mode in WITH_GRAPHS, "max_autotune": mode == "max-autotune"}
+    compile_graph.get_compiler_config = lambda: settings  # type: ignore[attr-defined]
     return compile_graph
 
 

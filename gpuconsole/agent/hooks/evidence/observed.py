@@ -68,6 +68,8 @@ def peaks(figures: OwnerCounts, states: float) -> Signals:
     )
     signals = {name: Signal(value, "B", source) for name, value in values.items()}
     signals["memory.alloc_retries"] = Signal(figures.retries, "", "torch's allocator")
+    if figures.was_reset:
+        signals["memory.peaks_reset"] = Signal(1.0, "", "1: the program has reset the peaks")
     if graphs.are_there():
         source = "1: CUDA graphs exist; the free parts of their pools are for their replays"
         signals["memory.graph_pools"] = Signal(1.0, "", source)
