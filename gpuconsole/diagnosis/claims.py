@@ -312,8 +312,10 @@ def located(finding: Finding, case: Case) -> Finding:
             if one.part in parts or ("comm" in names and EXCHANGES in one.callee)
         ]
         most = max(inside, key=lambda one: one.share_ratio, default=None)
-        if most is None or most.share_ratio < max(
-            least, MOST * sum(one.share_ratio for one in inside)
+        if (
+            most is None
+            or _runs_loop(most, case.places)
+            or most.share_ratio < max(least, MOST * sum(one.share_ratio for one in inside))
         ):
             return finding
         place = most.code
@@ -323,19 +325,27 @@ def located(finding: Finding, case: Case) -> Finding:
     return msgspec.structs.replace(finding, place=place, summary=summary)
 
 
+def _runs_loop(place: Place, places: Sequence[Place]) -> bool:
+    """Return whether the line runs several parts of a step, as `trainer.fit()` does: it says
+    nothing about the cause."""
+    return any(other.line == place.line and other.part != place.part for other in places)
+
+
 class Unjudged(NamedTuple):
-    """A function of the program that has most of a part of the step, and that no rule has
-    judged."""
+    """A function of the program that has most of a part of the step, and that no rule has judged.
+    `by_library`: the line of the program runs the whole loop."""
 
     place: Place
+    by_library: bool = False
 
     @property
     def time(self) -> str:
         """Return one clause: how much of a step is where."""
         code = self.place.code
+        called = "" if self.by_library else f", called at {code}"
         where = (
-            f"{self.place.callee}, called at {code}, {WITHIN[code.part]}"
-            if self.place.part == "optimizer" and self.place.callee
+            f"{self.place.callee}{called}, {WITHIN[code.part]}"
+            if self.place.callee and (self.by_library or self.place.callee.endswith(".step"))
             else placed(replace(code, caller=""))
         )
         return f"{percent(self.place.share_ratio)} of the step is in {where}"
@@ -382,7 +392,7 @@ def unjudged(run: Run) -> Unjudged | None:
         else:
             continue
         if large and place.share_ratio >= MOST * in_part[place.part] and not _is_named(place, run):
-            return Unjudged(place)
+            return Unjudged(place, _runs_loop(place, run.places))
     return None
 
 

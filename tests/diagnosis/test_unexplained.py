@@ -613,6 +613,11 @@ def passes_of(places: list[Place], *findings: Finding) -> Run:
         ([MODEL], (), ""),  # rules about the passes have judged the operators of the model
         (WHOLE, (LACKS_DATA,), "80 % of the step is in torch.Adam.step, called at main.py:30 main"),
         (WHOLE, (), ""),
+        (
+            [msgspec.structs.replace(ADAM, part="backward", share_ratio=0.1), ADAM],
+            (LACKS_DATA,),
+            "80 % of the step is in torch.Adam.step, in the optimizer: no rule",
+        ),
         ([msgspec.structs.replace(OPTIMIZER, share_ratio=0.1)], (LACKS_DATA,), ""),
         ([CLIP, msgspec.structs.replace(CLIP, function="other", share_ratio=0.3)], (), "30 %"),
         ([msgspec.structs.replace(OPTIMIZER, function="step", line="own.py:9")], (SLOW,), ""),
@@ -672,6 +677,11 @@ def test_a_finding_has_the_function_with_most_of_the_time_that_it_claims() -> No
         a_case, places=tuple(Place("data_wait", f"f{n}", f"a.py:{n}", 0.1) for n in range(6))
     )
     assert share_out([finding], spread)[0] == finding
+    fit = Place("data_wait", "main", "fit.py:48", 0.6, callee="lightning.Trainer.fit")
+    by_trainer = dataclasses.replace(
+        a_case, places=(fit, msgspec.structs.replace(fit, part="backward", share_ratio=0.2))
+    )
+    assert share_out([finding], by_trainer)[0] == finding, "trainer.fit() is no cause"
     (named,) = share_out([SLOW], a_case)
     assert named.place == CodePlace("own.py:1", "step") and "own.py:1" in named.summary
 

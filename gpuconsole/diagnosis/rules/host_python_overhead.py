@@ -165,11 +165,9 @@ def _differs(case: Case) -> str:
     """Return why the two accounts of a step do not agree: stack samples find the script for longer
     than the parts of the step have room for it. The agent then took its lines for a pass. Empty
     where they agree, and on a GPU, where the parts are those of the stream and not of the host."""
-    if not case.is_job or case.get("is_gpu", 0.0) or not case.has("stack.script_ratio"):
-        return ""
-    samples = case.value("stack.script_ratio")
+    samples = case.get("stack.script_ratio", 0.0)
     parts = sum(case.get(f"{part}_ratio", 0.0) for part in ("other", "data_wait", "loss"))
-    if samples - parts < DIFFER:
+    if samples - parts < DIFFER or case.get("is_gpu", 0.0) or not case.is_job:
         return ""
     return (
         f"stack samples find the script's own lines in {percent(samples)} of a step, and the parts"
