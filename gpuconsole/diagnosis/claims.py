@@ -531,11 +531,12 @@ def _waiting_place(case: Case) -> str:
         return ""
 
 
-def open_question(run: Run) -> str:
+def open_question(run: Run) -> tuple[str, str]:
     """Why a run in which nothing is unexplained may still have a fault: rules about a large part of
-    it have no conclusion. One clause; empty where there are no such rules."""
+    it have no conclusion. One clause; empty where there are no such rules. And how to get their
+    data, in another clause."""
     if any(UNMEASURED in finding.missing for finding in run.findings):
-        return "the shares of a step are not measured yet"
+        return "the shares of a step are not measured yet", ""
     if run.serves:
         rules, about = (
             _without_conclusion(run, ("serve.",)),
@@ -547,18 +548,12 @@ def open_question(run: Run) -> str:
         rules = _without_conclusion(run, RULES_OF_PASSES) if share >= LARGE else []
         about = f"the passes and the optimizer ({percent(share)} {_OF_STEP})"
     if not rules:
-        return ""
+        return "", ""
     if run.watched:
-        return f"{rules[0].summary}" + (
-            f"; {len(rules) - 1} other {'rule lacks' if len(rules) == 2 else 'rules lack'} data too"
-            if rules[1:]
-            else ""
-        )
-    how = remedy(run, _missing(rules))
-    return (
-        f"{len(rules)} {'rule has' if len(rules) == 1 else 'rules have'} no data about"
-        f" {about}{f': {how}' if how else ''}"
-    )
+        others = f"; {len(rules) - 1} other {'rule lacks' if len(rules) == 2 else 'rules lack'}"
+        return f"{rules[0].summary}{f'{others} data too' if rules[1:] else ''}", ""
+    have = "rule has" if len(rules) == 1 else "rules have"
+    return f"{len(rules)} {have} no data about {about}", remedy(run, _missing(rules))
 
 
 def remedy(run: Run, missing: tuple[str, ...]) -> str:

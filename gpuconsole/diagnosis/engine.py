@@ -99,7 +99,7 @@ def why_no_claim(run: Run) -> str:
             None,
             (
                 one.words if one is not None else "",
-                gap.words if gap is not None else open_question(run),
+                gap.words if gap is not None else ": ".join(filter(None, open_question(run))),
             ),
         )
     )

@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.claims import Unexplained, Unjudged, unexplained, unjudged
+from gpuconsole.diagnosis.claims import (
+    Unexplained,
+    Unjudged,
+    open_question,
+    unexplained,
+    unjudged,
+)
 from gpuconsole.diagnosis.engine import still_measuring, still_open
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial, last_trial
@@ -143,7 +149,7 @@ def answer(view: View, selected: str) -> Answer:
     due = view.probing or still_measuring(run)
     if trial is None and kept is None and not due and (question := still_open(run)):
         if (one := unjudged(run)) is not None:
-            return _not_judged(one, question, firing)
+            return _not_judged(one, open_question(run), firing)
         if firing:
             return _no_conclusion(question, firing)
     if trial is None and kept is not None and all(finding.note for finding in firing):
@@ -185,10 +191,11 @@ def _open_question_answer(view: View, run: Run) -> Answer:
     )
 
 
-def _not_judged(one: Unjudged, question: str, notes: list[Finding]) -> Answer:
-    """No finding names a cause, and most of a part of the step is in one function."""
-    rest = question.removeprefix(one.words).removeprefix("; ")
-    clauses = filter(None, ("no rule judges it", rest, *(note.title for note in notes)))
+def _not_judged(one: Unjudged, question: tuple[str, str], notes: list[Finding]) -> Answer:
+    """No finding names a cause, and most of a part of the step is in one function. `question`: why
+    rules have no conclusion, and how to get their data."""
+    why, how = question
+    clauses = filter(None, ("no rule judges it", how, *(note.title for note in notes), why))
     return Answer("wait", [(one.time, "title")], [(clause, "dim") for clause in clauses])
 
 
@@ -205,7 +212,7 @@ def _not_explained(run: Run, gap: Unexplained, kept: Trial | None) -> Answer:
     """No finding names the cause of a large part of the time. What was proven before stays the
     headline."""
     if kept is None and (one := unjudged(run)) is not None and one.place.share_ratio > gap.share:
-        return _not_judged(one, f"{one.words}; {gap.words}", [])
+        return _not_judged(one, (gap.words, gap.remedy), [])
     if kept is not None:
         return Answer(
             "good",
