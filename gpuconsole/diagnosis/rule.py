@@ -23,7 +23,7 @@ from gpuconsole.model.finding import (
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
-from gpuconsole.model.stacks import placed
+from gpuconsole.model.stacks import Place, placed
 from gpuconsole.model.text import percent
 
 __all__ = [
@@ -130,6 +130,7 @@ class Case:
     """The input of all rules about one run. `signals` by name; `serves`: a model server under load,
     not training.
 
+    `places`: the functions of the program with the largest shares of a step.
     `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has
     only the settings that the server reports. `watched`: a server under the load of others, of
     which only its own reports are known. `is_job`: a job of the user's own, in which some probes
@@ -145,6 +146,7 @@ class Case:
     loop: str = ""
     read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
     watched: bool = False
+    places: tuple[Place, ...] = ()
 
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
@@ -163,6 +165,7 @@ class Case:
             run.is_job,
             run.job.loop if run.job is not None else "",
             watched=run.watched,
+            places=tuple(run.places),
         )
 
     def setting(self, name: str) -> Value:

@@ -89,6 +89,7 @@ class Finding(msgspec.Struct, frozen=True):
     counts. `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`:
     signals that the rule needs for a conclusion or for a prediction. `level`: the leading signal
     over its threshold; diagnosis.engine.Hysteresis closes a finding by it.
+    `place`: the code of the program that has most of the time; absent in files of earlier versions.
     Lists of findings are ranked by diagnosis.precedence.rank.
     """
 
@@ -106,11 +107,17 @@ class Finding(msgspec.Struct, frozen=True):
     resource: Resource = "time"
     lost_trials: int = 0
     alternative_to: tuple[str, ...] = ()
+    place: CodePlace | None = None
 
     @property
     def stake(self) -> str:
         """Return the words after the share."""
         return stake_of(self.resource, self.alternative_to)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the rule calls the run healthy: its time is well spent."""
+        return self.rule.endswith("_healthy")
 
     @property
     def failed(self) -> bool:

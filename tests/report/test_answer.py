@@ -10,14 +10,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.figures import Attainable, RatePair
-from gpuconsole.model.finding import Finding, Interval
+from gpuconsole.model.finding import Finding, Interval, Signal
 from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
 from gpuconsole.model.serving import SERVING_PHASES, WATCHED
+from gpuconsole.model.stacks import Place
 from gpuconsole.model.text import cell_width, char_width
 from gpuconsole.report.cells import Row
 from gpuconsole.report.run.breakdown import LOOKS
@@ -750,3 +752,29 @@ def test_the_clock_of_work_that_has_ended_stops_and_does_not_jump_back() -> None
         now=view.now + 50,
     )
     assert len(view.runs) == 2 and facts.clock_s(ended) == going
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_function_that_no_rule_judges_is_the_headline_and_a_note_is_not(width: int) -> None:
+    note = Finding("host.cpu_contention", "fires", "The training thread waits", note=True)
+    missing = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.batch_cost_ratio",))
+    run = msgspec.structs.replace(
+        gpu_view().runs[-1],
+        workload=JOB,
+        device="cpu",
+        steady_from_s=1.0,
+        duration_s=60.0,
+        signals={f"{phase}_ratio": Signal(0.0, "ratio", "test") for phase in PHASES}
+        | {"optimizer_ratio": Signal(0.9, "ratio", "test")},
+        findings=[note, missing],
+        places=[Place("optimizer", "Triple.step", "train.py:38", 0.55)],
+        unavailable={"probe.batch_elasticity": NO_CONSENT},
+    )
+    view = msgspec.structs.replace(gpu_view(), runs=(run,), trials=())
+    first, second = rows(view, width)
+    assert first.startswith("▌55 % of the step is in Triple.step at train.py:38, in the optimizer")
+    assert second.startswith(
+        "▌no rule judges it   P (or --probe) allows the probe batch_elasticity"
+    )
+    nowhere = msgspec.structs.replace(view, runs=(msgspec.structs.replace(run, places=[]),))
+    assert rows(nowhere, width)[0].startswith("▌No conclusion: 1 rule has no data about the passes")

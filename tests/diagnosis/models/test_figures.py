@@ -57,7 +57,7 @@ def on_h200(
     found = training_figures(
         knobs,
         facts,
-        signals(**values),
+        signals(**{name.replace("__", "."): value for name, value in values.items()}),
         summary(400_000, 400_000 * each),
         peaks_of(H200),
         {"gemm_bf16_flops_per_s": 780e12},
