@@ -544,13 +544,13 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
         for place in _with_called(update, samples, total)
         if elsewhere[_file(place), place.function] < ELSEWHERE * place.share_ratio
     ]
-    largest = _largest(own) if own else None
+    largest = _largest(own)
     signals = {
         "stack.update_ratio": Signal(
             largest.share_ratio if largest else 0.0,
             "ratio",
-            f"{source}: in one function of the program after the backward pass"
-            + (f", most of them in: {_words(largest)}" if largest else ""),
+            f"{source}: in one function of the program after the backward pass",
+            largest.code if largest else None,
         )
     }
     if largest:
@@ -567,16 +567,11 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
         and sample.lines
         and not sample.callee
     ]
-    heaviest = _largest(_functions(operators, total)) if operators else None
+    heaviest = _largest(_functions(operators, total))
     signals["stack.operator_ratio"] = Signal(
         heaviest.share_ratio if heaviest else 0.0,
         "ratio",
-        f"{source}: in operators that one function of the program calls itself"
-        + (f", most of them in: {_words(heaviest)}" if heaviest else ""),
+        f"{source}: in operators that one function of the program calls itself",
+        heaviest.code if heaviest else None,
     )
     return signals
-
-
-def _words(place: Place) -> str:
-    called = f", called by {place.caller}" if place.caller else ""
-    return f"{place.function} at {place.line}{called}, in {WITHIN[place.part]}"

@@ -407,6 +407,11 @@ class Arithmetic:
             self.signals = count.scores.signals()
             if state.sees_modules:
                 self.signals |= count.repeats.signals()
+            self.signals["recomputed.flops_ratio"] = Signal(
+                count.recomputed / count.flops,
+                "ratio",
+                "operators of the counted step: FLOPs of forward passes that are made again",
+            )
             self.signals |= count.decompositions.signals(count.flops)
             self.facts |= count.tables.facts()
         return False
