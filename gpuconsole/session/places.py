@@ -514,6 +514,9 @@ def _split(line: str) -> tuple[str, str]:
 
 UPDATE = ("clip", "optimizer")
 """The parts of a step from the backward pass to the end of the update."""
+MOSTLY_NATIVE = 0.4
+"""Share of a function's samples outside of Python from which on its lines mostly run operators. On
+a busy machine the rest may be operators, too."""
 OF_OPTIMIZERS = (".step", ".zero_grad")
 """The ends of the names of torch's own methods of optimizers, and of the scaler of gradients."""
 
@@ -559,15 +562,15 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
             "ratio",
             f"{largest.samples} stack samples in this function",
         )
-    operators = [
-        msgspec.structs.replace(sample, lines=sample.lines[:1])
-        for sample in samples
-        if sample.part in ("forward", "loss")
-        and sample.kind == NATIVE
-        and sample.lines
-        and not sample.callee
-    ]
-    heaviest = _largest(_functions(operators, total))
+    operators = _functions(
+        (
+            sample
+            for sample in samples
+            if sample.part in ("forward", "loss") and sample.kind != WAITS and not sample.callee
+        ),
+        total,
+    )
+    heaviest = _largest([place for place in operators if place.native_ratio >= MOSTLY_NATIVE])
     signals["stack.operator_ratio"] = Signal(
         heaviest.share_ratio if heaviest else 0.0,
         "ratio",

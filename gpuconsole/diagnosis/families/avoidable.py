@@ -134,10 +134,11 @@ def repeated(case: Case) -> Avoidable | None:
     saves = share * (1 - 1 / calls) * fixed_ratio(case, each_s)
     place = case.place("repeated.calls")
     summary = (
-        f"the program calls one module {calls:.0f} times in a pass, in {words(place)}, and no call needs the"
-        f" result of another. {percent(ratio)} of the operators of the forward pass are in these"
-        f" calls, {1e6 * each_s:.0f} µs each with their part of the backward pass. One call with"
-        " all of the inputs as one batch starts each operator once (batch norm then sees them together)"
+        f"the program calls one module {calls:.0f} times in a pass, in {words(place)}, and no call"
+        f" needs the result of another. {percent(ratio)} of the operators of the forward pass are"
+        f" in these calls, {1e6 * each_s:.0f} µs each with their part of the backward pass. One"
+        " call with all of the inputs as one batch starts each operator once (batch norm then sees"
+        " them together)"
     )
     evidence = case.evidence(
         ("repeated.calls", CALLS),
@@ -234,9 +235,14 @@ def found(case: Case) -> Avoidable | None:
 
 def in_function(case: Case) -> bool:
     """Return whether the work is in the function that host.slow_function would name."""
-    if hidden(case) or (work := found(case)) is None:
+    if hidden(case) or (work := found(case)) is None or work.place is None:
         return False
-    return work.place is not None and work.place == case.place("stack.function_ratio")
+    other = case.place("stack.function_ratio")
+    return other is not None and _function(work.place) == _function(other)
+
+
+def _function(place: CodePlace) -> tuple[str, str, str]:
+    return place.line.rpartition(":")[0], place.function, place.part
 
 
 def hidden(case: Case) -> bool:

@@ -50,7 +50,8 @@ such as metrics, do not count: see comm.outside_backward. Where most of the time
 of a DistributedDataParallel module, accumulation does not help, and the finding says so. Predicted
 for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O
 the time of the optimizer and E the exposed time of gradients. E is all exposed time with ddp and
-zero1, a half with zero2 and a third with zero3: their other transfers gather parameters in every pass."""
+zero1, a half with zero2 and a third with zero3: their other transfers
+gather parameters in every pass."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):

@@ -190,7 +190,8 @@ class DdpExchanges:
 
     def facts(self) -> dict[str, float]:
         """Bytes of gradients that an exchange sends, those of the buffers that are sent before each
-        forward pass, and the pieces of the gradients now and in the first iteration; empty before the first readings."""
+        forward pass, and the pieces of the gradients now and in the first iteration; empty
+        before the first readings."""
         used = self._in_use()
         if not used:
             return {}
