@@ -151,6 +151,14 @@ PRECEDENCE = (
         "host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")
     ),
     Precedence("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
+    Precedence("host.avoidable_work", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("host.avoidable_work", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence(
+        "host.avoidable_work",
+        "host.slowing_down",
+        _GROWS,
+        when=trend.claims_in("forward", "loss", "backward", "optimizer"),
+    ),
     Precedence("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
     Precedence(
@@ -164,14 +172,6 @@ PRECEDENCE = (
         "host.avoidable_work",
         "that finding says what the function could do without",
         when=avoidable.in_function,
-    ),
-    Precedence("host.avoidable_work", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
-    Precedence("host.avoidable_work", "host.gil", _LOCKED, when=host.waits_for_lock),
-    Precedence(
-        "host.avoidable_work",
-        "host.slowing_down",
-        _GROWS,
-        when=trend.claims_in("forward", "loss", "backward", "optimizer"),
     ),
     Precedence("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),

@@ -63,7 +63,7 @@ class Repeats:
         if name == READS_A_NUMBER:
             self._numbers |= bits
         for tensor in tensors_in(out):
-            self._from[tensor.untyped_storage().data_ptr()] = bits
+            self._from[address_of(tensor)] = bits
 
     def called(
         self, module: Any, args: Any, kwargs: dict[str, Any], operators: int, frame: FrameType
@@ -136,6 +136,14 @@ class Repeats:
         return self._bits.get(id(tensor), 0) | self._from.get(
             tensor.untyped_storage().data_ptr(), 0
         )
+
+
+def address_of(tensor: Any) -> int:
+    """Return the address of the memory of a tensor; 0 for one that has none."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # NotImplementedError too
+        return 0
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
