@@ -140,13 +140,13 @@ class StepCount:
 
     `flops`: forward and backward, recomputation included; None where they are not known, and
     `reason` says why. `recomputed`: those of forward passes that the backward pass repeats
-    (checkpoints, and the scores of fused attention, `again_in_attention`). `by_type`: FLOPs by the
-    number type of the operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask
-    leaves out, where it computes the scores for the first time; `flops` counts all scores.
-    `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`:
-    operators that wait for the GPU; the host is slower than usual in this step, so these operators
-    wait for less time than usual. `scores`: the bytes that operators on the scores of attention
-    read and write.
+    (checkpoints, and the scores of fused attention, `again_in_attention`). `by_type`: FLOPs by
+    the number type of the operands. `convolved`: those of convolutions. `masked`: those of
+    attention that a causal mask leaves out, where it computes the scores for the first time;
+    `flops` counts all scores. `operators`: how many ran. `unknown`: operators that may
+    multiply, and have no formula. `waits`: operators that wait for the GPU; the host is slower
+    than usual in this step, so these operators wait for less time than usual. `scores`: the
+    bytes that operators on the scores of attention read and write.
     """
 
     def __init__(self) -> None:
