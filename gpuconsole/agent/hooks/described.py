@@ -186,6 +186,7 @@ def facts() -> dict[str, float]:
             sum(parameter.numel() for parameter in trained.values())
         )
         numbers["trained_tensors"] = float(len(trained))
+        numbers["embeddings"] = float(model.embeddings)
         numbers["linear_parameters"] = float(model.linear_parameters)
     if trained and device().startswith("cuda"):
         on_host = sum(
