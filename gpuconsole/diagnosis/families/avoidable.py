@@ -162,13 +162,14 @@ def repeated(case: Case) -> Avoidable | None:
 
 def fixed_ratio(case: Case, each_s: float) -> float:
     """Return the share of the time of a pass that does not grow with its batch: as probe P2 has
-    measured it, or by the time to start an operator."""
+    measured it, or by the time to start an operator, which is longer on a busy machine: at least
+    half of an operator that is SHORT."""
     factor = case.get("probe.batch_factor", 1.0)
     if factor > 1 and case.has("probe.batch_cost_ratio"):
         return max(
             0.0, min(1.0, (1 - case.value("probe.batch_cost_ratio")) * factor / (factor - 1))
         )
-    return min(1.0, START_S / each_s)
+    return min(1.0, max(0.5, START_S / each_s))
 
 
 def decomposed(case: Case) -> Avoidable | None:
