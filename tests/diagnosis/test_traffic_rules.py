@@ -105,13 +105,15 @@ def test_a_table_that_is_mostly_touched_or_does_not_matter_is_left_alone(
         ),
         # the operators of a compiled job are not counted
         ({"embedding__table_bytes": float("nan")}, "cant_tell"),
+        ({"embedding__table_bytes": float("nan"), "model__embeddings": 0.0}, "clear"),
     ],
 )
 def test_in_a_job_of_ones_own_the_operators_show_the_table(
     signals: dict[str, float], state: str
 ) -> None:
     job = dataclasses.replace(
-        case(**{**TABLE, "embedding__trained_ratio": 1.0, **signals}), is_job=True
+        case(**{**TABLE, "embedding__trained_ratio": 1.0, "model__embeddings": 1.0, **signals}),
+        is_job=True,
     )
     finding = of("gpu.dense_embedding_grad", job)
     assert finding.state == state

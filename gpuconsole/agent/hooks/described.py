@@ -186,6 +186,8 @@ def facts() -> dict[str, float]:
         numbers["trainable_parameters"] = float(
             sum(parameter.numel() for parameter in trained.values())
         )
+        numbers["trained_tensors"] = float(len(trained))
+        numbers["embeddings"] = float(model.embeddings)
         numbers["linear_parameters"] = float(model.linear_parameters)
         numbers |= _elements(everything.values(), trained.values(), model.packed_parameters)
     if trained and device().startswith("cuda"):

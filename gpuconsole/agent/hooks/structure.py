@@ -28,7 +28,7 @@ class Structure:
     """Whether a module is compiled, as far as the last look has shown."""
 
     def __init__(self, modules: list[Any]) -> None:
-        from torch.nn import Linear
+        from torch.nn import Embedding, EmbeddingBag, Linear
 
         weights = {
             id(weight): weight
@@ -39,6 +39,10 @@ class Structure:
         self._parameters = [weakref.ref(weight) for weight in weights.values()]
         self._layouts = [weakref.ref(weight) for weight in weights.values() if weight.dim() == 4]
         linears = [module for module in modules if issubclass(type(module), Linear)]
+        self.embeddings = sum(
+            issubclass(type(module), (Embedding, EmbeddingBag)) for module in modules
+        )
+        """Modules with an embedding table."""
         config = next(
             (
                 found

@@ -145,10 +145,13 @@ def embedding_claim(case: Case) -> float:
 
 def dense_table_bytes(case: Case) -> float:
     """Return the bytes of the embedding tables with dense gradients. Raise Missing where the
-    operators of a job were not counted."""
-    if case.is_job:
-        return case.value("embedding.table_bytes")
-    return case.value("embedding.table_bytes") if case.knobs.get("sparse") is False else 0.0
+    operators of a job were not counted, and its model has modules with tables."""
+    sparse = case.knobs.get("sparse")
+    if sparse:
+        return 0.0
+    if sparse is None and not case.get("model.embeddings", 0.0):
+        return case.get("embedding.table_bytes", 0.0)
+    return case.value("embedding.table_bytes")
 
 
 def attention_claim(case: Case) -> float:

@@ -35,6 +35,7 @@ class GpuDenseEmbeddingGrad(Rule):
         "embedding.rows_touched_ratio",
         "embedding.table_bytes",
         "embedding.trained_ratio",
+        "model.embeddings",
         "forward_ratio",
         "loss_ratio",
     )
