@@ -65,7 +65,7 @@ class HostPythonOverhead(Rule):
         "stack.line_cpu_ratio",
         "data_wait_ratio",
         "stack.outside_ratio",
-        *device.IDLE_SIGNALS,
+        *device.LOST_SIGNALS,
     )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage
 collection. Probe P15 samples the stack of the training thread during ordinary steps and names the
