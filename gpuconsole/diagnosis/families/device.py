@@ -264,9 +264,11 @@ def idle_in_forward(case: Case) -> float:
 IDLE_SIGNALS = (
     "is_gpu", "gpu.util_ratio", "gpu.sm_active_ratio", "hw.other_processes", "host.caught_up_ratio",
     "host.ahead_ratio", "sync.calls", "sync.wait_s", "step_s", "forward_ratio", "backward_ratio",
-    "model.trained_ratio", "runq_ratio",
+    "model.trained_ratio",
 )  # fmt: skip
-"""What `idle` and `lost` read."""
+"""What `idle` reads."""
+LOST_SIGNALS = (*IDLE_SIGNALS, "runq_ratio")
+"""What `lost` reads."""
 HALF = 0.5
 """Of a time that a rule would claim: where the GPU has work for more than this part of the time,
 the time is the GPU's. Readings of the driver come once a second, so a closer comparison would
@@ -288,7 +290,8 @@ def idle(case: Case) -> Idle:
     work of the SMs. GPU-Util counts gaps between short kernels as work, so it limits the idle time
     from above only where the host issues in time: it is ahead of the GPU at the end of a step, or
     waits for the GPU a few times. The GPU also works while the host waits for it. Without
-    the driver's counters, the backward pass shows how long the forward pass can keep the GPU busy.
+    the driver's counters, the GPU works in the backward pass, and in the forward pass for as long
+    as the backward pass lets expect.
     On a CPU nothing limits the time, and where nothing is measured either.
     """
     if not case.get("is_gpu", 0.0):
@@ -307,7 +310,8 @@ def idle(case: Case) -> Idle:
         if util is not None and alone:
             limits.append(least)
         elif knows:
-            limits.append(idle_in_forward(case))
+            passes = case.value("forward_ratio") + case.value("backward_ratio")
+            limits.append(1 - passes + idle_in_forward(case))
     most = max(0.0, min(limits))
     return Idle(min(least, most), most)
 

@@ -73,7 +73,7 @@ class HostPythonOverhead(Rule):
         "stack.line_cpu_ratio",
         "data_wait_ratio",
         "stack.outside_ratio",
-        *device.IDLE_SIGNALS,
+        *device.LOST_SIGNALS,
         "loss_ratio",
     )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage
