@@ -297,6 +297,13 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"sequence_cap"},
     ),
     (
+        "answers longer than the watch: hardly one ends",
+        "vllm",
+        Load(running=48, waiting=72, kv=0.02, requests=1, output=90, queue=40.0, decode=60.0),
+        {},
+        {"sequence_cap"},
+    ),
+    (
         "a batch that decodes is no token budget",
         "vllm",
         Load(running=60, waiting=20, iteration=60, queue=1.0, kv=0.5),
