@@ -441,6 +441,18 @@ def test_what_an_engine_does_not_tell_is_named_with_what_turns_it_on() -> None:
     assert "needs" not in " ".join([*tgi.values(), *vllm.values()])
 
 
+def test_what_nobody_has_read_is_not_called_missing_on_the_page() -> None:
+    """Behind a balancer, and before the second reading, each rule said that the page lacks it."""
+    record = watched("vllm", Load())
+    balanced = run_signals(record, Summary(), 8, None)
+    balanced = {name: value for name, value in balanced.items() if name == "server.engines"}
+    balanced["server.replicas"] = Signal(2.0, "servers", "a test")
+    for signals, words in ((balanced, "several servers"), ({}, "too few readings")):
+        for finding in evaluate(Case.of(record.run, signals)):
+            if any(name.startswith("server.") for name in finding.missing):
+                assert words in (finding.summary or ""), finding
+
+
 def test_a_wide_bucket_makes_no_stall() -> None:
     """vLLM's first bucket ends at 10 ms: gaps of 1 ms and of 9 ms look the same."""
     assert "prefill_stalls_decode" not in firing(

@@ -63,8 +63,8 @@ So a reading may be below the limit by the requests that end between two reading
 Where nothing reports the limit, it is inferred: while requests wait, the count stays at its top,
 and those that end are replaced at once. Such a limit is a least value, and the confidence is
 medium at most. Few running requests, or answers of which hardly one ends in this time, may have
-other causes, which the finding names; below four the rule has no conclusion. In an open loop, requests above the capacity fill any number of slots: see
-serve.over_capacity."""
+other causes, which the finding names; below four the rule has no conclusion. In an open loop,
+requests above the capacity fill any number of slots: see serve.over_capacity."""
 
     def judge(self, case: Case) -> Finding:
         waiting = case.value("server.requests_waiting")
