@@ -81,7 +81,7 @@ def why_no_claim(run: Run) -> str:
         return f"{run.client} measured this run from outside: its file has no signals of the server"
     measured = any(name.startswith("server.") for name in run.signals)
     if run.watched and run.validity is not None and not measured:
-        return "there were too few readings of the page in this time: watch for longer"
+        return serving.TOO_FEW_READINGS
     if run.steady_from_s is None and not run.summary.steps:
         return (
             run.error if run.is_job and run.state == "finished" else None

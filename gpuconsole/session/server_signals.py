@@ -369,6 +369,9 @@ FLAT = 0.8
 REPLACED = 0.5
 """A limit is inferred if at least so many requests ended, for each slot: those that wait take the
 places of those that end."""
+MANY = 16
+"""So many requests that run, and get tokens, stay at one number by a limit, also where hardly one
+ends in this time: answers may be longer than a watch."""
 MIN_INFERRED = 4
 """Fewer running requests may have many causes: one long request, slots of adapters, a grammar."""
 PROMPTS = 2.0
@@ -424,10 +427,12 @@ def _limit_signals(
             signals["server.slots_taken_ratio"] = Signal(share, "ratio", at)
     elif len(queued) >= MIN_QUEUED and 2 * len(queued) >= len(both):
         top = max(queued)
-        if top >= MIN_INFERRED and taken(top) >= FLAT and ended >= REPLACED * top:
+        replaced = ended >= REPLACED * top
+        works = top >= MANY and readings.gained.get("generation_tokens", 0.0) > 0
+        if top >= MIN_INFERRED and taken(top) >= FLAT and (replaced or works):
             words = (
                 f"inferred: at most {top:.0f} run in {len(queued)} readings with a queue, and"
-                f" {ended:.0f} requests that ended were replaced at once"
+                f" {ended:.0f} requests {'that ended were replaced at once' if replaced else 'end'}"
             )
             signals["server.sequence_top"] = Signal(top, "requests", words)
     return signals

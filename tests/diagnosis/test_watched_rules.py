@@ -297,6 +297,13 @@ STATES: list[tuple[str, str, Load | Loads, dict[str, float], set[str]]] = [
         {"sequence_cap"},
     ),
     (
+        "answers longer than the watch: hardly one ends",
+        "vllm",
+        Load(running=48, waiting=72, kv=0.02, requests=1, output=90, queue=40.0, decode=60.0),
+        {},
+        {"sequence_cap"},
+    ),
+    (
         "a batch that decodes is no token budget",
         "vllm",
         Load(running=60, waiting=20, iteration=60, queue=1.0, kv=0.5),
@@ -432,6 +439,18 @@ def test_what_an_engine_does_not_tell_is_named_with_what_turns_it_on() -> None:
     )
     assert vllm["serve.token_budget"].endswith("vLLM has no metric for --max-num-batched-tokens")
     assert "needs" not in " ".join([*tgi.values(), *vllm.values()])
+
+
+def test_what_nobody_has_read_is_not_called_missing_on_the_page() -> None:
+    """Behind a balancer, and before the second reading, each rule said that the page lacks it."""
+    record = watched("vllm", Load())
+    balanced = run_signals(record, Summary(), 8, None)
+    balanced = {name: value for name, value in balanced.items() if name == "server.engines"}
+    balanced["server.replicas"] = Signal(2.0, "servers", "a test")
+    for signals, words in ((balanced, "several servers"), ({}, "too few readings")):
+        for finding in evaluate(Case.of(record.run, signals)):
+            if any(name.startswith("server.") for name in finding.missing):
+                assert words in (finding.summary or ""), finding
 
 
 def test_a_wide_bucket_makes_no_stall() -> None:

@@ -71,6 +71,7 @@ BUSY_HOST = Threshold(
 SEVERAL = (
     "several servers answer behind this address, so no rate is known: watch each server by itself"
 )
+TOO_FEW_READINGS = "there were too few readings of the page in this time: watch for longer"
 BEFORE = Threshold("before", 0.1, "s", "people notice a wait of 0.1 s (Miller 1968, Nielsen 1993)")
 PART = Threshold(
     "part", 0.2, "of the wait", "a fifth of the time to the first token, as far as it is certain"
@@ -291,6 +292,10 @@ def lacks(case: Case, signal: str) -> str:
             "the page is of an engine alone and does not show how long a client waits before it: P"
             " asks, and sends a few requests (--probe)"
         )
+    if case.get("server.replicas", 0.0) > 1:
+        return SEVERAL
+    if not any(known.startswith(("server.", "client.")) for known in case.signals):
+        return TOO_FEW_READINGS
     name = signal.removeprefix("server.")
     if name.startswith(("itl_p50", "itl_p99")) and case.has("server.itl_s"):
         return "too few gaps between tokens came in this time for a 99th percentile"

@@ -14,6 +14,7 @@ from gpuconsole.diagnosis.rule import (
     Threshold,
     percent,
 )
+from gpuconsole.session.server_signals import REPLACED
 
 FEW = Threshold(
     "few",
@@ -49,7 +50,7 @@ class ServeSequenceCap(Rule):
         "server.slots_taken_ratio", "server.sequence_limit", "server.sequence_top",
         "server.kv_cache_full_ratio", "server.kv_cache_usage_ratio",
         "server.requests_short_of_capacity", "server.queue_s", "server.e2e_s", "mfu_ratio",
-        "client.request_rate", "server.engines",
+        "client.request_rate", "server.engines", "server.requests_ended",
     )  # fmt: skip
     text = """A server runs at most so many sequences in an iteration (vLLM max_num_seqs, SGLang
 max-running-requests, llama.cpp parallel). If all slots are in use, requests wait, and the KV cache
@@ -61,9 +62,9 @@ A request that has just ended is out of the count of running requests before the
 So a reading may be below the limit by the requests that end between two readings.
 Where nothing reports the limit, it is inferred: while requests wait, the count stays at its top,
 and those that end are replaced at once. Such a limit is a least value, and the confidence is
-medium at most. Few running requests may have other causes, which the finding names; below four the
-rule has no conclusion. In an open loop, requests above the capacity fill any number of slots: see
-serve.over_capacity."""
+medium at most. Few running requests, or answers of which hardly one ends in this time, may have
+other causes, which the finding names; below four the rule has no conclusion. In an open loop,
+requests above the capacity fill any number of slots: see serve.over_capacity."""
 
     def judge(self, case: Case) -> Finding:
         waiting = case.value("server.requests_waiting")
@@ -141,7 +142,9 @@ def _summary(case: Case, limit: float, waiting: float, known: bool) -> str:
         if known
         else f"{limit:.0f} requests run at once (the limit is at least that, inferred)"
     )
-    others = f"; other causes are possible: {OTHERS}" if not known and limit < FEW else ""
+    others = (
+        f"; other causes are possible: {OTHERS}" if not known and _doubtful(case, limit) else ""
+    )
     flag = NO_FLAG.get(serving.engine_of(case), "")
     waits = f"{waiting:.0f} wait{serving.queue_words(case)}"
     return f"{running}, and {waits}; {cache}{others}{f'. {flag}' if flag else ''}"
@@ -150,4 +153,10 @@ def _summary(case: Case, limit: float, waiting: float, known: bool) -> str:
 def _confidence(case: Case, limit: float, known: bool) -> Confidence:
     if known and case.has("server.kv_cache_usage_ratio"):
         return "high"
-    return "medium" if known or limit >= FEW else "low"
+    return "low" if not known and _doubtful(case, limit) else "medium"
+
+
+def _doubtful(case: Case, limit: float) -> bool:
+    """Return whether an inferred limit may be something else: few requests run, or hardly one of
+    them has ended and was replaced."""
+    return limit < FEW or case.get("server.requests_ended", 0.0) < REPLACED * limit
