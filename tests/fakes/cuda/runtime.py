@@ -307,9 +307,6 @@ def compiler(mode: str | None, trouble: str) -> Callable[..., Any]:
     def fail(gradient: Any) -> Any:
         raise RuntimeError("the backward pass cannot be compiled (simulated)")
 
-    # Dynamo keeps the settings of a backend that has them, as Inductor's
-    settings = {"triton.cudagraphs": mode in WITH_GRAPHS, "max_autotune": mode == "max-autotune"}
-    compile_graph.get_compiler_config = lambda: settings  # type: ignore[attr-defined]
     return compile_graph
 
 
@@ -575,7 +572,14 @@ def install(torch: Any) -> None:
                 if trouble or mode in WITH_GRAPHS
                 else "eager"
             )
-            mode, options = None, None
+            settings = {
+                "triton.cudagraphs": mode in WITH_GRAPHS,
+                "max_autotune": mode == "max-autotune",
+            }
+            compiled = compile_with(model, backend=backend, **kwargs)
+            if hasattr(compiled, "dynamo_ctx"):  # which keeps the settings of Inductor
+                compiled.dynamo_ctx.compiler_config = settings
+            return compiled
         return compile_with(model, backend=backend, mode=mode, options=options, **kwargs)
 
     def resize(storage: Any, size: int) -> Any:
