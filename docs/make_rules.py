@@ -20,8 +20,8 @@ from gpuconsole.diagnosis.precedence import CAUSES_OF_DATA_WAIT, COVERED, PRECED
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Rule
 from gpuconsole.engine.catalog import read_scenario, shipped_folder
+from gpuconsole.model.finding import HEALTHY
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knob, in_words, show
-from gpuconsole.session.facts import HEALTHY
 
 FOLDER = Path(__file__).with_name("rules")
 RULES = {rule.id: rule for rule in all_rules()}

@@ -287,11 +287,13 @@ CODE_OF: dict[str, tuple[str, ...]] = {
 }
 """For each part of a step whose time findings claim, the parts of stack samples in it. The passes
 are left out: each function of the model is there, and few of them are about the cause."""
+ONE_LINE_EACH = {"data_wait", "forward", "backward", "optimizer"}
+"""The parts of a step that a loop of the program's own has in different lines."""
 COMPILES = "host.recompile_graphbreak"
 """The rule whose time passes in the call of the model."""
 EXCHANGES = "DistributedDataParallel"
 """A module of torch that waits for other processes within a pass."""
-MOST = 0.5
+MAIN_SHARE = 0.5
 """Share of a part's samples from which on most of the part is in one function."""
 
 
@@ -300,7 +302,7 @@ def located(finding: Finding, case: Case) -> Finding:
     has most of the time that the finding claims. A line that the summary lacks is added to it."""
     if finding.state != "fires" or finding.note or finding.resource != "time":
         return finding
-    least = MOST * finding.recoverable_ratio
+    least = MAIN_SHARE * finding.recoverable_ratio
     place = next(
         (
             shown.place
@@ -321,7 +323,7 @@ def located(finding: Finding, case: Case) -> Finding:
         if (
             most is None
             or _runs_loop(most, case.places)
-            or most.share_ratio < max(least, MOST * sum(one.share_ratio for one in inside))
+            or most.share_ratio < max(least, MAIN_SHARE * sum(one.share_ratio for one in inside))
         ):
             return finding
         place = most.code
@@ -334,7 +336,7 @@ def located(finding: Finding, case: Case) -> Finding:
 def _runs_loop(place: Place, places: Sequence[Place]) -> bool:
     """Return whether the line runs several parts of a step, as `trainer.fit()` does: it says
     nothing about the cause."""
-    return any(other.line == place.line and other.part != place.part for other in places)
+    return len({other.part for other in places if other.line == place.line} & ONE_LINE_EACH) > 1
 
 
 class Unjudged(NamedTuple):
@@ -397,7 +399,11 @@ def unjudged(run: Run) -> Unjudged | None:
             large = open_rules and place.share_ratio >= MODEL_WORK
         else:
             continue
-        if large and place.share_ratio >= MOST * in_part[place.part] and not _is_named(place, run):
+        if (
+            large
+            and place.share_ratio >= MAIN_SHARE * in_part[place.part]
+            and not _is_named(place, run)
+        ):
             return Unjudged(place, _runs_loop(place, run.places))
     return None
 
@@ -416,7 +422,7 @@ def _is_named(place: Place, run: Run) -> bool:
             )
             or (
                 finding.rule.startswith(("gpu.", "host."))
-                and finding.recoverable_ratio >= MOST * place.share_ratio
+                and finding.recoverable_ratio >= MAIN_SHARE * place.share_ratio
             )
         )
         for finding in run.findings

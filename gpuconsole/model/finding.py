@@ -19,6 +19,8 @@ STAKE: dict[Resource, str] = {"time": "recoverable", "memory": "of memory"}
 ALTERNATIVE = "instead"
 """The word after the share of a finding that claims the same time as others: one of these cures
 frees it, not both."""
+HEALTHY = "_healthy"
+"""The end of the id of a rule that calls a run healthy."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
@@ -117,7 +119,7 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def is_healthy(self) -> bool:
         """Whether the rule calls the run healthy: its time is well spent."""
-        return self.rule.endswith("_healthy")
+        return self.rule.endswith(HEALTHY)
 
     @property
     def failed(self) -> bool:

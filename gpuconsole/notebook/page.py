@@ -12,7 +12,7 @@ from html import escape
 
 from gpuconsole.mcp.answers import Conclusion, Status, SuggestedChange, TrialAnswer
 from gpuconsole.model import units
-from gpuconsole.model.finding import stake_of
+from gpuconsole.model.finding import HEALTHY, stake_of
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.text import clean
 from gpuconsole.report.run.breakdown import LOOKS, NAMES, visible_parts
@@ -121,6 +121,8 @@ def _finding(finding: Conclusion) -> str:
         )
         if finding.recoverable_ratio
         else "nothing to recover"
+        if finding.rule.endswith(HEALTHY)
+        else "a note"
     )
     first = next((change for change in finding.suggestions), None)
     return _row(

@@ -10,7 +10,7 @@ import pytest
 from gpuconsole.diagnosis.claims import unexplained
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL, capped_clock
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import HEALTHY, Signal
 from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
@@ -585,7 +585,7 @@ JOBS = {
 @pytest.mark.parametrize("label", JOBS.values(), ids=JOBS)
 def test_the_cause_is_on_top_and_no_healthy_job_is_accused(label: Label) -> None:
     seen = watched(label.job, label.probes)
-    healthy = [rule for rule in seen.notes if rule.endswith("_healthy")]
+    healthy = [rule for rule in seen.notes if rule.endswith(HEALTHY)]
     assert not [finding for finding in seen.findings if "the rule failed" in finding.summary]
     if label.note:
         assert label.cause in seen.notes and not seen.faults and not healthy
@@ -601,7 +601,7 @@ def test_what_is_called_healthy() -> None:
     called = {
         name
         for name, label in JOBS.items()
-        if any(rule.endswith("_healthy") for rule in watched(label.job, label.probes).notes)
+        if any(rule.endswith(HEALTHY) for rule in watched(label.job, label.probes).notes)
     }
     assert called == {
         "healthy: bf16 GPT, compiled",
@@ -635,7 +635,7 @@ def test_the_thresholds_of_mfu_follow_a_clock_that_the_power_cap_lowers() -> Non
     limited = {**L4_AT_ITS_POWER_CAP, "power_limit_w": 40.0, "power_limit_default_w": 72.0}
     lowered = watched(replace(JOBS["healthy: L4 at its power cap"].job, gpu=limited), probes=True)
     assert lowered.faults == ["hw.power"] and not [
-        rule for rule in lowered.notes if rule.endswith("_healthy")
+        rule for rule in lowered.notes if rule.endswith(HEALTHY)
     ]
 
 

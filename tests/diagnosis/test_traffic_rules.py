@@ -189,6 +189,10 @@ def test_recompiles_are_named_before_the_run_is_steady() -> None:
         {"compile_dynamic": "true"},
         {"pad_to_multiple_of": 64, "compile_dynamic": "auto"},
     ]
+    # the call of torch.compile is the program's own, and no knob
+    job = evaluate(Case({"torch_compile": "default"}, pre_steady, is_job=True))[0]
+    assert not job.suggestions
+    assert "dynamic=True" in job.summary and "pad each batch to a multiple of 64" in job.summary
 
 
 def test_one_recompile_and_rare_ones_are_normal() -> None:

@@ -691,6 +691,13 @@ def test_a_finding_has_the_function_with_most_of_the_time_that_it_claims() -> No
         a_case, places=(fit, msgspec.structs.replace(fit, part="backward", share_ratio=0.2))
     )
     assert share_out([finding], by_trainer)[0] == finding, "trainer.fit() is no cause"
+    exchange = Place("comm", "main", "ddp.py:28", 0.43, callee="torch.DistributedDataParallel")
+    exchanges = dataclasses.replace(
+        case(comm_ratio=0.6),
+        places=(exchange, msgspec.structs.replace(exchange, part="forward", share_ratio=0.03)),
+    )
+    (waits,) = share_out([Finding("comm.exposed", "fires", "", 0.4)], exchanges)
+    assert waits.place == exchange.code, "the line of one pass runs no loop"
     (named,) = share_out([SLOW], a_case)
     assert named.place == CodePlace("own.py:1", "step") and "own.py:1" in named.summary
 

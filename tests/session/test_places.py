@@ -129,6 +129,20 @@ def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
     assert signal.place == CodePlace("train.py:8", "write", caller="train.py:50 main")
 
 
+@pytest.mark.parametrize(("own", "line"), [(15, "train.py:30"), (3, "train.py:48")])
+def test_the_line_that_runs_the_whole_loop_is_named_only_where_no_other_has_much(
+    own: float, line: str
+) -> None:
+    """`self.log` in Lightning: some of its time is under `trainer.fit()`, with no other line."""
+    samples = [
+        sample(20, "train.py:48 main", "logging", callee="lightning.Trainer.fit"),
+        sample(own, "train.py:30 training_step", "logging", caller="train.py:48 main"),
+        sample(40, "train.py:48 main", "optimizer", callee="torch.Adam.step"),
+    ]
+    place = side_work_signals(samples)["stack.logging_ratio"].place
+    assert place is not None and place.line == line
+
+
 @pytest.mark.parametrize(("python", "counted"), [(60, True), (20, False)])
 def test_the_loss_is_the_scripts_own_where_much_of_it_is_no_function_of_torch(
     python: float, counted: bool

@@ -217,7 +217,7 @@ def _line(case: Case, waits: bool) -> str:
         if waits
         else ""
     )
-    return f"{most} in {placed(place)}{cpu}" if place is not None else f"{most} in no known line"
+    return f"{most} in {placed(place) if place is not None else 'one function'}{cpu}"
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:
