@@ -169,7 +169,9 @@ trains on the batch before."""
 def _waits_for_gpu(case: Case) -> bool:
     """Return whether the line with most of the samples is the one that waits for the GPU, in many
     calls: the waits are then the cause, not the code."""
-    if not device.knows_the_lead(case) or device.waits_per_pass(case) < device.CALLS:
+    if not case.has("sync.wait_s", "sync.calls", "step_s"):
+        return False
+    if device.waits_per_pass(case) < device.CALLS:
         return False
     line = host.line_of(case, "stack.line_ratio")
     waited = device.waited_ratio(case) >= device.WAITED
