@@ -173,9 +173,8 @@ def _waits_for_gpu(case: Case) -> bool:
         return False
     if device.waits_per_pass(case) < device.CALLS:
         return False
-    line = host.line_of(case, "stack.line_ratio")
-    waited = device.waited_ratio(case) >= device.WAITED
-    return waited and bool(line) and line in device.waiting_place(case)
+    line, place = host.line_of(case, "stack.line_ratio"), device.waiting_place(case)
+    return device.waited_ratio(case) >= device.WAITED and bool(line) and line in place
 
 
 def _line(case: Case, waits: bool) -> str:
