@@ -65,7 +65,8 @@ class HostPythonOverhead(Rule):
         "stack.line_cpu_ratio",
         "data_wait_ratio",
         "stack.outside_ratio",
-        *device.LOST_SIGNALS,
+        "runq_ratio",
+        *device.IDLE_SIGNALS,
     )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage
 collection. Probe P15 samples the stack of the training thread during ordinary steps and names the
@@ -106,7 +107,7 @@ trains on the batch before."""
             if _waits_for_gpu(case):
                 where = device.waiting_place(case)
                 return self.clear(0.0, evidence, f"this time waits for the GPU, at {where}")
-            share = device.lost(case, share)
+            share = device.lost(case, share) * device.with_core_ratio(case)
             if share < SHARE:
                 return self.clear(short_of(share / SHARE), evidence + case.if_known("runq_ratio"))
         pause = case.get("gc.pause_ratio", 0.0)
