@@ -55,9 +55,11 @@ def _phase(name: str) -> Callable[[Case], float]:
 
 
 def _lost(name: str) -> Callable[[Case], float]:
-    """Return the share of a phase on the stream in which the GPU has no work: kernels that run
-    between the passes are work."""
-    return lambda case: device.lost(case, case.value(f"{name}_ratio"))
+    """Return the share of a phase on the stream in which the GPU has no work, and the training
+    thread has a core: kernels that run between the passes are work."""
+    return lambda case: (
+        device.with_core_ratio(case) * device.lost(case, case.value(f"{name}_ratio"))
+    )
 
 
 def _idle(case: Case) -> float:

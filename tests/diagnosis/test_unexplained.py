@@ -560,7 +560,7 @@ def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) 
         a_case = Case.of(run, run.signals)
         # what a GPU works on is explained
         unspent = {
-            phase: device.lost(a_case, shares[f"{phase}_ratio"])
+            phase: device.with_core_ratio(a_case) * device.lost(a_case, shares[f"{phase}_ratio"])
             if phase in ("data_wait", "h2d", "other")
             else shares[f"{phase}_ratio"]
             for phase in NAMES

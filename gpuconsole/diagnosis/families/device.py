@@ -267,8 +267,6 @@ IDLE_SIGNALS = (
     "model.trained_ratio",
 )  # fmt: skip
 """What `idle` reads."""
-LOST_SIGNALS = (*IDLE_SIGNALS, "runq_ratio")
-"""What `lost` reads."""
 HALF = 0.5
 """Of a time that a rule would claim: where the GPU has work for more than this part of the time,
 the time is the GPU's. Readings of the driver come once a second, so a closer comparison would
@@ -347,13 +345,16 @@ def works_in(case: Case, share: float) -> bool:
 
 def lost(case: Case, share: float) -> float:
     """Return the part of a time on the stream in which the GPU may have no work; 0 where
-    `works_in`. The share in which the training thread waits for a core is taken off, as in all
-    times of the host. On a CPU: the whole share."""
-    if not case.get("is_gpu", 0.0):
-        return share
+    `works_in`. On a CPU: the whole share."""
     most = idle(case).most
-    held = case.get("runq_ratio", 0.0)
-    return 0.0 if most < HALF * share else min(share, most) * (1 - held)
+    return 0.0 if most < HALF * share else min(share, most)
+
+
+def with_core_ratio(case: Case) -> float:
+    """Return the share of the time on the stream in which the training thread has a core, or waits
+    for none. The account takes the rest off the times of the host, but not off those of the stream.
+    1 on a CPU."""
+    return 1 - case.get("runq_ratio", 0.0) if case.get("is_gpu", 0.0) else 1.0
 
 
 def idle_words(case: Case) -> str:

@@ -47,7 +47,7 @@ class H2dPageable(Rule):
     reads = (
         "h2d_ratio", "probe.h2d_pageable_s", "probe.h2d_pinned_s", "h2d.pageable_copies",
         "h2d.pageable_bytes", "h2d.pinned_bytes", "link.pcie_peak_bytes_per_s",
-        *device.LOST_SIGNALS,
+        *device.IDLE_SIGNALS,
     )  # fmt: skip
     text = """CUDA events in the stream measure how long a batch is copied before the stream can
 compute. On the host's clock, a copy that waits for the previous step would be charged for that

@@ -73,7 +73,8 @@ class HostPythonOverhead(Rule):
         "stack.line_cpu_ratio",
         "data_wait_ratio",
         "stack.outside_ratio",
-        *device.LOST_SIGNALS,
+        "runq_ratio",
+        *device.IDLE_SIGNALS,
         "loss_ratio",
     )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage
@@ -117,7 +118,7 @@ trains on the batch before."""
             if _waits_for_gpu(case):
                 where = device.waiting_place(case)
                 return self.clear(0.0, evidence, f"this time waits for the GPU, at {where}")
-            share = device.lost(case, share)
+            share = device.lost(case, share) * device.with_core_ratio(case)
             if share < SHARE:
                 return self.clear(short_of(share / SHARE), evidence + case.if_known("runq_ratio"))
         pause = case.get("gc.pause_ratio", 0.0)
@@ -180,11 +181,12 @@ trains on the batch before."""
 def _waits_for_gpu(case: Case) -> bool:
     """Return whether the line with most of the samples is the one that waits for the GPU, in many
     calls: the waits are then the cause, not the code."""
-    if not device.knows_the_lead(case) or device.waits_per_pass(case) < device.CALLS:
+    if not case.has("sync.wait_s", "sync.calls", "step_s"):
         return False
-    line = host.line_of(case, "stack.line_ratio")
-    waited = device.waited_ratio(case) >= device.WAITED
-    return waited and bool(line) and line in device.waiting_place(case)
+    if device.waits_per_pass(case) < device.CALLS:
+        return False
+    line, place = host.line_of(case, "stack.line_ratio"), device.waiting_place(case)
+    return device.waited_ratio(case) >= device.WAITED and bool(line) and line in place
 
 
 def _differs(case: Case) -> str:
