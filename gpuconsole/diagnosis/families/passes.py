@@ -150,7 +150,7 @@ def dense_table_bytes(case: Case) -> float:
     if sparse:
         return 0.0
     if sparse is None and not case.get("model.embeddings", 0.0):
-        return case.get("embedding.table_bytes", 0.0)
+        return case.get("embedding.table_bytes", 0.0) if case.is_job else 0.0
     return case.value("embedding.table_bytes")
 
 

@@ -19,7 +19,7 @@ DENSE_PASSES = 8
 """The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments
 are written."""
 
-MOST = 0.5
+MIN_TRAINED = 0.5
 """From this share of the trained parameters on, the update of the tables is the update."""
 
 
@@ -86,6 +86,6 @@ that another operator reads too, such as an output layer with the same weights, 
             evidence,
             summary,
             recoverable=claim,
-            confidence=high_if(case.get("embedding.trained_ratio", 1.0) >= MOST),
+            confidence=high_if(case.get("embedding.trained_ratio", 1.0) >= MIN_TRAINED),
             suggestions=[change],
         )

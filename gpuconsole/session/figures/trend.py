@@ -103,7 +103,7 @@ class StepBlocks:
     def __init__(self) -> None:
         self._steps: list[tuple[Step, float]] = []
         self._first: list[tuple[Step, float]] = []
-        """All steps, while they are fewer than MIN_STEPS."""
+        """The first MIN_STEPS steps."""
         self._medians: list[StepBlock] = []
         self._blocks: list[StepBlock] = []
         self._of_block = 1
@@ -131,7 +131,7 @@ class StepBlocks:
                 self._of_block *= 2
 
     def _early_blocks(self) -> list[StepBlock]:
-        """The steps of a short run in blocks; empty while they are too few."""
+        """The steps of a short run in smaller blocks; empty while they are too few."""
         count = len(self._first)
         if count < EARLY_STEPS:
             return []
@@ -140,14 +140,11 @@ class StepBlocks:
 
     def trend(self) -> Trend | None:
         """The trend over all steps but those of the warm-up; None while there are too few."""
-        early = len(self._first) < MIN_STEPS
-        every = self._early_blocks() if early else self._blocks
-        blocks = every[int(WARM_UP * len(every)) :]
-        if len(blocks) < MIN_BLOCKS:
-            return None
-        if not early and every[-1].step - every[0].step < MIN_STEPS - BLOCK:
-            return None
-        if blocks[-1].t - blocks[0].t < (EARLY_S if early else MIN_S):
+        blocks, least_s = _without_warm_up(self._blocks), MIN_S
+        span = self._blocks[-1].step - self._blocks[0].step if self._blocks else 0.0
+        if len(blocks) < MIN_BLOCKS or span < MIN_STEPS - BLOCK:
+            blocks, least_s = _without_warm_up(self._early_blocks()), EARLY_S
+        if len(blocks) < MIN_BLOCKS or blocks[-1].t - blocks[0].t < least_s:
             return None
         times = [block.wall_s for block in blocks]
         slope = _slope(blocks, times)
@@ -188,6 +185,10 @@ class StepBlocks:
             late,
             math.log1p(work) / math.log1p(growth),
         )
+
+
+def _without_warm_up(blocks: list[StepBlock]) -> list[StepBlock]:
+    return blocks[int(WARM_UP * len(blocks)) :]
 
 
 def _slope(blocks: Sequence[StepBlock], values: Sequence[float]) -> Slope:

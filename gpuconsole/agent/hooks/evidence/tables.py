@@ -15,7 +15,7 @@ DENSE = {"embedding_dense_backward": 2, "_embedding_bag_dense_backward": 5}
 """Operators that make the dense gradient of a table, with the place of its number of rows."""
 
 
-class Table:
+class EmbeddingTable:
     """A table whose rows operators have read. `read`: the number of indices, so at least the number
     of different rows. `dense`: an operator has made the dense gradient of such a table. `shared`:
     another operator has read the table too, as that of an output layer with the same weights: its
@@ -35,7 +35,7 @@ class Tables:
     """The tables of one step, by the address of their memory."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, Table] = {}
+        self._tables: dict[int, EmbeddingTable] = {}
 
     def see(self, name: str, args: Any) -> None:
         """Look at an operator of torch that has run."""
@@ -44,7 +44,7 @@ class Tables:
             if is_trained(weight) and not (sparse and sparse[0]):
                 table = self._tables.setdefault(
                     weight.data_ptr(),
-                    Table(weight.shape[0], weight.shape[-1], weight.element_size()),
+                    EmbeddingTable(weight.shape[0], weight.shape[-1], weight.element_size()),
                 )
                 table.read += indices.numel()
         elif not self._tables:
