@@ -161,7 +161,9 @@ CASES: dict[str, Case] = {
     ),
     "replay_tree": Case(("AgileRL/AgileRL#541",), HOST),
     "training_set_again": Case(
-        ("ludwig-ai/ludwig#1848", "ludwig-ai/ludwig#2856"), ("host.eval_stall",)
+        ("ludwig-ai/ludwig#1848", "ludwig-ai/ludwig#2856"),
+        ("host.eval_stall",),
+        ("input.one_by_one",),
     ),
     "drawn_until_new": Case(("massquantity/LibRecommender#11",), LOADING),
 }

@@ -16,14 +16,14 @@ PIECES = {piece: i + 1 for i, piece in enumerate(dict.fromkeys([*LETTERS, *MADE]
 
 def pieces(text):
     ids = []
-    for word in text.split():
-        start = 0
-        while start < len(word):
-            end = min(len(word), start + 5)
+    for word in text.split():  # slow
+        start = 0  # slow
+        while start < len(word):  # slow
+            end = min(len(word), start + 5)  # slow
             while word[start:end] not in PIECES:  # slow
                 end -= 1  # slow
             ids.append(PIECES[word[start:end]])  # slow
-            start = end
+            start = end  # slow
     return ids[:64] + [0] * (64 - len(ids))
 
 
