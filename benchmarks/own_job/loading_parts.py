@@ -25,6 +25,7 @@ from gpuconsole.cli.files import read_snapshot
 from gpuconsole.diagnosis.families.loader import PARTS, without_part
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import placed
 
 PROGRAM = str(Path(__file__).with_name("slow_part.py"))
 POINTS, ERROR = 0.05, 0.15
@@ -63,7 +64,7 @@ def row(pipeline: str, workers: int, seconds: float, pairs: int) -> bool:
             flush=True,
         )
         return False
-    named = signal.source.partition(": ")[2]
+    named = placed(signal.place) if signal.place is not None else ""
     predicted = without_part(Case.of(run, run.signals), signal.value) or 1.0
     right = (
         named.startswith(PIPELINES[pipeline].named)

@@ -17,7 +17,9 @@ same answer as the run had.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -25,9 +27,10 @@ import msgspec
 from gpuconsole.diagnosis.families import comm, device, serving, trend
 from gpuconsole.diagnosis.precedence import rank
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, PROBE_OF
-from gpuconsole.diagnosis.rule import CantTell, Case, Threshold, percent
+from gpuconsole.diagnosis.rule import CantTell, Case, Threshold, percent, placed
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import WITHIN, Place
 from gpuconsole.session.side_work import SIDE_WORK
 
 # --- the parts, and who claims them ---------------------------------------------------------------
@@ -194,7 +197,7 @@ def claims_time(finding: Finding) -> bool:
 def share_out(findings: Sequence[Finding], case: Case) -> list[Finding]:
     """Return the findings, ranked. None recovers more than the parts that it claims, and each that
     does not fit beside those before it names them as alternatives."""
-    return _share_out(findings, case)[0]
+    return [located(finding, case) for finding in _share_out(findings, case)[0]]
 
 
 def left(findings: Sequence[Finding], case: Case) -> list[tuple[ClaimedPart, float, float]]:
@@ -265,6 +268,136 @@ def _take_room(ratio: float, parts: Sequence[str], room: dict[str, float]) -> No
         ratio -= taken
 
 
+# --- the code that a finding is about -------------------------------------------------------------
+
+CODE_OF: dict[str, tuple[str, ...]] = {
+    "data_wait": ("data_wait",),
+    "comm": ("comm",),
+    "logging": ("logging",),
+    "checkpoint": ("checkpoint",),
+    "eval": ("eval",),
+    "other": ("feed", "between"),
+}
+"""For each part of a step whose time findings claim, the parts of stack samples in it. The passes
+are left out: each function of the model is there, and few of them are about the cause."""
+MOST = 0.5
+"""Share of a part's samples from which on most of the part is in one function."""
+
+
+def located(finding: Finding, case: Case) -> Finding:
+    """Return the finding with the code that it is about: that of its evidence, or the function that
+    has most of the time that the finding claims. A line that the summary lacks is added to it."""
+    if finding.state != "fires" or finding.note or finding.resource != "time":
+        return finding
+    place = next((shown.place for shown in finding.evidence if shown.place is not None), None)
+    if place is None:
+        parts = [
+            part for name in parts_of(finding.rule, case)[:1] for part in CODE_OF.get(name, ())
+        ]
+        inside = [one for one in case.places if one.part in parts]
+        most = max(inside, key=lambda one: one.share_ratio, default=None)
+        if most is None or most.share_ratio < MOST * max(
+            sum(one.share_ratio for one in inside), finding.recoverable_ratio
+        ):
+            return finding
+        place = most.code
+    summary = finding.summary
+    if place.line not in summary:
+        summary += f". Most of this time is in {placed(place)}"
+    return msgspec.structs.replace(finding, place=place, summary=summary)
+
+
+class Unjudged(NamedTuple):
+    """A function of the program that has most of a part of the step, and that no rule has
+    judged."""
+
+    place: Place
+
+    @property
+    def time(self) -> str:
+        """Return one clause: how much of a step is where."""
+        code = self.place.code
+        where = (
+            f"{self.place.callee}, called at {code}, {WITHIN[code.part]}"
+            if self.place.part == "optimizer" and self.place.callee
+            else placed(replace(code, caller=""))
+        )
+        return f"{percent(self.place.share_ratio)} of the step is in {where}"
+
+    @property
+    def words(self) -> str:
+        """Return the clause for a run whose diagnosis is final."""
+        return f"{self.time}: no rule judges it"
+
+
+OWN_WORK = Threshold(
+    "own_work",
+    0.2,
+    "ratio",
+    "a loss, a clipping of gradients or an optimizer of a healthy job takes less than a fifth",
+)
+MODEL_WORK = Threshold(
+    "model_work", 0.25, "ratio", "as host.slow_function: the functions of a model take less each"
+)
+
+
+def unjudged(run: Run) -> Unjudged | None:
+    """Return the function that has most of a part of the passes or of the optimizer, where no
+    finding names it and the rules cannot judge it. None where there is none.
+
+    Rules about the passes judge operators of torch in a model. While they lack data, a function of
+    the model is not judged either. No rule judges what a program computes by itself in its loss,
+    between the backward pass and the optimizer, or in an optimizer of its own."""
+    if run.serves or not run.is_job or run.steady_from_s is None:
+        return None
+    open_rules = bool(_without_conclusion(run, RULES_OF_PASSES))
+    in_part: dict[str, float] = defaultdict(float)
+    parts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for place in run.places:
+        in_part[place.part] += place.share_ratio
+        parts[_function(place)].add(place.part)
+    for place in run.places:
+        own = len(parts[_function(place)]) == 1
+        if place.part in ("loss", "clip", "optimizer") and own:
+            large = place.share_ratio >= OWN_WORK
+        elif place.part in ("forward", "no_grad", "optimizer", "loss"):
+            large = open_rules and place.share_ratio >= MODEL_WORK
+        else:
+            continue
+        if large and place.share_ratio >= MOST * in_part[place.part] and not _is_named(place, run):
+            return Unjudged(place)
+    return None
+
+
+def _is_named(place: Place, run: Run) -> bool:
+    """Return whether a finding that fires names this function, or claims most of its time."""
+    return any(
+        finding.state == "fires"
+        and not finding.note
+        and finding.resource == "time"
+        and (
+            any(
+                shown.place is not None
+                and (_file(shown.place.line), shown.place.function) == _function(place)
+                for shown in finding.evidence
+            )
+            or (
+                finding.rule.startswith(("gpu.", "host."))
+                and finding.recoverable_ratio >= MOST * place.share_ratio
+            )
+        )
+        for finding in run.findings
+    )
+
+
+def _function(place: Place) -> tuple[str, str]:
+    return _file(place.line), place.function
+
+
+def _file(line: str) -> str:
+    return line.rpartition(":")[0]
+
+
 # --- time that no finding explains ----------------------------------------------------------------
 
 LARGE = Threshold(
@@ -315,9 +448,11 @@ def unexplained(run: Run) -> Unexplained | None:
     """Return the largest part of a step (of a server: of a request) that the findings leave, where
     a tenth or more is left."""
     case = Case.of(run, run.signals)
-    part, whole, rest = max(
-        left(run.findings, case), key=lambda entry: entry[2], default=(None, 0.0, 0.0)
-    )
+    open_parts = [
+        (part, whole, rest - _named_ratio(run, part.name))
+        for part, whole, rest in left(run.findings, case)
+    ]
+    part, whole, rest = max(open_parts, key=lambda entry: entry[2], default=(None, 0.0, 0.0))
     if part is None or rest < LARGE:
         return None
     unsure = _without_conclusion(run, rules_about(part.name))
@@ -343,10 +478,28 @@ def unexplained(run: Run) -> Unexplained | None:
     return Unexplained(rest, time, fits, missing, how, named)
 
 
+def _named_ratio(run: Run, part: str) -> float:
+    """Return the share of a step in this part that is at a line that a finding about another part
+    names: one cause, whose time lies in two parts."""
+    lines = {
+        shown.place.line
+        for finding in run.findings
+        if claims_time(finding) and CODE_OF.get(part)
+        for shown in finding.evidence
+        if shown.place is not None
+    }
+    return sum(
+        place.share_ratio
+        for place in run.places
+        if place.part in CODE_OF.get(part, ())
+        and (place.line in lines or place.caller.rpartition(" ")[0] in lines)
+    )
+
+
 def _waiting_place(case: Case) -> str:
     """Where the host waits for the GPU; empty where it waits little, or the place is not known."""
     try:
-        return device.waiting_place(case) if device.waited_ratio(case) >= device.WAITED else ""
+        return device.waiting_place(case)[0] if device.waited_ratio(case) >= device.WAITED else ""
     except CantTell:
         return ""
 

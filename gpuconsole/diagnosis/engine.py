@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
-from gpuconsole.diagnosis.claims import open_question, share_out, unexplained
+from gpuconsole.diagnosis.claims import open_question, share_out, unexplained, unjudged
 from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
@@ -93,9 +93,26 @@ def why_no_claim(run: Run) -> str:
         )
     if run.validity is not None and run.validity.verdict != "valid":
         return f"the numbers are {run.validity.verdict}: {run.validity.reasons[0]}"
-    if (gap := unexplained(run)) is not None:
-        return gap.words
-    return open_question(run)
+    one, gap = unjudged(run), unexplained(run)
+    return "; ".join(
+        filter(
+            None,
+            (
+                one.words if one is not None else "",
+                gap.words if gap is not None else open_question(run),
+            ),
+        )
+    )
+
+
+def still_open(run: Run) -> str:
+    """The question that stays open beside notes: `why_no_claim` of a run in which no rule names a
+    cause. A note, for example about a busy machine, explains no time. Empty where a finding names a
+    cause, and where a note knows that the time is well spent."""
+    firing = [finding for finding in run.findings if finding.state == "fires"]
+    if not run.findings or any(not finding.note or finding.is_healthy for finding in firing):
+        return ""
+    return why_no_claim(run)
 
 
 def in_doubt(run: Run, tunable: Collection[str] = ()) -> bool:

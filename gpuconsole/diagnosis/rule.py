@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Self
 
 from gpuconsole.diagnosis.frameworks import code_for
 from gpuconsole.model.finding import (
+    CodePlace,
     Confidence,
     Evidence,
     Finding,
@@ -22,12 +23,32 @@ from gpuconsole.model.finding import (
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import Place, placed
 from gpuconsole.model.text import percent
 
 __all__ = [
-    "MAX_SHARE", "NOT_ON_GPU", "TRIAL_ERROR", "CantTell", "Case", "Confidence", "Evidence",
-    "Finding", "Interval", "Knobs", "Missing", "Rule", "Signal", "Suggestion", "Threshold",
-    "Value", "high_if", "percent", "short_of", "speedup_interval",
+    "MAX_SHARE",
+    "NOT_ON_GPU",
+    "TRIAL_ERROR",
+    "CantTell",
+    "Case",
+    "CodePlace",
+    "Confidence",
+    "Evidence",
+    "Finding",
+    "Interval",
+    "Knobs",
+    "Missing",
+    "Rule",
+    "Signal",
+    "Suggestion",
+    "Threshold",
+    "Value",
+    "high_if",
+    "percent",
+    "placed",
+    "short_of",
+    "speedup_interval",
 ]  # fmt: skip
 """With the plain data of the model that nearly every rule uses: a rule file needs one import."""
 
@@ -109,6 +130,7 @@ class Case:
     """The input of all rules about one run. `signals` by name; `serves`: a model server under load,
     not training.
 
+    `places`: the functions of the program with the largest shares of a step.
     `knobs`: the knobs in force. `elsewhere`: the model server was not started here, so `knobs` has
     only the settings that the server reports. `watched`: a server under the load of others, of
     which only its own reports are known. `is_job`: a job of the user's own, in which some probes
@@ -124,6 +146,7 @@ class Case:
     loop: str = ""
     read: dict[str, None] = field(default_factory=dict, compare=False, repr=False)
     watched: bool = False
+    places: tuple[Place, ...] = ()
 
     @classmethod
     def of(cls, run: Run, signals: dict[str, Signal]) -> Case:
@@ -142,6 +165,7 @@ class Case:
             run.is_job,
             run.job.loop if run.job is not None else "",
             watched=run.watched,
+            places=tuple(run.places),
         )
 
     def setting(self, name: str) -> Value:
@@ -169,6 +193,12 @@ class Case:
         self.read[name] = None
         measured = self.signals.get(name)
         return None if measured is None or math.isnan(measured.value) else measured
+
+    def place(self, signal: str) -> CodePlace | None:
+        """The code that a signal is about; None where that is not known, or the signal was not
+        measured."""
+        measured = self._measured(signal)
+        return None if measured is None else measured.place
 
     def value(self, signal: str) -> float:
         """The signal's value; raises Missing."""
@@ -212,7 +242,7 @@ class Case:
     def _shown(self, name: str, threshold: float | None = None) -> Evidence:
         signal = self.signal(name)
         limit = threshold.value if isinstance(threshold, Threshold) else threshold
-        return Evidence(name, signal.value, signal.unit, limit, signal.source)
+        return Evidence(name, signal.value, signal.unit, limit, signal.source, signal.place)
 
     def suggest(
         self, changes: Knobs, predicted: Interval | None, why: str, code: str

@@ -193,13 +193,13 @@ class DiagnosisLoop:
 
     def _case(self, record: RunRecord) -> Case:
         memory = self._state.memory_used(record.run.device)
-        summary = run_now(self._state, record).summary
+        run = run_now(self._state, record)
         _, bandwidth = peaks_of(record, self._state.devices, self._state.environment)
         host_memory = self._state.memory_used("cpu")
         signals = run_signals(
-            record, summary, cores(), memory, WINDOW_S, bandwidth, host_memory
+            record, run.summary, cores(), memory, WINDOW_S, bandwidth, host_memory
         ) | self._hardware.signals(self._state, record)
-        return Case.of(record.run, signals)
+        return Case.of(run, signals)
 
     async def _run_probe(self, probe: str, worker: WorkerHandle) -> None:
         self._probed.add(probe)

@@ -64,13 +64,15 @@ class StepTime(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownSignal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A signal of a finding. `threshold`: null where the signal is shown for context only."""
+    """A signal of a finding. `threshold`: null where the signal is shown for context only. `place`:
+    the code of the program that the signal is about."""
 
     signal: str
     value: float
     unit: str
     threshold: float | None
     source: str = ""
+    place: str = ""
 
 
 class SuggestedChange(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -54,6 +54,7 @@ from gpuconsole.model.knobs.knob import APPLY
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.profile import ProfileReport, TopOp
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import placed
 from gpuconsole.model.text import clean
 from gpuconsole.report.run.diagnosis import state_words
 from gpuconsole.report.run.models import Roof, roof_of
@@ -197,6 +198,7 @@ def conclusion(
                 shown.unit,
                 shown.threshold,
                 "" if short else name(shown.source, 80),
+                name(placed(shown.place)) if shown.place is not None else "",
             )
             for shown in first(finding.evidence, evidence)
         ],

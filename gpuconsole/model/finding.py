@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuconsole.agent.protocol import CodePlace as CodePlace
 from gpuconsole.agent.protocol import Signal as Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 
@@ -21,14 +22,16 @@ frees it, not both."""
 CONFIDENCE_WEIGHT: dict[str, float] = {"high": 1.0, "medium": 0.8, "low": 0.5}
 
 
-class Evidence(msgspec.Struct, frozen=True):
-    """A signal and its threshold (None: the signal is shown for context only)."""
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A signal and its threshold (None: the signal is shown for context only). `place`: the code
+    that the signal is about; absent where there is none, and in files of earlier versions."""
 
     signal: str
     value: float
     unit: str
     threshold: float | None
     source: str
+    place: CodePlace | None = None
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -86,6 +89,7 @@ class Finding(msgspec.Struct, frozen=True):
     counts. `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`:
     signals that the rule needs for a conclusion or for a prediction. `level`: the leading signal
     over its threshold; diagnosis.engine.Hysteresis closes a finding by it.
+    `place`: the code of the program that has most of the time; absent in files of earlier versions.
     Lists of findings are ranked by diagnosis.precedence.rank.
     """
 
@@ -103,11 +107,17 @@ class Finding(msgspec.Struct, frozen=True):
     resource: Resource = "time"
     lost_trials: int = 0
     alternative_to: tuple[str, ...] = ()
+    place: CodePlace | None = None
 
     @property
     def stake(self) -> str:
         """Return the words after the share."""
         return stake_of(self.resource, self.alternative_to)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the rule calls the run healthy: its time is well spent."""
+        return self.rule.endswith("_healthy")
 
     @property
     def failed(self) -> bool:

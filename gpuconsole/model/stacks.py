@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuconsole.agent.protocol import CodePlace
+
 PYTHON, NATIVE, WAITS = "python", "native", "waits"
 """What the thread does in a sample: it runs Python, or operators too short to tell; it runs code
 without the interpreter's lock, such as an operator of torch; it waits for a lock, for input or
@@ -28,16 +30,34 @@ PARTS = {
     "between": "between two steps",
 }
 """The parts of a step, and their words."""
-WITHIN = {
-    "forward": "the forward pass",
-    "eval": "passes in eval mode",
-    "no_grad": "passes without gradients",
-    "loss": "the loss",
-    "backward": "the backward pass",
-    "clip": "the time after the backward pass",
-    "optimizer": "the optimizer",
+WITHIN = PARTS | {
+    "data_wait": "in loading",
+    "forward": "in the forward pass",
+    "no_grad": "in passes without gradients",
+    "eval": "in passes in eval mode",
+    "loss": "in the loss",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer",
+    "comm": "in collectives",
+    "logging": "in logging",
+    "checkpoint": "in checkpoints",
 }
-"""The words of some parts in a sentence."""
+"""The words of the parts in a sentence."""
+
+
+def placed(place: CodePlace) -> str:
+    """Return the place as the end of a sentence: `step at train.py:12, called by train.py:30 main,
+    in the optimizer`."""
+    return ", ".join(
+        filter(
+            None,
+            (
+                " at ".join(filter(None, (place.function, place.line))),
+                f"called by {place.caller}" if place.caller else "",
+                WITHIN.get(place.part, ""),
+            ),
+        )
+    )
 
 
 class StackSample(msgspec.Struct, frozen=True, array_like=True):
@@ -68,3 +88,8 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     samples: int = 0
     callee: str = ""
     caller: str = ""
+
+    @property
+    def code(self) -> CodePlace:
+        """Return where the function is, without the figures."""
+        return CodePlace(self.line, self.function, self.part, self.caller)

@@ -19,8 +19,6 @@ from gpuconsole.session.api import View
 HOST = "cpu"
 SERVER = "server"
 NO_SAMPLE = "no sample yet"
-HEALTHY = "_healthy"
-"""The end of the id of a rule that calls a run healthy."""
 VENDORS = ("NVIDIA ", "AMD ", "Intel(R) ")
 
 
@@ -134,7 +132,7 @@ def firing(run: Run | None) -> list[Finding]:
 def healthy(run: Run | None) -> Finding | None:
     """The finding that calls the run healthy, if all findings that fire are notes."""
     firing_findings = firing(run)
-    healthy_findings = [finding for finding in firing_findings if finding.rule.endswith(HEALTHY)]
+    healthy_findings = [finding for finding in firing_findings if finding.is_healthy]
     return (
         healthy_findings[0]
         if healthy_findings and all(finding.note for finding in firing_findings)

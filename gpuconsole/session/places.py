@@ -9,15 +9,13 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.stacks import (
     ANOMALY,
     NATIVE,
-    PARTS,
     PYTHON,
     THREAD,
     WAITS,
-    WITHIN,
     Place,
     StackSample,
 )
@@ -52,7 +50,6 @@ MODULES = ("forward", "no_grad")
 """The parts among PASSES in which modules call modules."""
 MIN_PASSES = 1.5
 """From this mean number of passes per step on, a step has time between two passes."""
-NOWHERE = "nowhere"
 ELSEWHERE = 0.05
 """From this share of its samples in other parts of a step on, a function is one that contains these
 parts, for example the training loop."""
@@ -147,9 +144,10 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
             f"{source}: in the script, outside of named phases",
         ),
         "stack.line_ratio": Signal(
-            most.share_ratio,
+            most.share_ratio if most else 0.0,
             "ratio",
-            f"{source}, most of them at {most.line} {most.function}, {PARTS[most.part]}",
+            f"{source}: in the function with most of them",
+            most.code if most else None,
         ),
     }
     anomaly = sum(sample.weight for sample in samples if sample.callee == ANOMALY)
@@ -158,7 +156,7 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
     )
     signals |= _function_signals(samples, [part for part in PASSES if part not in parts], total)
     signals |= _outside_signals(samples, total)
-    if most.samples:
+    if most:
         source = f"{most.samples} stack samples in this function: whether the thread ran"
         signals["stack.line_cpu_ratio"] = Signal(1 - most.waits_ratio, "ratio", source)
     return signals
@@ -172,13 +170,13 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
         return {}
     inside = [sample for sample in others if sample.kind == PYTHON]
     by_function = sorted(_functions(inside, total), key=lambda place: -place.share_ratio)
-    where = f"{by_function[0].function} at {by_function[0].line}" if by_function else NOWHERE
     share = min(1.0, sum(sample.weight for sample in inside) / total)
     return {
         "stack.thread_ratio": Signal(
             share,
             "ratio",
-            f"{total:.0f} stack samples: another thread in Python, most of them in: {where}",
+            f"{total:.0f} stack samples: another thread in Python",
+            msgspec.structs.replace(by_function[0], part="").code if by_function else None,
         )
     }
 
@@ -195,7 +193,7 @@ def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
         if inside := [sample for sample in samples if sample.part == part and sample.lines]:
             share = sum(sample.weight for sample in inside) / total
             signals[f"stack.{part}_ratio"] = Signal(
-                share, "ratio", f"{source}: in {words}, most of them at {_line_with_caller(inside)}"
+                share, "ratio", f"{source}: in {words}", _heaviest_line(inside)
             )
     return signals
 
@@ -216,34 +214,29 @@ def _function_signals(
     )
     largest = _largest(functions)
     source = f"{total:.0f} stack samples of ordinary steps"
-    called = f", called by {largest.caller}" if largest.caller else ""
-    where = (
-        f"{largest.function} at {largest.line}{called}, in"
-        f" {WITHIN.get(largest.part, PARTS[largest.part])}"
-    )
-    python = 1 - largest.waits_ratio - largest.native_ratio if largest.samples else 0.0
+    inside = f"{largest.samples if largest else 0} stack samples in this function"
+    python = 1 - largest.waits_ratio - largest.native_ratio if largest else 0.0
     without = [sample for sample in samples if sample.part == "no_grad" and sample.lines]
-    caller, _ = (
-        _heaviest(((sample.lines[1:] or sample.lines)[0], sample.weight) for sample in without)
-        if without
-        else (NOWHERE, 0.0)
-    )
+    callers = [
+        msgspec.structs.replace(sample, lines=(sample.lines[1:] or sample.lines)[:1])
+        for sample in without
+    ]
     return {
         "stack.no_grad_ratio": Signal(
             sum(sample.weight for sample in without) / total,
             "ratio",
-            f"{source}: in passes without gradients, most of them called by {caller}",
+            f"{source}: in passes without gradients; the line that calls most of them",
+            _heaviest_line(callers) if callers else None,
         ),
         "stack.function_ratio": Signal(
-            largest.share_ratio,
+            largest.share_ratio if largest else 0.0,
             "ratio",
-            f"{source}, without functions of torch, most of them in: {where}",
+            f"{source}, without functions of torch: in the function with most of them",
+            largest.code if largest else None,
         ),
-        "stack.function_python_ratio": Signal(
-            python, "ratio", f"{largest.samples} stack samples in this function"
-        ),
+        "stack.function_python_ratio": Signal(python, "ratio", inside),
         "stack.function_waits_ratio": Signal(
-            largest.waits_ratio, "ratio", f"{largest.samples} stack samples in this function"
+            largest.waits_ratio if largest else 0.0, "ratio", inside
         ),
     }
 
@@ -269,12 +262,11 @@ def _outside_signals(samples: list[StackSample], total: float) -> dict[str, Sign
             )
         }
     line, weight = _heaviest((sample.lines[0], sample.weight) for sample in outside)
-    place = _line_with_caller([sample for sample in outside if sample.lines[0] == line])
+    place = _heaviest_line([sample for sample in outside if sample.lines[0] == line])
     source = (
-        f"{total:.0f} stack samples of ordinary steps: outside of Python in one line of the"
-        f" program, most of them at {place}"
+        f"{total:.0f} stack samples of ordinary steps: outside of Python in one line of the program"
     )
-    return {"stack.outside_ratio": Signal(weight / total, "ratio", source)}
+    return {"stack.outside_ratio": Signal(weight / total, "ratio", source, place)}
 
 
 def between_passes(
@@ -403,11 +395,13 @@ def _with_called(
     ]
 
 
-def _largest(places: list[Place]) -> Place:
-    """Return the place with the largest share. If a called function has nearly all of the time of
-    its caller, return the called function, because it is more precise."""
+def _largest(places: list[Place]) -> Place | None:
+    """Return the place with the largest share; None without places. If a called function has nearly
+    all of the time of its caller, return the called function, because it is more precise."""
     rest = sorted(places, key=lambda place: -place.share_ratio)
-    most = place = rest.pop(0) if rest else Place("between", NOWHERE, NOWHERE, 0.0)
+    if not rest:
+        return None
+    most = place = rest.pop(0)
     for called in rest:
         within = (
             called.part == place.part
@@ -470,7 +464,7 @@ def _heaviest(weighed: Iterable[tuple[str, float]]) -> tuple[str, float]:
     return max(sums.items(), key=lambda entry: entry[1])
 
 
-def _line_with_caller(samples: list[StackSample]) -> str:
+def _heaviest_line(samples: list[StackSample]) -> CodePlace:
     """Return the line with most of these samples. Adds the line that calls its function, if nearly
     all calls come from one line."""
     line, most = _heaviest((sample.lines[0], sample.weight) for sample in samples)
@@ -479,7 +473,7 @@ def _line_with_caller(samples: list[StackSample]) -> str:
         for sample in samples
         if sample.lines[0] == line
     )
-    return f"{line}, called by {caller}" if caller and called >= ONE_CALLER * most else line
+    return CodePlace.of(line, caller=caller if called >= ONE_CALLER * most else "")
 
 
 def _function(line: str) -> tuple[str, str]:

@@ -298,6 +298,8 @@ class SegmentFold:
         fed = self._fed(codes)
         after_step, moved = self._after_step(codes, raw)
         before, after = self._neighbours(codes)
+        # a log record divides the rest of a framework's training step
+        after_whole = _next_but(WHOLE, codes, after)
         unseen = _before_backward(codes)
         begun, own, outside_before = raw.start, 0.0, self._outside_calls
         inside: int | None = None
@@ -326,13 +328,13 @@ class SegmentFold:
                     if generated[i] == 1 or code != GAP
                     else self._phase(code, before[i], after[i], fed[i])
                 )
-            elif code == WHOLE and inside == FORWARD and after[i] not in PASSES:
+            elif code == WHOLE and inside == FORWARD and after_whole[i] not in PASSES:
                 phase = P_LOSS  # in a framework's training step, after the model's call
             else:
                 phase = self._phase(code, before[i], BACKWARD if i in unseen else after[i], fed[i])
             if code in (WHOLE, FORWARD):
                 self._whole = code == WHOLE
-            if code in MARKS:
+            if code in MARKS and (code != WHOLE or inside is None):
                 inside = code if code == FORWARD and i and codes[i - 1] == WHOLE else None
             if code in (FORWARD, COMPILED, BACKWARD):
                 self._modelled = code != BACKWARD
@@ -629,6 +631,16 @@ class SegmentFold:
             after[i] = following
             following = marks[i] if marks[i] is not None else following
         return before, after
+
+
+def _next_but(left_out: int, codes: list[int], after: list[int | None]) -> list[int | None]:
+    """Return for each segment the next mark with another code than `left_out`."""
+    following: list[int | None] = list(after)
+    for i in range(len(codes) - 1, -1, -1):
+        if following[i] == left_out:
+            place = codes.index(left_out, i + 1)
+            following[i] = following[place]
+    return following
 
 
 def _moved(seconds: tuple[float, ...], share: float) -> tuple[float, ...]:

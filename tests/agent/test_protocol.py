@@ -20,7 +20,7 @@ from gpuconsole.agent.hooks.changes import change
 from gpuconsole.agent.hooks.evidence.probes import LOADING_PARTS, PROBES, WINDOWED
 from gpuconsole.diagnosis.probes import IN_JOB, PASSIVE
 from gpuconsole.model import run
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.wire import events
@@ -121,10 +121,22 @@ MESSAGES: list[tuple[dict[str, Any], events.Event]] = [
             1.0,
             request=4,
             probe="launch",
-            signals={"probe.issue_s": protocol.Signal(1.5, "s", "P9")},
+            signals={
+                "probe.issue_s": protocol.Signal(1.5, "s", "P9"),
+                "sync.wait_s": protocol.Signal(0.1, "s", "P11", protocol.CodePlace("a b.py:3")),
+            },
             cost_s=2.0,
         ),
-        events.ProbeDone(1.0, 4, "launch", {"probe.issue_s": Signal(1.5, "s", "P9")}, cost_s=2.0),
+        events.ProbeDone(
+            1.0,
+            4,
+            "launch",
+            {
+                "probe.issue_s": Signal(1.5, "s", "P9"),
+                "sync.wait_s": Signal(0.1, "s", "P11", CodePlace("a b.py:3")),
+            },
+            cost_s=2.0,
+        ),
     ),
     (
         protocol.message("probedone", 1.0, request=4, probe="launch", error="no GPU"),

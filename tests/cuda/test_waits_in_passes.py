@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuconsole.model.finding import CodePlace
 from gpuconsole.wire.events import ProbeDone
 from tests.agent.listener import Listener
 from tests.cuda.conftest import Machines
@@ -47,7 +48,7 @@ def test_waits_within_the_passes_are_counted_with_their_line(
             for number, text in enumerate(PROGRAM.read_text().splitlines(), 1)
             if text.strip().startswith(f'"{way}": ')
         )
-        assert f"most of it at waiting.py:{line};" in signals["sync.wait_s"].source
+        assert signals["sync.wait_s"].place == CodePlace(f"waiting.py:{line}")
         step_s = sum(step.wall_s for step in listener.watched[0].steps) / len(
             listener.watched[0].steps
         )

@@ -17,7 +17,7 @@ from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.hardware import HardwareWatch
 from gpuconsole.diagnosis.signals.run import run_signals
-from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.finding import CodePlace, Finding, Signal
 from gpuconsole.model.job import JobFacts
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device, Link, Process
@@ -421,14 +421,7 @@ def _answers(state: SessionState, job: GpuJob, probes: bool) -> None:
         job.observed,
     ):
         signals = {
-            name: Signal(
-                value,
-                "",
-                (
-                    f"calls that wait for the GPU in 3 steps, most of it at {LINE}; seconds of the"
-                    " host a step"
-                ),
-            )
+            name: Signal(value, "", "calls that wait for the GPU in 3 steps", CodePlace.of(LINE))
             for name, value in observed.items()
         }
         state.apply(ProbeDone(t, 0, "observed", signals))

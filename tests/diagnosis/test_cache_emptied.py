@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuconsole.diagnosis.rule import Missing
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import CodePlace, Signal
 from tests.diagnosis.cases import case, check
 
 EMPTIED = {
@@ -24,10 +24,8 @@ def test_the_line_is_named_and_the_loss_is_at_most_the_call_and_the_idle_time() 
     job.signals["cache.emptied_s"] = Signal(
         0.03,
         "s",
-        (
-            "calls of torch.cuda.empty_cache in 3 steps, most of it at train.py:41; seconds of the"
-            " host a step"
-        ),
+        "calls of torch.cuda.empty_cache in 3 steps; seconds of the host a step",
+        CodePlace("train.py:41"),
     )
     found = check("mem.cache_emptied", job)
     assert (found.state, found.recoverable_ratio, found.confidence) == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.session.facts import HEALTHY
 from tests.diagnosis.common_faults import COLUMNS, FAULTS, Card, Fault
 from tests.diagnosis.gpu_jobs import watched
 
@@ -20,7 +19,7 @@ CELLS = [
 def test_the_fault_is_on_top_and_never_called_healthy(fault: Fault, card: Card) -> None:
     seen = watched(fault.job(card), fault.probes)
     assert seen.faults and seen.faults[0] in fault.rules
-    assert not [rule for rule in seen.notes if rule.endswith(HEALTHY)]
+    assert not [rule for rule in seen.notes if rule.endswith("_healthy")]
     assert (seen.run.summary.mfu_ratio or 0.0) <= 1
 
 

@@ -16,7 +16,6 @@ from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
 from gpuconsole.model.run import Run
 from gpuconsole.report.run.figures import in_row
-from gpuconsole.session.facts import HEALTHY
 from gpuconsole.session.figures.flops import ESTIMATED
 from gpuconsole.session.figures.peak import flops_peak
 from gpuconsole.session.figures.summary import GPU_NOT_KNOWN
@@ -513,7 +512,7 @@ JOBS = {
 @pytest.mark.parametrize("label", JOBS.values(), ids=JOBS)
 def test_the_cause_is_on_top_and_no_healthy_job_is_accused(label: Label) -> None:
     seen = watched(label.job, label.probes)
-    healthy = [rule for rule in seen.notes if rule.endswith(HEALTHY)]
+    healthy = [rule for rule in seen.notes if rule.endswith("_healthy")]
     assert not [finding for finding in seen.findings if "the rule failed" in finding.summary]
     if label.note:
         assert label.cause in seen.notes and not seen.faults and not healthy
@@ -529,7 +528,7 @@ def test_what_is_called_healthy() -> None:
     called = {
         name
         for name, label in JOBS.items()
-        if any(rule.endswith(HEALTHY) for rule in watched(label.job, label.probes).notes)
+        if any(rule.endswith("_healthy") for rule in watched(label.job, label.probes).notes)
     }
     assert called == {
         "healthy: bf16 GPT, compiled",
@@ -563,7 +562,7 @@ def test_the_thresholds_of_mfu_follow_a_clock_that_the_power_cap_lowers() -> Non
     limited = {**L4_AT_ITS_POWER_CAP, "power_limit_w": 40.0, "power_limit_default_w": 72.0}
     lowered = watched(replace(JOBS["healthy: L4 at its power cap"].job, gpu=limited), probes=True)
     assert lowered.faults == ["hw.power"] and not [
-        rule for rule in lowered.notes if rule.endswith(HEALTHY)
+        rule for rule in lowered.notes if rule.endswith("_healthy")
     ]
 
 

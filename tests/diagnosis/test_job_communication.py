@@ -12,7 +12,7 @@ import pytest
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.diagnosis.signals.run import run_signals
-from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.finding import CodePlace, Finding, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import (
@@ -278,10 +278,8 @@ def reduced(outside: float, steps: float = 1.0, least: float = 0.6, **more: floa
     place = Signal(
         0.6,
         "ratio",
-        (
-            "400 stack samples of ordinary steps: in collectives, most of them at train.py:9"
-            " log_all, called by train.py:30 <module>"
-        ),
+        "400 stack samples of ordinary steps: in collectives",
+        CodePlace("train.py:9", "log_all", caller="train.py:30 <module>"),
     )
     return dataclasses.replace(
         found, is_job=True, signals={**found.signals, "stack.comm_ratio": place}
@@ -306,7 +304,7 @@ def test_metrics_that_are_reduced_in_each_step_are_named_with_their_line_without
 def test_side_work_is_named_with_its_line(phase: str, rule: str) -> None:
     found = case(**{f"{phase}_ratio": 0.3, "probe__step_no_side_work_s": 0.07})
     place = Signal(
-        0.3, "ratio", "400 stack samples of ordinary steps: most of them at train.py:9 write"
+        0.3, "ratio", "400 stack samples of ordinary steps", CodePlace("train.py:9", "write")
     )
     finding = evaluate(
         dataclasses.replace(found, signals={**found.signals, f"stack.{phase}_ratio": place})

@@ -12,17 +12,17 @@ from gpuconsole.diagnosis.engine import evaluate, in_doubt, wanted_probes
 from gpuconsole.diagnosis.families.loader import PARTS, SLOW_PART, without_part
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import Case
-from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.finding import CodePlace, Finding, Signal
 from gpuconsole.model.run import Run
 from tests.diagnosis.cases import case, loader
 
 BLUR, FLIP = (
-    "212 stack samples of the loading processes: Blur at train.py:41",
-    "212 stack samples of the loading processes: Flip at train.py:40",
+    CodePlace("train.py:41", "Blur"),
+    CodePlace("train.py:40", "Flip"),
 )
 
 
-def starved(workers: int, shares: dict[str, tuple[float, str]], **changes: float) -> Case:
+def starved(workers: int, shares: dict[str, tuple[float, CodePlace]], **changes: float) -> Case:
     """A job of the user's own that waits for half of its step: 16 samples in 0.1 s, by a loader
     that computes."""
     known = case(
@@ -34,7 +34,10 @@ def starved(workers: int, shares: dict[str, tuple[float, str]], **changes: float
         **changes,
     )
     known.signals.update(
-        {name: Signal(share, "ratio", source) for name, (share, source) in shares.items()}
+        {
+            name: Signal(share, "ratio", "212 stack samples", place)
+            for name, (share, place) in shares.items()
+        }
     )
     return replace(known, is_job=True)
 
@@ -75,7 +78,7 @@ def alone(share: float, wait: float, cores: float) -> Finding:
         cores=cores,
         **loader(rate, rate, 0.97),
     )
-    job.signals[PARTS[0]] = Signal(share, "ratio", BLUR)
+    job.signals[PARTS[0]] = Signal(share, "ratio", "212 stack samples", BLUR)
     return about_input(replace(job, is_job=True))
 
 
@@ -111,7 +114,7 @@ def test_the_agent_sends_the_signals_that_the_rules_read() -> None:
     assert SHOWN == PARTS and LOCKED in PROBE_OF
 
 
-AT = "1042 stack samples of the loading processes: waiting for a lock at train.py:20"
+AT = CodePlace("train.py:20", "waiting for a lock")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_workers_that_wait_for_one_lock_get_no_further_workers(
     workers: int, cpu: float, locked: float, cores: float, gain: float
 ) -> None:
     known = behind_a_lock(workers, cpu, cores)
-    known.signals["loading.lock_ratio"] = Signal(locked, "ratio", AT)
+    known.signals["loading.lock_ratio"] = Signal(locked, "ratio", "1042 stack samples", AT)
     finding = about_input(known)
     assert finding.rule == "input.shared_lock" and not finding.suggestions
     assert finding.summary.startswith(
@@ -156,7 +159,7 @@ def behind_a_lock(workers: int, cpu: float, cores: float) -> Case:
 
 def test_where_the_owner_of_the_lock_keeps_the_only_core_busy_the_core_is_the_limit() -> None:
     known = behind_a_lock(2, 0.5, 1.0)
-    known.signals["loading.lock_ratio"] = Signal(0.5, "ratio", AT)
+    known.signals["loading.lock_ratio"] = Signal(0.5, "ratio", "1042 stack samples", AT)
     assert about_input(known).rule == "input.cpu_transform"
 
 
@@ -165,7 +168,7 @@ def test_a_lock_that_takes_little_or_that_one_worker_takes_is_not_the_cause(
     workers: int, locked: float
 ) -> None:
     known = behind_a_lock(workers, 0.03, 2.0)
-    known.signals["loading.lock_ratio"] = Signal(locked, "ratio", AT)
+    known.signals["loading.lock_ratio"] = Signal(locked, "ratio", "1042 stack samples", AT)
     assert about_input(known).rule == "input.slow_storage"
 
 

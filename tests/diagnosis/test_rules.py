@@ -13,7 +13,7 @@ import pytest
 from gpuconsole.diagnosis.engine import about, all_rules, conclude, evaluate, wanted_probes
 from gpuconsole.diagnosis.families import loader as loader_family
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
-from gpuconsole.model.finding import Finding, Signal
+from gpuconsole.model.finding import CodePlace, Finding, Signal
 from gpuconsole.model.knobs.catalogue import CATALOGUE
 from tests.diagnosis.cases import HEALTHY, KNOBS, case, check, loader
 
@@ -284,7 +284,7 @@ def test_a_busy_machine_is_said_once_and_silences_no_cause() -> None:
     }
     busy = case(runq_ratio=0.6, host__others_cpu_ratio=0.8, mfu_ratio=0.3, **function)
     source = Signal(
-        0.6, "ratio", "400 stack samples, most of them in: Matcher.forward at train.py:29"
+        0.6, "ratio", "400 stack samples", CodePlace("train.py:29", "Matcher.forward", "forward")
     )
     busy = replace(busy, is_job=True, signals={**busy.signals, "stack.function_ratio": source})
     first, *others = (finding for finding in evaluate(busy) if finding.state == "fires")

@@ -13,7 +13,7 @@ from gpuconsole.diagnosis.engine import Hysteresis, evaluate
 from gpuconsole.diagnosis.families import loader as loader_family
 from gpuconsole.diagnosis.precedence import PRECEDENCE
 from gpuconsole.diagnosis.rule import TRIAL_ERROR, Case, Missing
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from tests.diagnosis.cases import case, check, loader
 
@@ -407,7 +407,7 @@ def own_batches(cpu: float | None, line: float = 0.5) -> Case:
         {} if cpu is None else {"stack.line_cpu_ratio": cpu}
     )
     signals = shared.signals | {
-        name: Signal(value, "ratio", "80 stack samples, most of them at train.py:12 ask")
+        name: Signal(value, "ratio", "80 stack samples", CodePlace("train.py:12", "ask"))
         for name, value in found.items()
     }
     return Case(
@@ -423,8 +423,8 @@ def test_a_script_that_makes_its_batches_itself_gets_one_finding_with_the_line()
         and finding.title == "The script's own Python code slows every step"
     )
     assert finding.summary == (
-        "55 % of step time is the script's own code, most of it at train.py:12 ask. This code runs"
-        " after a step and before the next forward pass"
+        "55 % of step time is the script's own code, most of it in ask at train.py:12. This code"
+        " runs after a step and before the next forward pass"
     )
     assert [check(f"input.{rule}", found).state for rule in INPUT] == ["clear"] * len(INPUT), (
         "there is no loader that could be at fault"
@@ -443,7 +443,7 @@ def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.02))
     assert finding.title == "The script's own code waits in every step"
     assert (
-        ", most of it at train.py:12 ask. This line waits: it uses the CPU only 2 % of its time."
+        ", most of it in ask at train.py:12. This line waits: it uses the CPU only 2 % of its time."
         in finding.summary
     )
     between = check(
@@ -468,9 +468,21 @@ def test_a_line_of_the_script_that_waits_is_no_computing_code() -> None:
     )
 
 
+def test_a_name_of_a_file_with_blanks_is_named_whole() -> None:
+    """The line was cut out of a sentence, at its last "at"."""
+    found = own_batches(cpu=0.98)
+    place = CodePlace.of("look at me.py:6 busy")
+    signals = {"stack.line_ratio": Signal(0.5, "ratio", "80 stack samples", place)}
+    named = dataclasses.replace(found, signals={**found.signals, **signals})
+    finding = check("host.python_overhead", named)
+    assert "most of it in busy at look at me.py:6. This code" in finding.summary
+    shown = next(entry for entry in finding.evidence if entry.signal == "stack.line_ratio")
+    assert shown.place == place and place.line == "look at me.py:6"
+
+
 def test_a_line_with_little_of_the_time_is_not_called_most_of_it() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.98, line=0.1))
-    assert ", the largest part (10 %) at train.py:12 ask." in finding.summary
+    assert ", the largest part (10 %) in ask at train.py:12." in finding.summary
 
 
 def test_what_is_outside_of_phases_but_not_in_the_script_is_our_own_and_fires_nothing() -> None:
@@ -608,12 +620,13 @@ def stacks(
         name: Signal(
             value,
             "ratio",
-            "100 stack samples, most of them in: Matcher.forward at detr.py:24, in loss",
+            "100 stack samples",
+            CodePlace("detr.py:24", "Matcher.forward", "loss"),
         )
         for name, value in names.items()
     }
     measured["stack.no_grad_ratio"] = Signal(
-        without, "ratio", "100 stack samples, most of them called by train.py:9 generate"
+        without, "ratio", "100 stack samples", CodePlace("train.py:9", "generate")
     )
     others = {
         name.replace("__", "."): Signal(value, "ratio", "test")
@@ -640,7 +653,7 @@ def test_a_function_within_the_passes_is_named_where_it_is_no_operator_of_torch(
     finding = check("host.slow_function", found)
     assert finding.state == state
     if state == "fires":
-        assert "Matcher.forward at detr.py:24, in loss" in finding.summary and not finding.note
+        assert "Matcher.forward at detr.py:24, in the loss" in finding.summary and not finding.note
         assert finding.recoverable_ratio == pytest.approx(
             0.6
             * max(
@@ -839,10 +852,8 @@ def test_an_iterator_in_each_step_is_named_with_its_line_and_comes_before_proces
     line = Signal(
         1.0,
         "",
-        (
-            "calls of next() for each iterator of the DataLoader, over 5 s; iter() at train.py:25"
-            " drawn"
-        ),
+        "calls of next() for each iterator of the DataLoader, over 5 s",
+        CodePlace("train.py:25", "drawn"),
     )
     found = dataclasses.replace(found, signals={**found.signals, "loader.calls_per_epoch": line})
     finding = check("input.epoch_restart", found)
@@ -972,7 +983,7 @@ def test_where_a_framework_runs_the_loop_the_code_is_its_own_setting(
     assert "log_every is" not in finding.summary, "the program has no setting of that name"
 
 
-AT_23 = "788 stack samples of ordinary steps, most of them at train.py:23 Model.training_step, loss"
+AT_23 = CodePlace("train.py:23", "Model.training_step", "loss")
 
 
 def test_the_values_of_log_records_belong_to_logging() -> None:
@@ -985,13 +996,15 @@ def test_the_values_of_log_records_belong_to_logging() -> None:
         stack__line_ratio=0.2,
     )
     signals = dict(logs.signals)
-    signals["stack.line_ratio"] = Signal(0.2, "ratio", AT_23)
+    signals["stack.line_ratio"] = Signal(0.2, "ratio", "788 stack samples", AT_23)
     signals["stack.logging_ratio"] = Signal(
-        0.41, "ratio", AT_23.replace(", loss", ", called by train.py:44 <module>")
+        0.41, "ratio", "788 stack samples", dataclasses.replace(AT_23, caller="train.py:44 main")
     )
     at_one_line = Case({"log_every": 1}, dict(signals), is_job=True)
     assert check("host.python_overhead", at_one_line).state == "clear"
-    signals["stack.line_ratio"] = Signal(0.2, "ratio", AT_23.replace(":23", ":99"))
+    signals["stack.line_ratio"] = Signal(
+        0.2, "ratio", "788 stack samples", dataclasses.replace(AT_23, line="train.py:99")
+    )
     assert (
         check("host.python_overhead", Case({"log_every": 1}, signals, is_job=True)).state == "fires"
     )
@@ -1021,23 +1034,24 @@ def test_a_loop_of_thousands_of_short_operators_is_named() -> None:
         "forward_ratio": 0.38,
         "backward_ratio": 0.54,
     }
-    where = (
-        "614 stack samples: most of them in: ByHand.forward at model.py:18, called by model.py:32"
-        " Tagger.forward, in the"
-    )
     cases = [
-        (5117.0, 0.23, "forward pass", "fires"),
-        (5117.0, 0.33, "forward pass", "fires"),
-        (500.0, 0.33, "forward pass", "clear"),
+        (5117.0, 0.23, "forward", "fires"),
+        (5117.0, 0.33, "forward", "fires"),
+        (500.0, 0.33, "forward", "clear"),
     ]
     for operators, share, part, state in [
         *cases,
-        (5117.0, 0.1, "forward pass", "clear"),
+        (5117.0, 0.1, "forward", "clear"),
         (5117.0, 0.33, "loss", "clear"),
     ]:
         signals = {name: Signal(value, "", "") for name, value in known.items()}
         signals |= {
-            "stack.function_ratio": Signal(share, "ratio", f"{where} {part}"),
+            "stack.function_ratio": Signal(
+                share,
+                "ratio",
+                "614 stack samples",
+                CodePlace("model.py:18", "ByHand.forward", part, "model.py:32 Tagger.forward"),
+            ),
             "operators_per_step": Signal(operators, "", ""),
         }
         finding = check("host.slow_function", Case({}, signals, is_job=True))
@@ -1055,24 +1069,14 @@ def test_a_processor_that_becomes_slower_is_no_program_that_slows_down() -> None
         for name, share in parts.items()
     }
     even = {**GROWS, "trend__other_s": 0.0001, **grows, **parts}
-    assert (
-        check(
-            "host.slowing_down", of_job(case(**even), "metric.py:27 compute, between two steps")
-        ).state
-        == "clear"
-    )
+    assert check("host.slowing_down", of_job(case(**even), COMPUTE)).state == "clear"
     one = {
         **even,
         "trend__forward_s": 0.0,
         "trend__optimizer_s": 0.0,
         "trend__backward_s": GROWS["trend__per_100_steps_s"],
     }
-    assert (
-        check(
-            "host.slowing_down", of_job(case(**one), "metric.py:27 compute, between two steps")
-        ).state
-        == "fires"
-    )
+    assert check("host.slowing_down", of_job(case(**one), COMPUTE)).state == "fires"
 
 
 def test_a_thread_that_writes_records_widens_what_rarer_records_may_gain() -> None:
@@ -1112,19 +1116,18 @@ GROWS = {
 """A step that takes three times as long as at the start, in lines of the program."""
 
 
-def of_job(a_case: Case, place: str = "") -> Case:
+COMPUTE = CodePlace("metric.py:27", "compute", "between")
+
+
+def of_job(a_case: Case, place: CodePlace | None = None) -> Case:
     signals = dict(a_case.signals)
-    if place:
-        signals["trend.place_ratio"] = Signal(
-            0.9, "ratio", f"stack samples, most growth at {place}"
-        )
+    if place is not None:
+        signals["trend.place_ratio"] = Signal(0.9, "ratio", "stack samples", place)
     return Case({}, signals, is_job=True)
 
 
 def test_steps_that_become_longer_are_a_finding_with_the_function_that_grows() -> None:
-    finding = check(
-        "host.slowing_down", of_job(case(**GROWS), "metric.py:27 compute, between two steps")
-    )
+    finding = check("host.slowing_down", of_job(case(**GROWS), COMPUTE))
     assert (
         finding.state == "fires"
         and not finding.note
@@ -1132,7 +1135,7 @@ def test_steps_that_become_longer_are_a_finding_with_the_function_that_grows() -
     )
     assert finding.summary.startswith(
         "each 100 steps make the step 1.50 ms longer [1.30, 1.70]: from 5 ms to 15 ms in 700 steps."
-        " 90 % of the growth is at metric.py:27"
+        " 90 % of the growth is in compute at metric.py:27"
     )
     assert "loss.item()" in finding.summary
     without = check("host.slowing_down", of_job(case(**GROWS)))

@@ -23,7 +23,7 @@ from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
 from gpuconsole.model.experiments import Speedup, Trial, with_trials
-from gpuconsole.model.finding import Finding, Signal, Suggestion, Tried
+from gpuconsole.model.finding import CodePlace, Finding, Signal, Suggestion, Tried
 from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Run, Summary
@@ -179,7 +179,7 @@ def test_a_finding_about_other_time_and_a_note_explain_nothing(
     signals: dict[str, float], fires: str, words: str
 ) -> None:
     """Any finding whose id began alike, of any size, explained a whole part of the step."""
-    source = Signal(0.1, "ratio", "stack samples, most of them at train.py:9")
+    source = Signal(0.1, "ratio", "stack samples", CodePlace("train.py:9"))
     a_case = case(("probe.loader_cpu_ratio", "mfu_ratio"), **signals)
     run = run_of(
         dataclasses.replace(a_case, signals={**a_case.signals, "stack.line_ratio": source})

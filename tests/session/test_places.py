@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuconsole.model.finding import CodePlace
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.places import (
     StackRecord,
@@ -75,7 +76,8 @@ def test_other_threads_take_no_share_of_a_step_and_count_where_they_are_in_pytho
     record.add(Stacks(1.0, 0, [sample(50, "train.py:8 update"), REST, *others]))
     assert [place.share_ratio for place in record.places(0.0)] == [0.5, 0.5]
     signal = thread_signals(record.of_others(0.0), record.since(0.0))["stack.thread_ratio"]
-    assert signal.value == pytest.approx(0.5) and signal.source.endswith(": plot at train.py:70")
+    assert signal.value == pytest.approx(0.5)
+    assert signal.place == CodePlace("train.py:70", "plot", caller=MAIN)
     assert thread_signals([], record.since(0.0))["stack.thread_ratio"].value == 0.0
 
 
@@ -95,8 +97,10 @@ def test_the_scripts_own_lines_are_those_outside_of_named_phases() -> None:
     )
     assert signals["stack.script_ratio"].value == pytest.approx(0.5)
     assert signals["stack.line_ratio"].value == pytest.approx(0.4)
-    assert signals["stack.line_ratio"].source.endswith(" at train.py:8 update, between two steps")
+    assert signals["stack.line_ratio"].place == CodePlace("train.py:8", "update", "between", MAIN)
     assert signals["stack.line_cpu_ratio"].value == pytest.approx(0.75)
+    blanks = signals_of([sample(60, "look at me.py:6 busy"), REST])["stack.line_ratio"]
+    assert blanks.place == CodePlace("look at me.py:6", "busy", "between", MAIN)
 
 
 def test_python_of_the_library_that_runs_the_loop_is_not_the_scripts_own() -> None:
@@ -121,9 +125,8 @@ def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
             sample(70, "train.py:9 step"),
         ]
     )[f"stack.{part}_ratio"]
-    assert signal.value == pytest.approx(0.3) and signal.source.endswith(
-        " most of them at train.py:8 write, called by train.py:50 main"
-    )
+    assert signal.value == pytest.approx(0.3)
+    assert signal.place == CodePlace("train.py:8", "write", caller="train.py:50 main")
 
 
 @pytest.mark.parametrize(("python", "counted"), [(60, True), (20, False)])
@@ -146,9 +149,7 @@ def test_python_in_the_loss_is_named_there_and_is_no_code_between_the_phases() -
     signals = signals_of([*loss, REST], 0.5)
     assert signals["stack.script_ratio"].value == 0
     assert signals["stack.function_ratio"].value == pytest.approx(0.4)
-    assert signals["stack.function_ratio"].source.endswith(
-        f"most of them in: match at detr.py:9, called by {MAIN}, in the loss"
-    )
+    assert signals["stack.function_ratio"].place == CodePlace("detr.py:9", "match", "loss", MAIN)
 
 
 @pytest.mark.parametrize("part", ["between", "loss"])
@@ -166,9 +167,8 @@ def test_small_functions_are_added_up_in_the_function_that_calls_them(part: str)
     around = StackSample("backward", "native", 50, "torch.Tensor.backward", [MAIN])
     signals = signals_of([*called, around, sample(12, "train.py:8 log", part)], 0.5)
     name = "stack.line_ratio" if part == "between" else "stack.function_ratio"
-    assert signals[name].value == pytest.approx(40 / 102) and "update at metric.py" in signals[
-        name
-    ].source.replace("metric.py:60 update", "update at metric.py")
+    assert signals[name].value == pytest.approx(40 / 102)
+    assert signals[name].place == CodePlace("metric.py:60", "update", part, MAIN)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,8 @@ def test_a_function_with_nearly_all_of_the_time_of_its_caller_is_named_and_modul
         ]
     )
     assert signals["stack.line_ratio"].value == pytest.approx(0.45)
-    assert " at ema.py:7 average, " in signals["stack.line_ratio"].source
+    place = signals["stack.line_ratio"].place
+    assert place is not None and str(place) == "ema.py:7 average"
     layers = [
         StackSample(
             "forward",
@@ -239,7 +240,5 @@ def test_the_line_that_is_outside_of_python_while_the_host_issues_work() -> None
     ]
     signal = signals_of([mask, *others])["stack.outside_ratio"]
     assert signal.value == pytest.approx(40 / 249)
-    assert signal.source.endswith(
-        " most of them at loss.py:12 masked_loss, called by train.py:30 main"
-    )
+    assert signal.place == CodePlace("loss.py:12", "masked_loss", caller="train.py:30 main")
     assert signals_of(others[2:])["stack.outside_ratio"].value == 0.0

@@ -282,6 +282,13 @@ def test_lines_without_torch_between_two_passes_are_no_forward_pass(
         # a framework's training step with its loss
         ([LOADER, WHOLE, FORWARD, WHOLE, GAP, BACKWARD, OPTIMIZER], 1, 2),
         ([LOADER, WHOLE, FORWARD, WHOLE, FORWARD, WHOLE, GAP, BACKWARD, OPTIMIZER], 1, 4),
+        # a log record within it
+        ([LOADER, WHOLE, FORWARD, WHOLE, LOG, WHOLE, GAP, BACKWARD, OPTIMIZER], 2, 2),
+        (
+            [LOADER, WHOLE, FORWARD, WHOLE, LOG, WHOLE, FORWARD, WHOLE, GAP, BACKWARD, OPTIMIZER],
+            1,
+            5,
+        ),
         ([LOADER, WHOLE, GAP, BACKWARD, OPTIMIZER], 0, 1),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from gpuconsole.diagnosis.rules.host_slowing_down import HostSlowingDown
 from gpuconsole.diagnosis.signals.run import run_signals, trend_signals
+from gpuconsole.model.finding import CodePlace
 from gpuconsole.model.machine import Device
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.stacks import StackSample
@@ -239,8 +240,5 @@ def test_the_function_whose_time_grows_is_named_and_the_run_need_not_be_steady()
     assert (
         signals["trend.growth_ratio"].value > 0.8 and 0.02 < signals["trend.start_s"].value < 0.05
     )
-    assert (
-        "most growth at metric.py:27 compute, between two steps"
-        in signals["trend.place_ratio"].source
-    )
+    assert signals["trend.place_ratio"].place == CodePlace("metric.py:27", "compute", "between")
     assert signals["trend.place_ratio"].value > 0.8

@@ -114,8 +114,6 @@ COPIES = Threshold(
     "10 % of a step, in time of the CUDA stream (TraceML 0.10 and 0.20, fournex 0.15; survey T07)",
 )
 BY_SAMPLES = ", by stack samples"
-"""The end of a place at which the host waits for the GPU in calls that the agent does not time, and
-so does not count."""
 SM_BUSY = 0.80
 """SMs that are active for 80 % of the time belong to a GPU that is busy all the time: kernels start
 and end with some SMs empty (DCGM's guide: 80 % is necessary for effective use, below 50 % is likely
@@ -186,9 +184,10 @@ def waited_ratio(case: Case) -> float:
     )
 
 
-def waiting_place(case: Case) -> str:
-    """Return the line of the program at which the host waits for the GPU; empty if it is not known.
-    Raises Missing.
+def waiting_place(case: Case) -> tuple[str, bool]:
+    """Return the line of the program at which the host waits for the GPU, in words; empty if it is
+    not known. Return also whether stack samples name this line: the calls there are then not timed,
+    and not counted. Raises Missing.
 
     The agent times some calls that wait. Without other evidence, it is the line with most of this
     time. Stack samples win if they find the thread outside of Python, at one line, for longer than
@@ -203,11 +202,11 @@ def waiting_place(case: Case) -> str:
         and sampled >= max(WAITED, case.get("host.ahead_ratio", 0.0) / 2)
         and case.has("host.ahead_ratio")
     ):
-        return (
-            case.signal("stack.outside_ratio").source.rpartition(" most of them at ")[2]
-            + BY_SAMPLES
-        )
-    return case.signal("sync.wait_s").source.partition(" at ")[2].partition(";")[0]
+        place = case.place("stack.outside_ratio")
+        called = f", called by {place.caller}" if place is not None and place.caller else ""
+        return (f"{place}{called}{BY_SAMPLES}", True) if place is not None else ("", True)
+    place = case.place("sync.wait_s")
+    return str(place) if place is not None else "", False
 
 
 def host_is_limit(case: Case) -> bool:

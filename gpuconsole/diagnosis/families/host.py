@@ -186,10 +186,7 @@ class SideWorkRule(Rule):
         summary, recoverable = self.summary(case, share, every), share * (1 - 1 / TIMES_RARER)
         if case.has(place := f"stack.{self.phase}_ratio"):
             evidence += case.evidence(place)
-            summary += (
-                ", most of that time at "
-                f"{case.signal(place).source.rpartition(' most of them at ')[2]}"
-            )
+            summary += most_at(case, place)
         return self.fires(
             share / limit,
             evidence,
@@ -198,6 +195,16 @@ class SideWorkRule(Rule):
             confidence=high_if(every is not None),
             suggestions=[rarer, self.otherwise(case)],
         )
+
+
+def most_at(case: Case, signal: str) -> str:
+    """Return the line that has most of a signal's time, as the end of a sentence; empty if it is
+    not known."""
+    place = case.place(signal)
+    if place is None:
+        return ""
+    called = f", called by {place.caller}" if place.caller else ""
+    return f", most of that time at {place}{called}"
 
 
 def mean_step(case: Case) -> str:
@@ -236,10 +243,8 @@ def rarer_speedup(case: Case, share: float, phase: str) -> Interval:
 
 def line_of(case: Case, signal: str) -> str:
     """Return the `file:line` that stack samples name for a signal; empty if they name no line."""
-    if not case.has(signal):
-        return ""
-    place: str = case.signal(signal).source.rpartition(" at ")[2]
-    return place.partition(" ")[0]
+    place = case.place(signal)
+    return place.line if place is not None else ""
 
 
 def at_line_of(case: Case, phase: str) -> float:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from gpuconsole.diagnosis.frameworks import code_for
-from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent
+from gpuconsole.diagnosis.rule import Case, Evidence, Threshold, percent, placed
 from gpuconsole.diagnosis.signals.job import IN_TIME
 from gpuconsole.model.job import EFFECTS, MAY_DIFFER
 from gpuconsole.model.knobs.catalogue import CATALOGUE
@@ -443,11 +443,14 @@ def part_gain(case: Case) -> float:
 
 def _part_in_words(case: Case, name: str) -> str:
     share = case.value(name)
-    part, gain = case.signal(name).source.partition(": ")[2], without_part(case, share)
-    return f"{part} takes {percent(share)} of loading" + (
-        f" (speedup about {gain:.1f}x without this part)"
-        if gain is not None and gain >= WORTH_SAYING
-        else ""
+    place, gain = case.place(name), without_part(case, share)
+    return (
+        f"{placed(place) if place is not None else 'one part'} takes {percent(share)} of loading"
+        + (
+            f" (speedup about {gain:.1f}x without this part)"
+            if gain is not None and gain >= WORTH_SAYING
+            else ""
+        )
     )
 
 

@@ -3,7 +3,7 @@ gradients."""
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import comm
+from gpuconsole.diagnosis.families import comm, host
 from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
 
 STEPS = Threshold(
@@ -53,12 +53,7 @@ Recoverable: all but one twentieth of the time, as with one reduction in 20 step
             return self.clear(ratio / limit, evidence)
         if case.value("comm.outside_steps_ratio") < STEPS:
             return self.clear(0.0, evidence, "few steps have such collectives")
-        code_line = (
-            case.signal("stack.comm_ratio").source.rpartition(" most of them at ")[2]
-            if case.has("stack.comm_ratio")
-            else ""
-        )
-        at_line = f", most of that time at {code_line}" if code_line else ""
+        at_line = host.most_at(case, "stack.comm_ratio")
         calls_in_words = f"{calls:.0f} collectives" if calls >= 1.5 else "a collective"
         summary = (
             f"{percent(ratio)} of each step is in {calls_in_words} outside of the backward pass"

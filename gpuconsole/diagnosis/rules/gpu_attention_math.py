@@ -21,9 +21,9 @@ class GpuAttentionMath(Rule):
     thresholds = (passes.GAIN,)
     knobs = ("attention",)
     reads = (
-        "forward_ratio", "loss_ratio", "backward_ratio", "probe.attention_sdpa_speedup",
-        "probe.attention_sdpa_spread", "attention.scores_bytes", "hw.memory_bytes_per_s", "step_s",
-        "is_gpu",
+        "attention.by_torch", "forward_ratio", "loss_ratio", "backward_ratio",
+        "probe.attention_sdpa_speedup", "probe.attention_sdpa_spread", "attention.scores_bytes",
+        "hw.memory_bytes_per_s", "step_s", "is_gpu",
     )  # fmt: skip
     text = """Written out, softmax(q k^T / sqrt d) v stores a T x T matrix of scores per head
 several times in a pass, and keeps the matrix for the backward pass. A fused kernel (FlashAttention
@@ -86,15 +86,13 @@ program changes the scores in another way than by a mask or an added bias."""
         evidence = case.evidence("attention.scores_bytes", "hw.memory_bytes_per_s", "step_s")
         if level < 1:
             return self.clear(level, evidence)
-        how, _, place = (
-            case.signal("attention.scores_bytes").source.partition(": ")[2].partition(" at ")
-        )
-        where = f" at {place}" if place else ""
+        place = case.place("attention.scores_bytes")
+        where = f" at {place}" if place is not None else ""
         moves = (
             f"{case.value('attention.scores_bytes') / 1e9:.3g} GB of scores go through the memory"
             f" of the GPU in a step, at least {percent(share)} of its time"
         )
-        if how.startswith("torch"):
+        if case.get("attention.by_torch", 0.0):
             summary = (
                 f"scaled_dot_product_attention{where} runs the plain formula, because no fused"
                 f" kernel takes its inputs: {moves}. Within"

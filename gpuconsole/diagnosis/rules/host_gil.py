@@ -4,7 +4,7 @@ program holds."""
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import host
-from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent
+from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent, placed
 
 
 class HostGil(Rule):
@@ -42,9 +42,10 @@ of the lock (numpy, torch), less of the work, pauses in it."""
         level = min(other / host.OTHER_THREAD, max(0.0, idle) / host.IDLE)
         if level < 1:
             return self.clear(level, evidence)
-        where = case.signal("stack.thread_ratio").source.rpartition(": ")[2]
+        place = case.place("stack.thread_ratio")
         summary = (
-            f"{where} computes in another thread: the training thread neither runs nor waits for a"
+            f"{placed(place) if place is not None else 'Python code'} computes in another"
+            " thread: the training thread neither runs nor waits for a"
             f" core in {percent(idle)} of the time. Move this work to another process"
         )
         return self.fires(

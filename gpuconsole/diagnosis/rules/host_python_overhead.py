@@ -15,6 +15,7 @@ from gpuconsole.diagnosis.rule import (
     Threshold,
     high_if,
     percent,
+    placed,
 )
 
 IN_SCRIPT = Threshold(
@@ -151,10 +152,7 @@ trains on the batch before."""
 
 def _line(case: Case, waits: bool) -> str:
     """The line with most of the time, in words."""
-    place, share = (
-        case.signal("stack.line_ratio").source.rpartition(" at ")[2],
-        case.value("stack.line_ratio"),
-    )
+    place, share = case.place("stack.line_ratio"), case.value("stack.line_ratio")
     most = (
         "most of it"
         if share >= case.value("stack.script_ratio") / 2
@@ -168,7 +166,7 @@ def _line(case: Case, waits: bool) -> str:
         if waits
         else ""
     )
-    return f"{most} at {place}{cpu}"
+    return f"{most} in {placed(place)}{cpu}" if place is not None else f"{most} in no known line"
 
 
 def _collect_less(case: Case, share: float) -> Suggestion | None:

@@ -4,7 +4,7 @@ step."""
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import device
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent
+from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, percent, placed
 
 SHARE = Threshold(
     "share",
@@ -94,7 +94,8 @@ def _looped(case: Case) -> float | None:
         each_s is None
         or each_s > SHORT
         or case.value("operators_per_step") < MANY
-        or not _place(case).endswith(" in the forward pass")
+        or (place := case.place("stack.function_ratio")) is None
+        or place.part != "forward"
     ):
         return None
     forward, share = case.value("forward_ratio"), case.value("stack.function_ratio")
@@ -102,7 +103,8 @@ def _looped(case: Case) -> float | None:
 
 
 def _place(case: Case) -> str:
-    return case.signal("stack.function_ratio").source.rpartition(": ")[2]
+    place = case.place("stack.function_ratio")
+    return placed(place) if place is not None else "one function"
 
 
 class HostSlowFunction(Rule):
@@ -161,7 +163,7 @@ are kept from token to token, several sequences at once."""
                         " GPU works meanwhile"
                     ),
                 )
-        caller = case.signal("stack.no_grad_ratio").source.rpartition(" called by ")[2]
+        caller = case.place("stack.no_grad_ratio")
         generation = case.get("generation_ratio", 0.0)
         if generation >= WITHOUT and case.has("generation.passes_per_step"):
             passes = case.value("generation.passes_per_step")

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import loader, trend
-from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Finding, Rule, high_if, percent, short_of
+from gpuconsole.diagnosis.rule import (
+    MAX_SHARE,
+    Case,
+    Finding,
+    Rule,
+    high_if,
+    percent,
+    placed,
+    short_of,
+)
 from gpuconsole.model import units
 from gpuconsole.model.run import PHASES
 
@@ -108,9 +117,11 @@ hook that is registered in each step, a history that is written as a whole."""
         slope, low, high = (1e3 * case.value(name) for name in SLOPES)
         start_s, steps = case.value("trend.start_s"), case.value("trend.steps")
         where = f"most of the growth is in {PARTS[phase]}"
-        if case.get("trend.place_ratio", 0.0) >= NAMED:
-            place = case.signal("trend.place_ratio").source.rpartition(" growth at ")[2]
-            where = f"{percent(case.value('trend.place_ratio'))} of the growth is at {place}"
+        place = case.place("trend.place_ratio")
+        if place is not None and case.value("trend.place_ratio") >= NAMED:
+            where = (
+                f"{percent(case.value('trend.place_ratio'))} of the growth is in {placed(place)}"
+            )
         summary = (
             f"each 100 steps make the step {units.digits(slope)} ms longer [{units.digits(low)},"
             f" {units.digits(high)}]: from {1e3 * start_s:.3g} ms to"

@@ -127,11 +127,8 @@ the thread outside of Python most often."""
     def _from_the_waits(self, case: Case) -> Finding:
         """The conclusion from the waits that the agent has timed, without a probe."""
         evidence = device.busy_evidence(case) + case.if_known("stack.outside_ratio")
-        waited, calls, place = (
-            device.waited_ratio(case),
-            case.value("sync.calls"),
-            device.waiting_place(case),
-        )
+        waited, calls = device.waited_ratio(case), case.value("sync.calls")
+        place, sampled = device.waiting_place(case)
         ahead, level = case.value("host.caught_up_ratio") < device.CAUGHT_UP, waited / SHARE
         if level < 1:
             return self.clear(short_of(level), evidence, "the host hardly waits for the GPU")
@@ -159,7 +156,7 @@ the thread outside of Python most often."""
                 else "the GPU is busy, although the host waits for it"
             )
             return self.clear(short_of(level), evidence, free)
-        more = " or more" if place.endswith(device.BY_SAMPLES) else ""
+        more = " or more" if sampled else ""
         summary = (
             f"the host waits for the GPU {calls:.0f} times{more} per step, {percent(waited)} of its"
             f" time{where}. The GPU is idle for {percent(share)} of a step because no work is"

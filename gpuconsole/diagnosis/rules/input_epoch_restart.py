@@ -107,7 +107,8 @@ are late too."""
                 evidence,
                 "a new iterator in each step costs little",
             )
-        line = case.signal("loader.calls_per_epoch").source.partition("; iter() at ")[2]
+        line = case.place("loader.calls_per_epoch")
+        at_line = f", at {line}" if line is not None else ""
         starts = (
             f"starts {workers} worker process{'es' * (workers > 1)}, "
             if workers and not case.knobs.get("persistent_workers")
@@ -115,7 +116,7 @@ are late too."""
         )
         summary = (
             "the program makes a new iterator of the DataLoader for each"
-            f" batch{f', at {line}' if line else ''}: {percent(ratio)} of the time. Each one"
+            f" batch{at_line}: {percent(ratio)} of the time. Each one"
             f" {starts}orders all samples"
             f"{' and drops the batches that were prepared' if workers else ''}. Keep one iterator:"
             " `for batch in loader`, or `batches = iter(loader)` once before the loop,"

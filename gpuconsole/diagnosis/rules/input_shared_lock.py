@@ -43,12 +43,13 @@ same time."""
                 level if level < 1 else 0.0, case.evidence(("data_wait_ratio", loader.WAIT))
             )
         locked, workers = case.value("loading.lock_ratio"), int(case.knobs["num_workers"])
-        line = case.signal("loading.lock_ratio").source.rpartition(" at ")[2]
+        place = case.place("loading.lock_ratio")
+        at_line = f", at {place.line}" if place is not None and place.line else ""
         gain = loader.without_lock(case)
         speedup = f" (speedup about {gain:.1f}x without these waits)" if gain is not None else ""
         summary = (
             f"a step waits {percent(wait)} of its time for data. The {workers} workers wait for one"
-            f" lock in {percent(locked)} of loading, at {line}{speedup}. They load one after the"
+            f" lock in {percent(locked)} of loading{at_line}{speedup}. They load one after the"
             " other, and more workers would wait for the same lock. Hold the lock for less code, or"
             " open a file handle in each worker"
         )

@@ -59,8 +59,8 @@ whose sizes differ. Against fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_se
         level = share / SHARE
         if level < 1:
             return self.clear(level, evidence, "the GPU is busy all the same")
-        place = case.signal("cache.emptied_s").source.partition(" at ")[2].partition(";")[0]
-        where = f" in {place}" if place else ""
+        place = case.place("cache.emptied_s")
+        where = f" in {place}" if place is not None else ""
         often = "once per step" if calls < 1.5 else f"{calls:.0f} times per step"
         summary = (
             f"torch.cuda.empty_cache(){where} runs {often}. The GPU is idle for up to"

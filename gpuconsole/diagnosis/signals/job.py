@@ -8,9 +8,11 @@ then waits for the probe.
 
 from __future__ import annotations
 
+import os
 import statistics
+from dataclasses import replace
 
-from gpuconsole.model.finding import Signal
+from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.places import side_work_signals, signals_of, thread_signals
 from gpuconsole.session.run import RunRecord
@@ -90,9 +92,8 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
     site = next((site for site in sites if site.kind == "iterator"), None)
     calls = signals.get("loader.calls_per_epoch")
     if site is not None and calls is not None:
-        line = f"{site.file.rpartition('/')[2]}:{site.line} {site.function}"
-        passive["loader.calls_per_epoch"] = Signal(
-            calls.value, calls.unit, f"{calls.source}; iter() at {line}"
+        passive["loader.calls_per_epoch"] = replace(
+            calls, place=CodePlace(f"{os.path.basename(site.file)}:{site.line}", site.function)
         )
     return passive
 

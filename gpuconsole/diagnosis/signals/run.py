@@ -15,7 +15,6 @@ from gpuconsole.diagnosis.signals.communication import communication_signals
 from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
-from gpuconsole.model.stacks import PARTS
 from gpuconsole.model.text import percent
 from gpuconsole.session.figures.breakdown import contention_free_shares, runq_ratio, wall_shares
 from gpuconsole.session.figures.peak import (
@@ -109,12 +108,12 @@ def _place(trend: Trend, stacks: StackRecord) -> dict[str, Signal]:
     if grown is None or late_s <= early_s:
         return {}
     place, seconds = grown
-    caller = f", called at {place.caller.partition(' ')[0]}" if place.caller else ""
     source = (
-        "stack samples of the last third against those of the first third, most growth at"
-        f" {place.line} {place.function}{caller}, {PARTS[place.part]}"
+        "stack samples of the last third against those of the first third: the function that grows"
+        " most"
     )
-    return {"trend.place_ratio": Signal(min(1.0, seconds / (late_s - early_s)), "ratio", source)}
+    share = min(1.0, seconds / (late_s - early_s))
+    return {"trend.place_ratio": Signal(share, "ratio", source, place.code)}
 
 
 def _step_s(blocks: Sequence[StepBlock], begun: float, ended: float) -> float:

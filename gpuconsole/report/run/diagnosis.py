@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gpuconsole.diagnosis.claims import Unexplained, unexplained
-from gpuconsole.diagnosis.engine import still_measuring, why_no_claim
+from gpuconsole.diagnosis.claims import Unexplained, unexplained, unjudged
+from gpuconsole.diagnosis.engine import still_measuring, still_open, why_no_claim
 from gpuconsole.diagnosis.rule import NEEDS, NOT_ON_GPU
 from gpuconsole.model import units
 from gpuconsole.model.finding import Evidence, Finding, Suggestion
@@ -21,6 +21,7 @@ from gpuconsole.model.knobs.catalogue import (
     side_effects,
 )
 from gpuconsole.model.run import Run
+from gpuconsole.model.stacks import placed
 from gpuconsole.model.text import cell_width, cut, visible
 from gpuconsole.report.cells import (
     Row,
@@ -498,11 +499,11 @@ def details_report(run: Run) -> Report:
     for number, finding in enumerate(firing, 1):
         report += [*finding_report(number, finding, run), BLANK]
     report += [text(f"{sentence(words)}.", "dim"), BLANK] if (words := core_wait_words(run)) else []
-    if (gap := unexplained(run)) is not None:
+    for title, words, clauses in open_words(run) if firing else ():
         report += [
-            heading("Not explained"),
-            text(f"{gap.words}.", "alert"),
-            *(text(clause) for clause in gap_clauses(gap)),
+            heading(title),
+            text(f"{sentence(words)}.", "alert"),
+            *(text(clause) for clause in clauses),
             BLANK,
         ]
     if places := places_report(run):
@@ -539,13 +540,13 @@ def firing_report(run: Run) -> Report:
     """The findings that fire, or the reason why no finding fires; then the time that no finding
     explains: for the terminal."""
     firing, gap = facts.firing(run), unexplained(run)
-    rest = [text(clause, indent=2) for clause in gap_clauses(gap)] if gap is not None else []
     if not firing:
         why = why_no_claim(run)
         result = f"no conclusion: {visible(why)}" if why else _why_none(run.findings)
+        explained = gap_clauses(gap) if gap is not None and why.endswith(gap.words) else []
         return [
             Line([("diagnosis: ", ""), (result, "alert" if why else "")]),
-            *(rest if gap is not None and why == gap.words else []),
+            *(text(clause, indent=2) for clause in explained),
         ]
     report: Report = [Line([("findings:", "")])]
     for number, finding in enumerate(firing, 1):
@@ -553,18 +554,35 @@ def firing_report(run: Run) -> Report:
             part._replace(indent=part.indent + 2) for part in finding_report(number, finding, run)
         ]
     report += [text(words, "dim", indent=2)] if (words := core_wait_words(run)) else []
-    return (
-        [*report, Line([("not explained: ", ""), (gap.words, "alert")]), *rest]
-        if gap is not None
-        else report
-    )
+    for title, words, clauses in open_words(run):
+        report.append(Line([(f"{title[:1].lower()}{title[1:]}: ", ""), (words, "alert")]))
+        report += [text(clause, indent=2) for clause in clauses]
+    return report
+
+
+def open_words(run: Run) -> list[tuple[str, str, list[str]]]:
+    """Return what stays open below findings, each with its title, one clause, and the clauses that
+    explain it: the function that no rule judges, the time that no finding explains, and the rules
+    without data where all findings are notes."""
+    one, gap, question = unjudged(run), unexplained(run), still_open(run)
+    words: list[tuple[str, str, list[str]]] = []
+    if one is not None:
+        words.append(("Not judged", one.words, []))
+    if gap is not None:
+        title = "Beyond the findings" if gap.named else "Not explained"
+        words.append((title, gap.words, gap_clauses(gap)))
+    elif question and (one is None or question != one.words):
+        rest = question.removeprefix(f"{one.words}; ") if one is not None else question
+        words.append(("No conclusion", rest, []))
+    return words
 
 
 def gap_clauses(gap: Unexplained) -> list[str]:
     """What time that no finding explains can be, which signals are missing, and how to get them: a
     clause each."""
     missing = f"missing: {', '.join(gap.missing)}" if gap.missing else ""
-    return [clause for clause in (f"possible causes: {gap.fits}", missing, gap.remedy) if clause]
+    causes = "" if gap.named else f"possible causes: {gap.fits}"
+    return [clause for clause in (causes, missing, gap.remedy) if clause]
 
 
 def stake(finding: Finding) -> str:
@@ -583,7 +601,7 @@ def stake(finding: Finding) -> str:
         about = [*side_effects(first.changes), *gains]
         return ": ".join(filter(None, ("optional", ", ".join(about))))
     if finding.note:
-        return "nothing to recover"
+        return "nothing to recover" if finding.is_healthy else "a note"
     if finding.failed:
         return NO_GAIN
     return f"{units.percent(finding.recoverable_ratio).strip()} {finding.stake}"
@@ -703,11 +721,20 @@ def _evidence(evidence: Sequence[Evidence]) -> Table:
                 else "–",
                 "dim",
             ),
-            (reading.source, "dim"),
+            (source_of(reading), "dim"),
         ]
         for reading in evidence
     ]
     return Table(columns, rows, indent=2)
+
+
+def source_of(reading: Evidence) -> str:
+    """Return the source of a reading, with the code that it is about."""
+    return (
+        f"{reading.source}: {placed(reading.place)}"
+        if reading.place is not None
+        else reading.source
+    )
 
 
 def _suggestion_lines(suggestion: Suggestion, run: Run) -> Report:

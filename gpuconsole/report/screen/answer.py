@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.claims import Unexplained, unexplained
-from gpuconsole.diagnosis.engine import still_measuring
+from gpuconsole.diagnosis.claims import Unexplained, Unjudged, unexplained, unjudged
+from gpuconsole.diagnosis.engine import still_measuring, still_open
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Trial, last_trial
 from gpuconsole.model.finding import Finding, Suggestion
@@ -136,10 +136,16 @@ def answer(view: View, selected: str) -> Answer:
         else None
     )
     if trial is None and gap is not None and all(finding.note for finding in firing):
-        return _not_explained(gap, _kept(view))
+        return _not_explained(run, gap, _kept(view))
     if trial is None and (well := facts.healthy(run)) is not None:
         return _healthy(view, run, well, selected)
     kept = _kept(view)
+    due = view.probing or still_measuring(run)
+    if trial is None and kept is None and not due and (question := still_open(run)):
+        if (one := unjudged(run)) is not None:
+            return _not_judged(one, question, firing)
+        if firing:
+            return _no_conclusion(question, firing)
     if trial is None and kept is not None and all(finding.note for finding in firing):
         return _kept_so_far(view, run, kept, firing, selected)
     if firing:
@@ -179,9 +185,27 @@ def _open_question_answer(view: View, run: Run) -> Answer:
     )
 
 
-def _not_explained(gap: Unexplained, kept: Trial | None) -> Answer:
+def _not_judged(one: Unjudged, question: str, notes: list[Finding]) -> Answer:
+    """No finding names a cause, and most of a part of the step is in one function."""
+    rest = question.removeprefix(one.words).removeprefix("; ")
+    clauses = filter(None, ("no rule judges it", rest, *(note.title for note in notes)))
+    return Answer("wait", [(one.time, "title")], [(clause, "dim") for clause in clauses])
+
+
+def _no_conclusion(question: str, notes: list[Finding]) -> Answer:
+    """All findings are notes, and the question stays open."""
+    return Answer(
+        "wait",
+        [(f"No conclusion: {question}", "title")],
+        [(note.title, "dim") for note in notes],
+    )
+
+
+def _not_explained(run: Run, gap: Unexplained, kept: Trial | None) -> Answer:
     """No finding names the cause of a large part of the time. What was proven before stays the
     headline."""
+    if kept is None and (one := unjudged(run)) is not None and one.place.share_ratio > gap.share:
+        return _not_judged(one, f"{one.words}; {gap.words}", [])
     if kept is not None:
         return Answer(
             "good",
@@ -206,11 +230,7 @@ def _healthy(view: View, run: Run, well: Finding, selected: str) -> Answer:
         label = f"{', '.join(('optional', *side_effects(suggestion.changes)))}: "
         more = [(label, "dim"), instruction, predicted, flags, *rest]
     doubt = next(
-        (
-            note
-            for note in facts.firing(run)
-            if not note.suggestions and not note.rule.endswith(facts.HEALTHY)
-        ),
+        (note for note in facts.firing(run) if not note.suggestions and not note.is_healthy),
         None,
     )
     also: list[Segment] = [(f"{GAP}{doubt.title}", "")] if doubt is not None else []

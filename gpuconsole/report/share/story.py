@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.claims import unexplained
-from gpuconsole.diagnosis.engine import why_no_claim
+from gpuconsole.diagnosis.engine import still_open, why_no_claim
 from gpuconsole.model import units
 from gpuconsole.model.experiments import Speedup, Sweep, Trial
 from gpuconsole.model.finding import Finding
@@ -133,7 +133,7 @@ def answer(chain: RunChain) -> StoryAnswer:
         and run.steady_from_s is not None
     ):
         return StoryAnswer(gap.words, f"possible causes: {gap.fits}", fixes, "wait")
-    if finding is None:
+    if finding is None or still_open(run):
         why = why_no_claim(run)
         if run.client and not doubtful(run):
             return StoryAnswer(served(run), why, fixes)

@@ -252,7 +252,8 @@ def synchronize(device: torch.device) -> None:
 def as_probe(signals: Mapping[str, finding.Signal]) -> Signals:
     """The signals of a report as a probe's."""
     return {
-        name: Signal(signal.value, signal.unit, signal.source) for name, signal in signals.items()
+        name: Signal(signal.value, signal.unit, signal.source, signal.place)
+        for name, signal in signals.items()
     }
 
 

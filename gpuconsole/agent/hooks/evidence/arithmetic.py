@@ -17,12 +17,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from ...clock import now
 from ...loop import Signals
-from ...protocol import Signal
+from ...protocol import CodePlace, Signal
 from ..calls import compiled
 from ..guard import entry, from_outside, switch
 from ..modes import has_modes, is_profiled, modes
@@ -451,7 +452,7 @@ NO_TRAFFIC = (
 )
 BETWEEN = ("torch._compile", "torch._dynamo", "torch.utils._python_dispatch", "torch._ops")
 """Modules of torch between a dispatch mode and the code that calls the operator."""
-BY_TORCH, WRITTEN_OUT = "torch's scaled_dot_product_attention without a fused kernel", "written out"
+SCORES = "attention.scores_bytes"
 
 Kind = tuple[int, int]
 """The elements and the last dimension of a tensor: views of a matrix of scores, with batch and
@@ -473,7 +474,8 @@ class Scores:
         """What the operators read and wrote."""
         self._matrices = set[Kind]()
         """Matrices of scores, and their transposes."""
-        self._places = Counter[tuple[str, str]]()
+        self._places = Counter[tuple[bool, str]]()
+        """Whether torch computes the attention, and the line of the program that calls it."""
         self._product: Kind | None = None
         self._weights: Kind | None = None
         """The last product that may be scores, and the softmax of it."""
@@ -514,17 +516,21 @@ class Scores:
             place = (
                 place_name(where.f_code.co_filename, where.f_lineno) if where is not None else ""
             )
-            self._places[BY_TORCH if len(self._calls) == 1 else WRITTEN_OUT, place] += 1
+            self._places[len(self._calls) == 1, place] += 1
             self._product = self._weights = None
 
     def signals(self) -> Signals:
-        """Return the bytes of the step as a signal; its source says how attention is computed, and
-        where most of it."""
+        """Return the bytes of the step, and whether torch or the program computes the attention
+        with most of the calls."""
         moved = sum(self._bytes[matrix] for matrix in self._matrices)
         source = "operators on the scores of attention in the counted step"
-        for (how, place), _ in self._places.most_common(1):
-            source += f": {how}" + (f" at {place}" if place else "")
-        return {"attention.scores_bytes": Signal(float(moved), "B", source)}
+        scores = Signal(float(moved), "B", source)
+        for (by_torch, place), _ in self._places.most_common(1):
+            scores = replace(scores, place=CodePlace(place) if place else None)
+            if by_torch:
+                source = "attention is torch's scaled_dot_product_attention without a fused kernel"
+                return {SCORES: scores, "attention.by_torch": Signal(1.0, "", source)}
+        return {SCORES: scores}
 
 
 def kind_of(tensor: Any) -> Kind:

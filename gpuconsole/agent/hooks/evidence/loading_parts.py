@@ -29,7 +29,7 @@ from ...clock import now
 from ...forks import before_forks, in_forked_children
 from ...loop import Signals
 from ...probes import ProbeError
-from ...protocol import Signal
+from ...protocol import CodePlace, Signal
 from ..borders.border import Border
 from ..guard import switch
 from ..sampler import sampler
@@ -81,9 +81,10 @@ class LoadingPart(NamedTuple):
     by_line: bool = False
     locked: bool = False
 
-    def __str__(self) -> str:
-        place = place_name(self.file, self.line)
-        return f"{self.name} at {place}" if self.file and self.name else self.name or place
+    @property
+    def code(self) -> CodePlace:
+        """Return the place of the part in the program."""
+        return CodePlace(place_name(self.file, self.line) if self.file else "", self.name)
 
 
 SENDING = LoadingPart("sending of batches to the training process", "", 0)
@@ -502,13 +503,17 @@ def signals_of(seconds: Mapping[LoadingPart, float], count: int, whose: str) -> 
     source, total = f"{count} stack samples {whose}", sum(seconds.values())
     rows = joined(_with_locks(seconds))
     locked = [(part, of_part) for part, of_part in rows if part.locked]
-    most = f": {locked[0][0]}" if locked else ""
     shown = {
-        signal: Signal(of_part / total, "ratio", f"{source}: {_placed(part)}")
+        signal: Signal(of_part / total, "ratio", source, _placed(part).code)
         for signal, (part, of_part) in zip(SHOWN, rows, strict=False)
     }
     return shown | {
-        LOCKED: Signal(sum(of_part for _, of_part in locked) / total, "ratio", f"{source}{most}")
+        LOCKED: Signal(
+            sum(of_part for _, of_part in locked) / total,
+            "ratio",
+            source,
+            locked[0][0].code if locked else None,
+        )
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...clock import now
 from ...loop import Signals
-from ...protocol import Signal
+from ...protocol import CodePlace, Signal
 from .. import tracing
 from ..guard import entry, switch, unseen, wrappers_without_level
 from ..memory import OwnerCounts, counted, emptied, tensors_of_program
@@ -140,20 +140,18 @@ class Waits:
         """Return the seconds in all calls."""
         return sum(self.seconds.values())
 
-    def where(self) -> str:
-        """Return the line of the program with most of the seconds, as the end of a sentence; empty
-        if no line is known."""
+    def where(self) -> CodePlace | None:
+        """Return the line of the program with most of the seconds; None if no line is known."""
         place = max(self.seconds, key=self.seconds.__getitem__, default="")
-        return f", most of it at {place}" if place else ""
+        return CodePlace(place) if place else None
 
     def signals(self, steps: int, source: str) -> Signals:
         """Return the calls and the seconds of a step as signals. `steps`: the steps that were
         watched. `source`: their description."""
-        source += self.where()
         return {
             "sync.calls": Signal(self.calls / steps, "", f"{source}; calls a step"),
             "sync.wait_s": Signal(
-                self.total_s() / steps, "s", f"{source}; seconds of the host a step"
+                self.total_s() / steps, "s", f"{source}; seconds of the host a step", self.where()
             ),
         }
 
@@ -332,6 +330,9 @@ class CopyCount:
             **waits,
             "cache.emptied_calls": Signal(self.emptied.calls / STEPS, "", f"{cache}; calls a step"),
             "cache.emptied_s": Signal(
-                self.emptied.total_s() / STEPS, "s", f"{cache}; seconds of the host a step"
+                self.emptied.total_s() / STEPS,
+                "s",
+                f"{cache}; seconds of the host a step",
+                self.emptied.where(),
             ),
         }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gpuconsole.agent.clock import ThreadTimes, now, process_cpu_s
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError, rounds
-from gpuconsole.agent.protocol import Signal
+from gpuconsole.agent.protocol import CodePlace, Signal
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import PROBE
 from gpuconsole.workloads.training import loop as loop_module
@@ -226,13 +226,18 @@ class StackSamples:
         if not total:
             raise ProbeError("no stack sample was possible: a step never lets another thread run")
         counts = Counter(place for place in self.places if place)
-        place, most = counts.most_common(1)[0] if counts else ("nowhere", 0)
+        place, most = counts.most_common(1)[0] if counts else ("", 0)
         source = f"{total} stack samples of ordinary steps"
         shares = {
             "stack.script_ratio": Signal(
                 counts.total() / total, "ratio", f"{source}: in the script, outside of named phases"
             ),
-            "stack.line_ratio": Signal(most / total, "ratio", f"{source}, most of them at {place}"),
+            "stack.line_ratio": Signal(
+                most / total,
+                "ratio",
+                f"{source}: in the line with most of them",
+                CodePlace.of(place) if place else None,
+            ),
         }
         return shares, place
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpuconsole.agent.hooks.evidence import arithmetic
 from gpuconsole.agent.hooks.evidence.arithmetic import StepCount
-from gpuconsole.agent.protocol import Signal
+from gpuconsole.agent.protocol import CodePlace, Signal
 
 BATCH, HEADS, TOKENS, WIDTH = 4, 8, 1024, 64
 SCORES = BATCH * HEADS * TOKENS**2
@@ -29,7 +29,10 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen(
-    forward: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int = TOKENS, batch: int = BATCH
+    forward: Callable[[Tensor, Tensor, Tensor], Tensor],
+    tokens: int = TOKENS,
+    batch: int = BATCH,
+    by_torch: bool = False,
 ) -> Signal:
     """What a forward and a backward pass of an attention in bf16 show."""
     q, k, v = (
@@ -46,7 +49,9 @@ def seen(
     loss.backward()
     count.leave()
     assert count.flops
-    return count.scores.signals()["attention.scores_bytes"]
+    signals = count.scores.signals()
+    assert ("attention.by_torch" in signals) == by_torch
+    return signals["attention.scores_bytes"]
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,7 +70,7 @@ def test_attention_by_hand_shows_the_bytes_of_its_scores_and_its_line() -> None:
     such things in the backward pass."""
     signal = seen(by_hand)
     assert signal.value == (6 + 7 + 6) * 2 * SCORES
-    assert signal.source.endswith(f": written out at {HERE}:{LINE}")
+    assert signal.place == CodePlace(f"{HERE}:{LINE}")
 
 
 def test_einsum_and_the_weights_of_multi_head_attention() -> None:
@@ -85,7 +90,7 @@ def test_einsum_and_the_weights_of_multi_head_attention() -> None:
 
     signal = seen(with_weights)
     assert signal.value >= 11 * 2 * SCORES
-    assert f"written out at {HERE}:" in signal.source, (
+    assert signal.place is not None and signal.place.line.startswith(f"{HERE}:"), (
         "the line of the program that calls the module"
     )
 
@@ -106,9 +111,9 @@ def test_torchs_attention_without_a_fused_kernel_is_no_code_of_the_program() -> 
         with sdpa_kernel(SDPBackend.MATH):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    signal = seen(of_torch)
+    signal = seen(of_torch, by_torch=True)
     assert signal.value >= 11 * 2 * SCORES
-    assert f": {arithmetic.BY_TORCH} at {HERE}:" in signal.source
+    assert signal.place is not None and signal.place.line.startswith(f"{HERE}:")
 
 
 def test_other_softmaxes_and_small_scores_are_no_attention() -> None:

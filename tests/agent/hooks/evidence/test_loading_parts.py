@@ -24,6 +24,7 @@ from gpuconsole.agent.hooks.evidence.loading_parts import LoadingPart, part_of, 
 from gpuconsole.agent.hooks.sampler import sampler
 from gpuconsole.agent.hooks.watch import recorder
 from gpuconsole.agent.probes import ProbeError
+from gpuconsole.agent.protocol import CodePlace
 from tests.waiting import wait_until
 
 HERE = os.path.basename(__file__)
@@ -183,9 +184,8 @@ def test_a_lock_that_the_workers_share_is_a_part_with_the_line_that_waits_for_it
 
     part = in_a_thread(lock, reads)
     assert part is not None
-    assert (
-        part.locked
-        and str(part) == f"waiting for a lock at {HERE}:{reads.__code__.co_firstlineno + 1}"
+    assert part.locked and part.code == CodePlace(
+        f"{HERE}:{reads.__code__.co_firstlineno + 1}", module.LOCK
     )
     part = in_a_thread(inner, reads_alone)
     assert part is not None and not part.locked, "each worker has a lock of threading for itself"
@@ -201,8 +201,8 @@ def test_a_line_that_takes_a_lock_without_a_frame_is_a_part_of_its_own(tmp_path:
     )
     signals = signals_of(parts, 100, "of the loading processes")
     assert signals[module.LOCKED].value == 0.6
-    assert signals[module.LOCKED].source.endswith(": waiting for a lock at read.py:2")
-    assert signals[module.SHOWN[1]].source.endswith(": read at read.py:3")
+    assert signals[module.LOCKED].place == CodePlace("read.py:2", module.LOCK)
+    assert signals[module.SHOWN[1]].place == CodePlace("read.py:3", "read")
 
 
 def test_generators_and_collate_functions_are_parts() -> None:
@@ -257,13 +257,10 @@ def test_a_function_is_one_part_and_a_line_of_the_dataset_another() -> None:
     shown = [signals[name] for name in module.SHOWN]
     assert [round(signal.value, 2) for signal in shown] == [0.61, 0.2, 0.1]
     assert signals[module.LOCKED].value == 0
-    assert [signal.source for signal in shown] == [
-        f"100 stack samples of the loading processes: {part}"
-        for part in (
-            "blur at train.py:11",
-            "Image.open at train.py:50",
-            "Image.open at train.py:51",
-        )
+    assert [signal.place for signal in shown] == [
+        CodePlace("train.py:11", "blur"),
+        CodePlace("train.py:50", "Image.open"),
+        CodePlace("train.py:51", "Image.open"),
     ]
 
 
@@ -285,10 +282,10 @@ def test_a_transform_of_a_library_stands_at_the_line_that_makes_it(
         100,
         "of the loading processes",
     )
-    assert [signal.source.partition(": ")[2] for signal in signals.values()] == [
-        "Blur at augment.py:4",
-        "Flip",
-        "",
+    assert [signal.place for signal in signals.values()] == [
+        CodePlace("augment.py:4", "Blur"),
+        CodePlace("", "Flip"),
+        None,
     ]
 
 
@@ -350,9 +347,8 @@ def test_a_window_names_the_slow_part_and_leaves_nothing(
         sampler.stop()
         sampler._forget()
         recorder.reset()
-    assert signal.source.rpartition(": ")[2].startswith(
-        "Busy.slow at " if sys.version_info >= (3, 11) else "slow at "
-    )
+    assert signal.place is not None
+    assert signal.place.function == ("Busy.slow" if sys.version_info >= (3, 11) else "slow")
     assert signal.value == pytest.approx(float(data.stamps[0] / data.stamps[1]), abs=0.12)
     assert sys.getswitchinterval() == switch_s
     wait_until(lambda: not list(tmp_path.iterdir()), 10, "the workers leave no file")
