@@ -222,6 +222,48 @@ def factors_in_time(pass_s: float, longest_hold_s: float) -> tuple[int, ...]:
     return (1, 2, 4) if pass_s * (2 + 4 + MIN_ROUNDS * (1 + 2 + 4)) <= longest_hold_s else (1, 2)
 
 
+# --- another implementation of the optimizer (P5) -------------------------------------------------
+
+UPDATES_BUDGET_S = 1.0
+MIN_UPDATES = 2
+MAX_UPDATES = 30
+
+
+def swap_optim(
+    subject: Timed,
+    present: Callable[[], object],
+    fused: Callable[[], object],
+    longest_hold_s: float = float("inf"),
+) -> Signals:
+    """P5: optimizer steps on copies of the parameters, in turn: `present` in the implementation of
+    the subject, and `fused`."""
+    updates = (present, fused)
+    times: tuple[list[float], list[float]] = ([], [])
+    for update in updates:
+        with stopwatch(subject) as first:
+            update()
+        if (2 + MIN_UPDATES) * first[0] > longest_hold_s:
+            raise ProbeError(
+                f"an update of copies takes {first[0]:.2g} s: the probe would hold the program up"
+            )
+    for _ in rounds(subject, UPDATES_BUDGET_S, MIN_UPDATES, MAX_UPDATES):
+        for update, seconds in zip(updates, times, strict=True):
+            with stopwatch(subject) as measured:
+                update()
+            seconds += measured
+    present_s, fused_s = times
+    speedups = [before / after for before, after in zip(present_s, fused_s, strict=True)]
+    source = f"probe P5: optimizer steps on copies, in turn, median of {len(present_s)}"
+    return {
+        "probe.optim_present_step_s": Signal(median(present_s), "s", source),
+        "probe.optim_fused_step_s": Signal(median(fused_s), "s", source),
+        "probe.optim_fused_speedup": Signal(median(speedups), "x", source),
+        "probe.optim_fused_spread": Signal(
+            half_width(speedups), "x", "probe P5: 2 standard errors of that median"
+        ),
+    }
+
+
 # --- the cost of launches (P9) --------------------------------------------------------------------
 
 LAUNCH_BUDGET_S = 1.0

@@ -74,7 +74,11 @@ PROBES = (
         decisive=True,
     ),
     Probe("swap_attention", ("probe.attention_sdpa_speedup",)),
-    Probe("swap_optim", ("probe.optim_present_step_s",)),
+    Probe(
+        "swap_optim",
+        ("probe.optim_present_step_s",),
+        in_job="updates of copies of the parameters: what a fused optimizer saves",
+    ),
     Probe(
         "batch_elasticity",
         ("probe.batch_cost_ratio", "probe.batch_factor"),

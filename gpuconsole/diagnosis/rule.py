@@ -258,9 +258,16 @@ class Case:
         never becomes a predicted loss that way.
         """
         missing = [name for name in changes if name not in self.knobs]
-        if (missing and not self.elsewhere) or all(
-            self.knobs.get(name) == value for name, value in changes.items()
-        ):
+        return (
+            None if missing and not self.elsewhere else self.advise(changes, predicted, why, code)
+        )
+
+    def advise(
+        self, changes: Knobs, predicted: Interval | None, why: str, code: str
+    ) -> Suggestion | None:
+        """The same, also where the workload does not show one of the knobs: a user's own job can
+        make the change in its code."""
+        if all(self.knobs.get(name) == value for name, value in changes.items()):
             return None
         if predicted is not None:
             low = max(min(1.0, predicted.low), predicted.low * (1 - TRIAL_ERROR))

@@ -508,3 +508,75 @@ def _split(line: str) -> tuple[str, str]:
     """`file:line` and the function of a line."""
     place, _, function = line.rpartition(" ")
     return place, function
+
+
+# --- work that may be avoided ---------------------------------------------------------------------
+
+UPDATE = ("clip", "optimizer")
+"""The parts of a step from the backward pass to the end of the update."""
+OF_OPTIMIZERS = (".step", ".zero_grad")
+"""The ends of the names of torch's own methods of optimizers, and of the scaler of gradients."""
+
+
+def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
+    """Return the function of the program with most of the time after the backward pass, with the
+    functions of torch that it calls: an optimizer or a clipping of its own; and the line of the
+    program that runs one operator of torch for most of the time of the forward pass and the loss.
+    Empty with too few samples."""
+    total = sum(sample.weight for sample in samples)
+    if total < MIN_SAMPLES:
+        return {}
+    source = f"{total:.0f} stack samples of ordinary steps"
+    update = [
+        sample
+        for sample in samples
+        if sample.part in UPDATE
+        and sample.lines
+        and (not sample.callee or sample.callee.startswith("torch."))
+        and not sample.callee.endswith(OF_OPTIMIZERS)
+    ]
+    elsewhere: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for sample in samples:
+        for function in {_function(line) for line in sample.lines}:
+            elsewhere[function] += sample.weight / total if sample.part not in UPDATE else 0.0
+    own = [
+        place
+        for place in _with_called(update, samples, total)
+        if elsewhere[_file(place), place.function] < ELSEWHERE * place.share_ratio
+    ]
+    largest = _largest(own) if own else None
+    signals = {
+        "stack.update_ratio": Signal(
+            largest.share_ratio if largest else 0.0,
+            "ratio",
+            f"{source}: in one function of the program after the backward pass"
+            + (f", most of them in: {_words(largest)}" if largest else ""),
+        )
+    }
+    if largest:
+        signals["stack.update_python_ratio"] = Signal(
+            1 - largest.waits_ratio - largest.native_ratio,
+            "ratio",
+            f"{largest.samples} stack samples in this function",
+        )
+    operators = [
+        msgspec.structs.replace(sample, lines=sample.lines[:1])
+        for sample in samples
+        if sample.part in ("forward", "loss")
+        and sample.kind == NATIVE
+        and sample.lines
+        and not sample.callee
+    ]
+    heaviest = _largest(_functions(operators, total)) if operators else None
+    signals["stack.operator_ratio"] = Signal(
+        heaviest.share_ratio if heaviest else 0.0,
+        "ratio",
+        f"{source}: in operators that one function of the program calls itself"
+        + (f", most of them in: {_words(heaviest)}" if heaviest else ""),
+    )
+    return signals
+
+
+def _words(place: Place) -> str:
+    called = f", called by {place.caller}" if place.caller else ""
+    return f"{place.function} at {place.line}{called}, in {WITHIN[place.part]}"

@@ -89,17 +89,10 @@ def test_an_unfused_optimizer_is_named_and_its_milliseconds_are_not_the_small_ba
     fired = {finding.rule: finding for finding in evaluate(heavy) if finding.state == "fires"}
     assert fired["gpu.optimizer_unfused"].recoverable_ratio == pytest.approx(0.3)
     assert fired["gpu.optimizer_unfused"].suggestions[0].changes == {"optim": "adamw_fused"}
-    without = of(
-        "gpu.small_batch",
-        case(knobs={"optim": "adamw_fused"}, probe__batch_cost_ratio=0.6, **OPTIMIZER),
-    )
-    assert fired["gpu.small_batch"].recoverable_ratio == pytest.approx(
-        without.recoverable_ratio - 0.3
-    )
-    assert (
-        fired["gpu.small_batch"].suggestions[0].predicted_speedup
-        == without.suggestions[0].predicted_speedup
-    )
+    # 4x the batch at 1.6 times the samples/s of now, less what the fused update saves
+    assert fired["gpu.small_batch"].recoverable_ratio == pytest.approx(0.532 - 0.3)
+    fused = case(knobs={"optim": "adamw_fused"}, probe__batch_cost_ratio=0.6, **OPTIMIZER)
+    assert of("gpu.small_batch", fused).state == "clear"
 
 
 def test_a_fused_or_a_cheap_optimizer_is_left_alone() -> None:

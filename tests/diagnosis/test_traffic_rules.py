@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gpuconsole.diagnosis.engine import evaluate, wanted_probes
@@ -84,6 +86,53 @@ def test_a_table_that_is_mostly_touched_or_does_not_matter_is_left_alone(
     assert (
         of("gpu.dense_embedding_grad", case(knobs=knobs, **{**TABLE, **changes})).state == "clear"
     )
+
+
+@pytest.mark.parametrize(
+    ("signals", "state"),
+    [
+        ({}, "fires"),
+        ({"embedding__table_bytes": 0.0}, "clear"),
+        # GPT-2: the tables are a third of the parameters, and the optimizer a tenth of the step
+        (
+            {
+                "embedding__trained_ratio": 0.3,
+                "forward_ratio": 0.3,
+                "backward_ratio": 0.6,
+                "optimizer_ratio": 0.1,
+            },
+            "clear",
+        ),
+        # the operators of a compiled job are not counted
+        ({"embedding__table_bytes": float("nan")}, "cant_tell"),
+    ],
+)
+def test_in_a_job_of_ones_own_the_operators_show_the_table(
+    signals: dict[str, float], state: str
+) -> None:
+    job = dataclasses.replace(
+        case(**{**TABLE, "embedding__trained_ratio": 1.0, **signals}), is_job=True
+    )
+    finding = of("gpu.dense_embedding_grad", job)
+    assert finding.state == state
+    assert [s.changes for s in finding.suggestions] == [{"sparse": True}] * (state == "fires")
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "optimizer", "state"),
+    [(0.03, 0.07, 0.9, "clear"), (0.15, 0.3, 0.55, "clear"), (0.3, 0.4, 0.3, "fires")],
+)
+def test_fixed_cost_of_the_optimizer_is_no_small_batch(
+    forward: float, backward: float, optimizer: float, state: str
+) -> None:
+    """The passes scale in the same way in all three."""
+    shares = case(
+        forward_ratio=forward,
+        backward_ratio=backward,
+        optimizer_ratio=optimizer,
+        probe__batch_cost_ratio=0.3,
+    )
+    assert of("gpu.small_batch", shares).state == state
 
 
 def test_the_tables_milliseconds_are_neither_the_small_batchs_nor_those_of_unfused_operations() -> (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpuconsole.agent import probes as agent_probes
 from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import ProbeError
 from gpuconsole.workloads.device import cores
@@ -25,7 +26,7 @@ from tests.workloads.small import CPU, job_state, losses, small_gpt_loop
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SWAP_BUDGET_S", 0.1)
-    monkeypatch.setattr(probes, "UPDATES_BUDGET_S", 0.1)
+    monkeypatch.setattr(agent_probes, "UPDATES_BUDGET_S", 0.1)
 
 
 @pytest.mark.parametrize("probe", [swap_attention, swap_precision, swap_optim, swap_threads])

@@ -53,7 +53,9 @@ class State:
         self.end_in_backward: Any = None
         """Called at the end of a backward pass in which optimizers have stepped."""
         self.counting: Any = None
-        """Counts the operators of each pass: `enter` and `leave`."""
+        """Counts the operators of each pass: `enter` and `leave`; and, where `sees_modules`, the
+        calls of modules within it: `called`."""
+        self.sees_modules = False
 
 
 state = State()

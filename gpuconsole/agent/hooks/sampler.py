@@ -172,6 +172,8 @@ class StackSampler:
         self._step = 0
         """The samples of the step under way, and the number of this step."""
         self._stacks: dict[Stack, float] = {}
+        self._kinds: dict[tuple[str, str, tuple[Line, ...]], str] = {}
+        """Whether the thread ran Python when that was last known, by part, callee and line."""
         self._files: dict[str, str] = {}
         """The folder of the first file with each name."""
         self._is_program: dict[str, bool] = {}
@@ -187,7 +189,7 @@ class StackSampler:
         self._switches.end()
         self.see = None
         self.close()
-        self._stacks, self._of_step, self._sleeping = {}, [], None
+        self._stacks, self._of_step, self._sleeping, self._kinds = {}, [], None, {}
 
     def resume(self) -> None:
         """Sample the present thread from now on. Called between two steps: after a fork, Python
@@ -327,8 +329,18 @@ class StackSampler:
         kind, clock_ns = self._kind(late_s)
         if kind == WAITS:
             self._sleeping = SleepSample(part, callee, lines, weight, clock_ns)
+            return
+        if kind:
+            self._remember(part, callee, lines[:1], kind)
         else:
-            self._count((part, kind, callee, lines), weight)
+            kind = self._kinds.get((part, callee, lines[:1]), PYTHON)
+        self._count((part, kind, callee, lines), weight)
+
+    def _remember(self, part: str, callee: str, line: tuple[Line, ...], kind: str) -> None:
+        """Keep whether the thread runs Python at a line."""
+        if len(self._kinds) >= MAX_STACKS:
+            self._kinds.clear()
+        self._kinds[part, callee, line] = kind
 
     def _woke(self, seen: SleepSample) -> None:
         """Count a sample of a thread that slept BACKOFF_S ago, and could have had the interpreter's
@@ -340,6 +352,8 @@ class StackSampler:
             )
         except OSError:  # the thread has ended, and with it its clock
             went_on = True
+        if went_on:
+            self._remember(seen.part, seen.callee, seen.lines[:1], PYTHON)
         self._count((seen.part, PYTHON if went_on else WAITS, seen.callee, seen.lines), seen.weight)
 
     def _count(self, stack: Stack, weight: float) -> None:
@@ -422,7 +436,8 @@ class StackSampler:
         """Return what the sampled thread does, where this thread has come to the interpreter's lock
         `late_s` after its time, and the CPU time of the sampled thread. This thread holds the lock
         now: one that goes on running does so without it. One that sleeps may wait for the lock:
-        `_woke` decides."""
+        `_woke` decides. Empty: on a busy machine the sampled thread has no core, and this thread
+        was late, because it had none either, or because the other had the lock."""
         state = self._state
         if state is None:
             return PYTHON, 0
@@ -431,7 +446,7 @@ class StackSampler:
             while state.runs():
                 if time.perf_counter_ns() - since_ns > SPIN_NS:
                     has_core = time.clock_gettime_ns(self._clock) - begun_ns > SPIN_NS / 2
-                    return NATIVE if has_core or late_s < LATE_S else PYTHON, 0
+                    return NATIVE if has_core or late_s < LATE_S else "", 0
             return WAITS, time.clock_gettime_ns(self._clock)
         except OSError:  # the thread has ended, and with it its clock
             return PYTHON, 0

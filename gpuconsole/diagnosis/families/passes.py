@@ -100,11 +100,11 @@ TOUCHED = Threshold(
     "ratio",
     "an indexed row costs as much as about 10 rows of a dense pass (measured: 7.5 and 10.4)",
 )
-SHARE = Threshold(
-    "backward_and_optimizer",
-    0.30,
+TABLE = Threshold(
+    "recoverable",
+    0.10,
     "ratio",
-    "below 30 % of the step the table is not the main cost of the step",
+    "below 10 % of the step the gain is not worth another optimizer for the table",
 )
 INDEXED = 10.0
 """Time of an indexed row (lookup, sort, sum and update) over the time of a row in a dense pass.
@@ -124,20 +124,31 @@ def optimizer_claim(case: Case) -> float:
 
 
 def embedding_claim(case: Case) -> float:
-    """Return the share of the step that sparse embedding gradients would save; 0 where
-    gpu.dense_embedding_grad does not apply. Raise Missing where a signal was not measured.
+    """Return the share of the step that sparse embedding gradients would save; 0 where no table has
+    a dense gradient, or a step reads too many of its rows. Raise Missing where a signal was not
+    measured.
 
-    The gradient and update of the table take the time of backward pass and optimizer, minus twice
-    the time of forward pass and loss.
+    The table takes its share of the optimizer's time. Its gradient takes what the backward pass
+    takes beyond twice the time of forward pass and loss.
     """
-    share = case.value("backward_ratio") + case.value("optimizer_ratio")
-    if case.knobs.get("sparse") is not False:
+    if (case.is_job and not case.has("embedding.table_bytes")) or not dense_table_bytes(case):
         return 0.0
     touched = case.value("embedding.rows_touched_ratio")
-    if touched > TOUCHED or share < SHARE:
-        return 0.0
-    table = max(0.0, share - 2 * (case.value("forward_ratio") + case.get("loss_ratio", 0.0)))
-    return table * (1 - INDEXED * touched)
+    passes = 2 * (case.value("forward_ratio") + case.get("loss_ratio", 0.0))
+    table = (
+        case.value("optimizer_ratio") * case.get("embedding.trained_ratio", 1.0)
+        + case.value("backward_ratio")
+        - passes
+    )
+    return max(0.0, table) * (1 - INDEXED * touched) if touched <= TOUCHED else 0.0
+
+
+def dense_table_bytes(case: Case) -> float:
+    """Return the bytes of the embedding tables with dense gradients. Raise Missing where the
+    operators of a job were not counted."""
+    if case.is_job:
+        return case.value("embedding.table_bytes")
+    return case.value("embedding.table_bytes") if case.knobs.get("sparse") is False else 0.0
 
 
 def attention_claim(case: Case) -> float:

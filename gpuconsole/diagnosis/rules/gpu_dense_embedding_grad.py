@@ -4,25 +4,37 @@ update cover the whole table."""
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import passes
-from gpuconsole.diagnosis.families.passes import SHARE, TOUCHED
-from gpuconsole.diagnosis.rule import Case, Finding, Rule, percent, short_of, speedup_interval
+from gpuconsole.diagnosis.families.passes import TABLE, TOUCHED
+from gpuconsole.diagnosis.rule import (
+    Case,
+    Finding,
+    Rule,
+    high_if,
+    percent,
+    short_of,
+    speedup_interval,
+)
 
 DENSE_PASSES = 8
 """The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments
 are written."""
+
+MOST = 0.5
+"""From this share of the trained parameters on, the update of the tables is the update."""
 
 
 class GpuDenseEmbeddingGrad(Rule):
     id = "gpu.dense_embedding_grad"
     title = "The whole embedding table is updated for a few rows"
     clear_title = "Embedding updates cost no avoidable time"
-    thresholds = (TOUCHED, SHARE)
+    thresholds = (TOUCHED, TABLE)
     knobs = ("sparse",)
     reads = (
         "backward_ratio",
         "optimizer_ratio",
         "embedding.rows_touched_ratio",
         "embedding.table_bytes",
+        "embedding.trained_ratio",
         "forward_ratio",
         "loss_ratio",
     )
@@ -32,26 +44,29 @@ parameters and both moments of every row: eight times the table's bytes for a fe
 sparse=True the gradient holds only these rows, and SparseAdam updates only these rows. Moments of
 other rows do not decay, which changes Adam a little.
 A larger batch spreads the same traffic over more samples, so probe P2 alone would call the batch
-too small. gpu.small_batch therefore subtracts the time that this rule claims."""
+too small. gpu.small_batch therefore subtracts the time that this rule claims.
+In a job of your own the operators of one step show the tables and the number of indices. A table
+that another operator reads too, such as an output layer with the same weights, is left alone."""
 
     def judge(self, case: Case) -> Finding:
         share = case.value("backward_ratio") + case.value("optimizer_ratio")
-        if case.knobs.get("sparse") is not False:
+        table_bytes = passes.dense_table_bytes(case)
+        if not table_bytes:
             return self.clear(summary="no embedding table with dense gradients")
-        touched = case.value("embedding.rows_touched_ratio")
+        touched, claim = case.value("embedding.rows_touched_ratio"), passes.embedding_claim(case)
         evidence = case.evidence(
             ("embedding.rows_touched_ratio", TOUCHED),
             "embedding.table_bytes",
-            ("backward_ratio", SHARE),
-            ("optimizer_ratio", SHARE),
-        )
-        if touched > TOUCHED or share < SHARE:
-            return self.clear(short_of(share / SHARE) if touched <= TOUCHED else 0.0, evidence)
-        moved = DENSE_PASSES * case.value("embedding.table_bytes")
-        gain = 1 / (1 - passes.embedding_claim(case))
+            "backward_ratio",
+            "optimizer_ratio",
+        ) + case.if_known("embedding.trained_ratio")
+        if claim < TABLE:
+            return self.clear(short_of(claim / TABLE), evidence)
+        most = "at most " if case.is_job else ""
+        moved, gain = DENSE_PASSES * table_bytes, 1 / (1 - claim)
         summary = (
-            f"a step uses {percent(touched, 1)} of the rows, but backward pass and optimizer move"
-            f" the whole table {DENSE_PASSES} times ({moved / 1e9:.2g} GB). They take"
+            f"a step uses {most}{percent(touched, 1)} of the rows, but backward pass and optimizer"
+            f" move the whole table {DENSE_PASSES} times ({moved / 1e9:.2g} GB). They take"
             f" {percent(share)} of the step"
         )
         why = (
@@ -62,12 +77,14 @@ too small. gpu.small_batch therefore subtracts the time that this rule claims.""
             "table = nn.EmbeddingBag(rows, columns, mode='sum', sparse=True)\n"
             "optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.AdamW(the_rest)]"
         )
-        change = case.suggest({"sparse": True}, speedup_interval(gain, 0.4), why, code)
+        if case.is_job:
+            code = code.replace("nn.EmbeddingBag(rows, columns, mode='sum', ", "nn.Embedding(..., ")
+        change = case.advise({"sparse": True}, speedup_interval(gain, 0.4), why, code)
         return self.fires(
-            share / SHARE,
+            claim / TABLE,
             evidence,
             summary,
-            recoverable=1 - 1 / gain,
-            confidence="high",
+            recoverable=claim,
+            confidence=high_if(case.get("embedding.trained_ratio", 1.0) >= MOST),
             suggestions=[change],
         )

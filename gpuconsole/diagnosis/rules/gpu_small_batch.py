@@ -34,14 +34,16 @@ class GpuSmallBatch(Rule):
         "probe.batch_cost_ratio", "probe.batch_factor", "forward_ratio", "loss_ratio",
         "backward_ratio", "optimizer_ratio", "probe.optim_present_step_s", "memory_used_ratio",
         "probe.batch_cost_spread", "embedding.rows_touched_ratio", "probe.optim_fused_step_s",
+        "embedding.table_bytes", "embedding.trained_ratio",
     )  # fmt: skip
     text = """Probe P2 runs forward and backward passes at the current batch, at twice and at four
 times the batch. If a 4x batch takes at most 3.1x the time, launches and other fixed cost dominate
 and the device is idle within the step. No counter shows this: utilisation reads 100 % while one
-small kernel runs. A larger batch changes training, and the suggestion says so. The rule suggests it
-only while memory has room, and is clear where twice the batch does not fit. If the job has more
-threads than other programs leave cores, threads that wait for each other look like fixed cost:
-host.cpu_contention then fires instead."""
+small kernel runs. The optimizer takes the same time for any batch: where it takes more than the
+fixed cost of the passes, the batch is not the cause, and the rule is clear. A larger batch changes
+training, and the suggestion says so. The rule suggests it only while memory has room, and is clear
+where twice the batch does not fit. If the job has more threads than other programs leave cores,
+threads that wait for each other look like fixed cost: host.cpu_contention then fires instead."""
 
     def judge(self, case: Case) -> Finding:
         if "batch_size" not in case.knobs:
@@ -53,6 +55,14 @@ host.cpu_contention then fires instead."""
         cost = case.value("probe.batch_cost_ratio")
         level = (1 - cost) / (1 - COST)
         evidence = case.evidence(("probe.batch_cost_ratio", COST), "probe.batch_factor")
+        fixed = passes.compute_ratio(case) * (1 - cost)
+        update = case.value("optimizer_ratio") - passes.optimizer_claim(case)
+        if cost <= COST and fixed < update:
+            return self.clear(
+                0.99,
+                evidence + case.evidence("optimizer_ratio"),
+                "most of the fixed cost of a step is in the optimizer, whatever the batch",
+            )
         gain = predicted(case)
         recoverable = (
             max(0.0, 1 - 1 / gain - passes.optimizer_claim(case) - passes.embedding_claim(case))

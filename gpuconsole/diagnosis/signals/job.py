@@ -14,7 +14,12 @@ from dataclasses import replace
 
 from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.session.places import side_work_signals, signals_of, thread_signals
+from gpuconsole.session.places import (
+    avoidable_signals,
+    side_work_signals,
+    signals_of,
+    thread_signals,
+)
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.side_work import SIDE_WORK, SideWork
 
@@ -52,6 +57,7 @@ def job_signals(
     stacks = signals_of(training, loss_ratio) | thread_signals(
         record.stacks.of_others(steps[0].t), training
     )
+    stacks |= avoidable_signals(training)
     stacks |= side_work_signals(
         record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t)
     )

@@ -84,6 +84,22 @@ def test_a_thread_that_sleeps_waits(sampler: StackSampler) -> None:
     assert work(sampler, lambda: time.sleep(0.05))[WAITS] > 0.8
 
 
+def test_what_is_not_known_on_a_busy_machine_is_as_it_was_last_known(
+    sampler: StackSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither thread had a core, a late sample does not show who had the lock."""
+    left, right = torch.ones(512, 512), torch.ones(512, 512)
+    answers: list[str] = []
+
+    def kind(late_s: float) -> tuple[str, int]:
+        answers.append(NATIVE if len(answers) < 3 else "")
+        return answers[-1], 0
+
+    monkeypatch.setattr(sampler, "_kind", kind)
+    assert work(sampler, lambda: torch.mm(left, right)) == {NATIVE: 1.0}
+    assert answers.count("") > 3
+
+
 @pytest.mark.rates
 @pytest.mark.slow
 def test_python_and_code_without_the_interpreter_lock_are_told_apart(sampler: StackSampler) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 from ..data import DRAW, NEXT, draws, iterators
 from ..guard import switch
 from ..optimizer import STEP, end_seen
-from ..passes import FORWARD_PASS, MAX_TRAINED, begin_pass, may_begin_pass
-from ..recorder import MAY_HOLD_FORWARD, UNMARKED, get_ident
+from ..passes import FORWARD_PASS, MAX_TRAINED, begin_pass, may_begin_pass, state
+from ..recorder import FORWARD, MAY_HOLD_FORWARD, UNMARKED, get_ident
 from ..threads import TICK
 from ..watch import recorder
 from .border import Border, NotedCall, code_of, opened
@@ -91,7 +91,7 @@ class Monitor:
         monitoring.register_callback(self._tool, RETURN, self._ended)
         self._see(IMPORT, RETURN)
         self._see(TICK, START)
-        recorder.marks = self._mark
+        recorder.marks, state.sees_modules = self._mark, True
         return True
 
     def see(self, module: Any, borders: Iterable[Border | NotedCall]) -> None:
@@ -264,7 +264,11 @@ class Monitor:
                 self._arm(START)
 
     def _call(self, frame: FrameType) -> None:
-        """The program calls a module, outside of other modules that it calls."""
+        """The program calls a module, outside of other modules that it calls; in the step whose
+        operators are counted, also within them."""
+        if state.counting is not None and recorder.stack[-1] == FORWARD:
+            state.counting.called(frame)
+            return
         self._arm(0)
         self._called += 1
         opened.end_lost(frame)
@@ -277,6 +281,8 @@ class Monitor:
             return
         opened.add(frame, FORWARD_PASS)
         self._see_forward(module)
+        if state.counting is not None:
+            self._arm(self._armed | START)
 
     def _see_forward(self, module: Any) -> None:
         """See where the pass of a module ends: where its `forward` returns; where that is no Python

@@ -31,7 +31,10 @@ from ..passes import state
 from ..structure import structure
 from ..threads import calls_are_seen
 from ..watch import module_name, place_name, watch
+from .decompositions import Decompositions
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
+from .repeats import Repeats
+from .tables import Tables
 
 # --- the FLOPs of a step --------------------------------------------------------------------------
 
@@ -156,7 +159,10 @@ class StepCount:
         self.convolved = self.masked = self.recomputed = 0.0
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
-        self.waits, self.scores = Waits(), Scores()
+        self.waits, self.scores, self.tables = Waits(), Scores(), Tables()
+        self.decompositions, self.repeats = Decompositions(), Repeats()
+        self._before_pass = 0
+        """The operators before the pass under way."""
         self.operators = 0
         self._last_end = now()
         """When the last operator has returned."""
@@ -215,6 +221,9 @@ class StepCount:
             )
         if operator.namespace == "aten":
             self.scores.see(operator, args, out, frame)
+            self.tables.see(name, args)
+        if not self._backward:
+            self.repeats.see(name, args, out)
         plain = name.rstrip("_")
         learned = plain == "masked_fill" and getattr(args[2], "requires_grad", False)
         self._products = self._products or learned or plain in PRODUCTS
@@ -250,13 +259,22 @@ class StepCount:
             ):
                 self.masked += (flops - again) / 2
 
+    @entry("arithmetic.called")
+    def called(self, frame: FrameType) -> None:
+        """A module is called within a forward pass. `frame`: that of the call."""
+        if self._counts:
+            names = frame.f_locals
+            operators = self.operators - self._before_pass
+            self.repeats.called(names["self"], names["args"], names["kwargs"], operators, frame)
+
     @entry("arithmetic.enter")
     def enter(self, loss: Any = None) -> None:
         """A pass begins. `loss`: that of a backward pass."""
         self._depth += 1
         if self._depth > 1:
             return
-        rounds = loss is not None and (self._products or has_products(loss))
+        nodes = nodes_of(loss) if loss is not None else []
+        rounds = loss is not None and (self._products or has_products(nodes))
         reason = (
             COMPILED
             if has_compiled()
@@ -271,7 +289,8 @@ class StepCount:
         if reason:
             self.flops, self.reason = None, reason
             return
-        self._backward = loss is not None
+        self._backward, self._before_pass = loss is not None, self.operators
+        self.decompositions.see(nodes)
         self._counts = modes.counting = True
         self._mode.__enter__()
 
@@ -281,6 +300,8 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._exit()
+            if not self._backward:
+                self.repeats.end_pass(self.operators - self._before_pass)
             # else the backward pass itself records gradients: the program differentiates it again
             if self._in_backward[False]:
                 self.recomputed += self._in_backward[True]
@@ -304,20 +325,24 @@ class StepCount:
         self._exit()
 
 
-def has_products(loss: Any) -> bool:
-    """Return whether the graph of `loss`, a tensor or several, has a node that rounds differently
-    while operators are counted; also where the graph is too large to be searched."""
+def nodes_of(loss: Any) -> list[Any]:
+    """Return the nodes of the graph of `loss`, a tensor or several; some of them where there are
+    more than MAX_NODES."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
     nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if len(seen) > MAX_NODES or _rounds_otherwise(node):
-            return True
-        following = {after for after, _ in node.next_functions if after is not None} - seen
-        seen |= following
+    seen = dict.fromkeys(nodes)
+    while nodes and len(seen) <= MAX_NODES:
+        after = [node for node, _ in nodes.pop().next_functions if node is not None]
+        following = [node for node in dict.fromkeys(after) if node not in seen]
+        seen |= dict.fromkeys(following)
         nodes.extend(following)
-    return False
+    return list(seen)
+
+
+def has_products(nodes: list[Any]) -> bool:
+    """Return whether one of the nodes of a graph rounds differently while operators are counted;
+    also where the graph is too large to be searched."""
+    return len(nodes) > MAX_NODES or any(map(_rounds_otherwise, nodes))
 
 
 def _rounds_otherwise(node: Any) -> bool:
@@ -380,6 +405,10 @@ class Arithmetic:
         if count.flops:
             self._note(count, count.flops, last_samples)
             self.signals = count.scores.signals()
+            if state.sees_modules:
+                self.signals |= count.repeats.signals()
+            self.signals |= count.decompositions.signals(count.flops)
+            self.facts |= count.tables.facts()
         return False
 
     def _note(self, count: StepCount, flops: float, samples: int) -> None:

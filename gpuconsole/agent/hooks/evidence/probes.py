@@ -7,6 +7,7 @@ are put back. The next losses of the program are the same bits with these probes
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import re
@@ -254,11 +255,7 @@ def require_room(needed: float, device: Any, what: str) -> None:
 def last_pass(loop: Any) -> Generator[None, None, LastPass]:
     """Wait for the next pass of the program, and keep its inputs. Raises ProbeError where a pass
     must not be repeated."""
-    if loop.knobs.get("nproc", 1) != 1:
-        raise ProbeError(
-            "several processes train together; a pass of one of them alone would disturb their"
-            " exchange"
-        )
+    refuse_several(loop.knobs)
     watch.keep_inputs, watch.last_inputs = True, None
     before: dict[str, Any] | None = None
     first = recorder.index
@@ -291,6 +288,15 @@ def last_pass(loop: Any) -> Generator[None, None, LastPass]:
         return LastPass(module, kept[1:], loop.breakdown, loop.knobs)
     finally:
         watch.keep_inputs, watch.last_inputs = False, None
+
+
+def refuse_several(knobs: Knobs) -> None:
+    """Raises ProbeError in a job of several processes: the others would wait for this one."""
+    if knobs.get("nproc", 1) != 1:
+        raise ProbeError(
+            "several processes train together; a pass of one of them alone would disturb their"
+            " exchange"
+        )
 
 
 def check(module: Any) -> None:
@@ -588,6 +594,88 @@ def script_lines() -> Probing:
     return {}
 
 
+# --- steps of the optimizer on copies -------------------------------------------------------------
+
+COPIES = 8
+"""Copies of the parameters in memory: for both sides the parameters and two moments, once the
+gradients, and one to spare."""
+
+
+def swap_optim(loop: Any) -> Probing:
+    """P5: an update of Adam or AdamW on copies of the parameters, as the program runs it, and
+    fused."""
+    refuse_several(loop.knobs)
+    yield
+    device, present, fused = updates_on_copies(watch.alive(watch.optimizers))
+    return probes.swap_optim(JobTimed(loop.breakdown, device), present, fused, MAX_HOLD_S)
+
+
+def updates_on_copies(
+    optimizers: list[Any],
+) -> tuple[Any, Callable[[], None], Callable[[], None]]:
+    """Return the device of the parameters, and updates of copies of them: in the implementation of
+    the last Adam or AdamW of `optimizers`, and fused. The optimizer is only read. Raises ProbeError
+    where there is no fused form of it, or no room for the copies."""
+    import torch
+
+    of_adam = [
+        optimizer
+        for optimizer in optimizers
+        if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    ]
+    if not of_adam:
+        raise ProbeError("the optimizer is neither Adam nor AdamW: it has no fused form here")
+    groups = [group for group in of_adam[-1].param_groups if group["params"]]
+    if any(group.get("fused") for group in groups):
+        raise ProbeError("the optimizer is fused already")
+    special = ("amsgrad", "capturable", "differentiable")
+    if any(group.get(setting) for group in groups for setting in special):
+        raise ProbeError("amsgrad, capturable and differentiable have no fused form here")
+    parameters = [
+        parameter
+        for group in groups
+        for parameter in group["params"]
+        if parameter.grad is not None or parameter.requires_grad
+    ]
+    if any(type(parameter.data) is not torch.Tensor for parameter in parameters):
+        raise ProbeError("parameters are shards of a class of their own")
+    if any(parameter.is_sparse or parameter.is_complex() for parameter in parameters):
+        raise ProbeError("parameters are sparse or complex")
+    device, group = parameters[0].device, groups[0]
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    require_room(COPIES * size, device, "copies of the parameters")
+    settings = {
+        "amsgrad": False,
+        "beta1": float(group["betas"][0]),
+        "beta2": float(group["betas"][1]),
+        "lr": float(group["lr"]),
+        "weight_decay": group["weight_decay"],
+        "eps": group["eps"],
+        "maximize": bool(group.get("maximize")),
+    }
+    # the function, not an object: hooks of the program see each optimizer
+    name = type(of_adam[-1]).__name__.lower()
+    update: Any = getattr(importlib.import_module(f"torch.optim.{name}"), name)
+    # the cost does not depend on the values
+    gradients = [torch.full_like(parameter, 1e-3) for parameter in parameters]
+
+    def side(**form: bool) -> Callable[[], None]:
+        copies = [parameter.detach().clone() for parameter in parameters]
+        moments = [[torch.zeros_like(copy) for copy in copies] for _ in range(2)]
+        counters = parameters[0].device if form["fused"] else "cpu"
+        steps = [torch.zeros((), dtype=torch.float32, device=counters) for _ in copies]
+
+        def step() -> None:
+            with torch.no_grad():
+                update(copies, gradients, *moments, [], steps, **settings, **form)
+
+        return step
+
+    foreach = group.get("foreach")
+    present = side(foreach=device.type == "cuda" if foreach is None else bool(foreach), fused=False)
+    return device, present, side(foreach=False, fused=True)
+
+
 # --- the probes that a job allows -----------------------------------------------------------------
 
 
@@ -614,6 +702,7 @@ PROBES: dict[str, Callable[[Any], Probing]] = {
     "cached_batch": cached_batch,
     "batch_elasticity": batch_elasticity,
     "launch": launch,
+    "swap_optim": swap_optim,
 }
 
 LOADING_PARTS = "loading_parts"
@@ -639,10 +728,6 @@ NEVER = {
     "swap_layout": (
         "passes run as the program runs them; a profiler window (f) shows the kernels that only"
         " convert layouts"
-    ),
-    "swap_optim": (
-        "no copies of the parameters are made; a trial of optim=adamw_fused shows what the fused"
-        " update gains"
     ),
 }
 UNKNOWN = "not possible in a job of your own"

@@ -22,6 +22,7 @@ from gpuconsole.agent.probes import (
     stopwatch,
     untouched,
 )
+from gpuconsole.agent.probes import swap_optim as optimizer_steps_in_turn
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.host.cores import cores
 from gpuconsole.model.profile import pass_signals
@@ -33,7 +34,6 @@ from gpuconsole.workloads.training.probes.gpu import GPU_PROBES
 from gpuconsole.workloads.training.probes.loader import loader_alone, script_lines
 from gpuconsole.workloads.training.probes.memory import heap_peaks, memory_parts
 from gpuconsole.workloads.training.probes.swaps import speedup, swap_layout, swap_precision
-from gpuconsole.workloads.training.probes.swaps import swap_optim as optimizer_steps_in_turn
 from gpuconsole.workloads.training.settings import make_optimizer
 
 PROFILED_PASSES = 2

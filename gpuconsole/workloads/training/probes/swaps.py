@@ -1,20 +1,18 @@
-"""Probes that run a pass, or a step of the optimizer, in another way (P5)."""
+"""Probes that run a pass in another way (P5)."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 
-from gpuconsole.agent.loop import Signals, Timed
+from gpuconsole.agent.loop import Signals
 from gpuconsole.agent.probes import (
     ProbeError,
     half_width,
     refuse_compiled,
     rounds,
-    stopwatch,
     timed_pass,
     untouched,
 )
@@ -105,37 +103,3 @@ def native_bf16(device: torch.device) -> tuple[bool, str]:
 def has_tf32(device: torch.device) -> bool:
     """Whether the device is a GPU with TF32: Ampere and newer."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-# --- another implementation of the optimizer (P5) -------------------------------------------------
-
-UPDATES_BUDGET_S = 1.0
-MIN_UPDATES = 2
-MAX_UPDATES = 30
-
-
-def swap_optim(
-    subject: Timed, present: Callable[[], object], fused: Callable[[], object]
-) -> Signals:
-    """P5: optimizer steps on copies of the parameters, in turn: `present` in the implementation of
-    the subject, and `fused`."""
-    updates = (present, fused)
-    times: tuple[list[float], list[float]] = ([], [])
-    for update in updates:
-        update()
-    for _ in rounds(subject, UPDATES_BUDGET_S, MIN_UPDATES, MAX_UPDATES):
-        for update, seconds in zip(updates, times, strict=True):
-            with stopwatch(subject) as measured:
-                update()
-            seconds += measured
-    present_s, fused_s = times
-    speedups = [before / after for before, after in zip(present_s, fused_s, strict=True)]
-    source = f"probe P5: optimizer steps on copies, in turn, median of {len(present_s)}"
-    return {
-        "probe.optim_present_step_s": Signal(statistics.median(present_s), "s", source),
-        "probe.optim_fused_step_s": Signal(statistics.median(fused_s), "s", source),
-        "probe.optim_fused_speedup": Signal(statistics.median(speedups), "x", source),
-        "probe.optim_fused_spread": Signal(
-            half_width(speedups), "x", "probe P5: 2 standard errors of that median"
-        ),
-    }

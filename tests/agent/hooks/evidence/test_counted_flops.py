@@ -76,6 +76,7 @@ def test_the_facts_of_a_counted_step(monkeypatch: pytest.MonkeyPatch) -> None:
         "causal_flops_per_sample": each / 2,
         "flops_bf16_ratio": 1.0,
         "operators_per_step": 2.0,
+        "embedding.table_bytes": 0.0,
     }
 
 

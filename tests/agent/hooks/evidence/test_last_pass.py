@@ -240,3 +240,37 @@ def test_a_table_that_was_made_in_inference_mode_is_compared_by_its_values() -> 
     assert probes.python_state(model) == before
     remember(2.0)
     assert probes.python_state(model) != before
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (torch.optim.Adam, ""),
+        (torch.optim.AdamW, ""),
+        (lambda weights: torch.optim.SGD(weights, 0.1), "neither Adam nor AdamW"),
+        (lambda weights: torch.optim.Adam(weights, fused=True), "fused already"),
+        (lambda weights: torch.optim.Adam(weights, amsgrad=True), "no fused form"),
+    ],
+)
+def test_updates_of_adam_and_adamw_run_on_copies(
+    make: Callable[[Any], torch.optim.Optimizer], refused: str
+) -> None:
+    model = nn.Linear(4, 4)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = make(model.parameters())
+    if refused:
+        with pytest.raises(ProbeError, match=refused):
+            probes.updates_on_copies([optimizer])
+        return
+    device, present, fused = probes.updates_on_copies([optimizer])
+    present()
+    fused()
+    assert device.type == "cpu" and not optimizer.state
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_copies_of_the_parameters_need_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "free_bytes", lambda device: 100.0)
+    with pytest.raises(ProbeError, match="no room for copies of the parameters"):
+        probes.updates_on_copies([torch.optim.Adam(nn.Linear(4, 4).parameters())])

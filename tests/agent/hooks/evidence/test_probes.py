@@ -26,13 +26,14 @@ FIRST, SECOND = 500, 400
 PROBES = (
     "cached_batch",
     "batch_elasticity",
+    "swap_optim",
     "side_work_off",
     "script_lines",
     "swap_precision",
     "launch",
 )
-COUNTS = 7
-PROFILED, OP_MIX, SYNC_GAPS = 8, 9, 10
+COUNTS = 8
+PROFILED, OP_MIX, SYNC_GAPS = 9, 10, 11
 Outputs = tuple[str, str, dict[int, ProbeDone], dict[int, Profiled], list[StackSample], float]
 
 
@@ -72,13 +73,14 @@ def test_losses_weights_and_random_state_after_probes_are_the_same_bits(outputs:
     assert probed == alone
 
 
-def test_passes_on_the_last_batch_are_timed(outputs: Outputs) -> None:
+def test_passes_on_the_last_batch_and_updates_of_copies_are_timed(outputs: Outputs) -> None:
     answers = {event.probe: event for request, event in outputs[2].items() if request < COUNTS}
     assert answers["cached_batch"].error is None
     assert 0 < answers["cached_batch"].signals["probe.cached_pass_s"].value < 1
     found = answers["batch_elasticity"].signals
     assert found["probe.batch_factor"].value == 4
     assert 0.2 < found["probe.batch_cost_ratio"].value < 1.5
+    assert answers["swap_optim"].signals["probe.optim_fused_step_s"].value > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Decompositions of matrices in the graph of a loss: which, and how many FLOPs they take. Only the
+names of nodes and the shapes of their results are read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ...loop import Signals
+from ...protocol import Signal
+
+SIGNAL = "decomposition.flops_ratio"
+COSTS = {
+    "svd": 20.0,
+    "pinv": 20.0,
+    "eig": 25.0,
+    "eigh": 9.0,
+    "matrixexp": 20.0,
+    "qr": 3.0,
+    "invex": 2.0,
+    "choleskyex": 1 / 3,
+    "solveex": 2 / 3,
+    "slogdet": 2 / 3,
+}
+"""FLOPs over m n min(m, n) of a matrix of m rows and n columns (Golub and Van Loan, chapters 3, 5,
+7 and 8), by the name that torch gives to the node of the backward pass."""
+WORDS = {
+    "svd": "singular value decomposition",
+    "pinv": "pseudo-inverse",
+    "eig": "eigenvalue decomposition",
+    "eigh": "eigenvalue decomposition",
+    "matrixexp": "matrix exponential",
+    "qr": "QR decomposition",
+    "invex": "inverse",
+    "choleskyex": "Cholesky decomposition",
+    "solveex": "system of equations",
+    "slogdet": "determinant",
+}
+
+
+class Decompositions:
+    """Those of the losses of one step."""
+
+    def __init__(self) -> None:
+        self.flops = 0.0
+        self._found = Counter[str]()
+
+    def see(self, nodes: Iterable[Any]) -> None:
+        """Look at the nodes of the graph of a loss."""
+        for node in nodes:
+            name = node.name().lower()
+            kind = name.removeprefix("linalg").partition("backward")[0]
+            if not name.startswith("linalg") or kind not in COSTS:
+                continue
+            shapes = [tuple(result.shape) for result in getattr(node, "_input_metadata", ())]
+            matrices = [shape for shape in shapes if len(shape) > 1]
+            if not matrices:
+                continue
+            rows, columns = matrices[0][-2], matrices[-1][-1]
+            batch = math.prod(matrices[0][:-2])
+            self.flops += COSTS[kind] * batch * rows * columns * min(rows, columns)
+            self._found[f"{WORDS[kind]} ({'x'.join(map(str, (*matrices[0][:-1], columns)))})"] += 1
+
+    def signals(self, passes: float) -> Signals:
+        """Return the FLOPs of all decompositions over those of the passes."""
+        (most, _), *_ = self._found.most_common(1) or [("none", 0)]
+        source = f"the graph of the loss of the counted step: {most}"
+        return {SIGNAL: Signal(self.flops / passes, "ratio", source)}

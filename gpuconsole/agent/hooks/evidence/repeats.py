@@ -1,0 +1,147 @@
+"""Modules that a forward pass calls again and again with inputs that could be one batch.
+
+The operators of the counted step show which tensors come from which parameters. The input of a call
+that comes from a parameter of the module itself depends on an earlier call: a cell of a recurrent
+network, a layer with shared weights, a step of a sampler. Such calls must follow each other. Calls
+with inputs of one shape that depend on no earlier call could be one call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from ...loop import Signals
+from ...protocol import Signal
+from ...step_breakdown import median
+from ..structure import parameters_of
+from ..watch import place_name, program_frame
+from .tables import is_plain
+
+CALLS, RATIO = "repeated.calls", "repeated.operators_ratio"
+MIN_CALLS = 4
+"""Two calls are those of a siamese network, three those of a triplet loss."""
+MAX_CALLS = 20_000
+"""Calls of modules in one pass that are looked at."""
+READS_A_NUMBER = "_local_scalar_dense"
+
+
+class Calls:
+    """The calls of one module in one pass. `shapes`: of the tensors of the first call. `starts`:
+    the number of operators before each call. `parameters`: bits of the parameters."""
+
+    def __init__(self, module: Any, parameters: int, size: int, shapes: list[Any]) -> None:
+        self.name = type(module).__name__
+        self.parameters, self.size, self.shapes = parameters, size, shapes
+        self.starts: list[int] = []
+        self.could_be_one = True
+        self.place = ""
+
+
+class Repeats:
+    """The repeated calls of the forward passes of one step."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, int] = {}
+        """A bit for each parameter, by identity."""
+        self._from: dict[int, int] = {}
+        """The bits of the parameters that a memory block comes from, by its address."""
+        self._numbers = 0
+        """The bits of the parameters that numbers of the program come from."""
+        self._calls: dict[int, Calls | None] = {}
+        """By the identity of the module; None for a module without parameters."""
+        self._seen = 0
+        self._best: tuple[float, Calls] | None = None
+
+    def see(self, name: str, args: Any, out: Any) -> None:
+        """Look at an operator of a forward pass that has run."""
+        bits = 0
+        for tensor in tensors_in(args):
+            bits |= self._bits_of(tensor)
+        if name == READS_A_NUMBER:
+            self._numbers |= bits
+        for tensor in tensors_in(out):
+            self._from[tensor.untyped_storage().data_ptr()] = bits
+
+    def called(
+        self, module: Any, args: Any, kwargs: dict[str, Any], operators: int, frame: FrameType
+    ) -> None:
+        """A module is called within the pass. `operators`: those of the pass so far."""
+        self._seen += 1
+        inputs = list(tensors_in((args, list(kwargs.values()))))
+        if self._seen > MAX_CALLS or not inputs:
+            return
+        shapes = [tuple(tensor.shape) for tensor in inputs]
+        if id(module) not in self._calls:
+            self._calls[id(module)] = self._new(module, shapes)
+        calls = self._calls[id(module)]
+        if calls is None:
+            return
+        bits = self._numbers
+        for tensor in inputs:
+            bits |= self._bits_of(tensor)
+        if calls.starts and (bits & calls.parameters or shapes != calls.shapes):
+            calls.could_be_one = False
+        if len(calls.starts) == 1 and (program := program_frame(frame)) is not None:
+            function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
+            line = place_name(program.f_code.co_filename, program.f_lineno)
+            calls.place = f"{line} {function}"
+        calls.starts.append(operators)
+
+    def end_pass(self, operators: int) -> None:
+        """The pass is over. `operators`: all of the pass."""
+        alike = [
+            calls
+            for calls in self._calls.values()
+            if calls is not None and calls.could_be_one and len(calls.starts) >= MIN_CALLS
+        ]
+        if alike and self._seen <= MAX_CALLS:
+            most = max(alike, key=lambda calls: calls.size)
+            between = [after - before for before, after in itertools.pairwise(most.starts)]
+            ratio = min(1.0, len(most.starts) * median(between) / max(1, operators))
+            if self._best is None or ratio > self._best[0]:
+                self._best = ratio, most
+        self._from, self._calls, self._numbers, self._seen = {}, {}, 0, 0
+
+    def signals(self) -> Signals:
+        """Return how often the module is called whose calls could be one, and the share of the
+        operators of the forward pass in these calls."""
+        if self._best is None:
+            source = "the forward passes of the counted step: calls that could be one"
+            return {CALLS: Signal(0.0, "", source), RATIO: Signal(0.0, "ratio", source)}
+        ratio, calls = self._best
+        shape = "x".join(map(str, calls.shapes[0]))
+        source = (
+            f"the forward passes of the counted step: calls of {calls.name} with ({shape}) that do"
+            f" not depend on each other, at {calls.place}"
+        )
+        return {
+            CALLS: Signal(float(len(calls.starts)), "", source),
+            RATIO: Signal(ratio, "ratio", source),
+        }
+
+    def _new(self, module: Any, shapes: list[Any]) -> Calls | None:
+        bits = size = 0
+        for parameter in parameters_of(module):
+            bits |= self._bit(parameter)
+            size += parameter.numel()
+        return Calls(module, bits, size, shapes) if bits else None
+
+    def _bit(self, parameter: Any) -> int:
+        return self._bits.setdefault(id(parameter), 1 << len(self._bits))
+
+    def _bits_of(self, tensor: Any) -> int:
+        return self._bits.get(id(tensor), 0) | self._from.get(tensor.untyped_storage().data_ptr(), 0)
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """The tensors in plain memory in a value: in tuples, lists and dictionaries."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif hasattr(value, "untyped_storage") and is_plain(value):
+        yield value

@@ -1,0 +1,216 @@
+"""Work of the passes and of the update that could be left out, and how much of a step it takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpuconsole.diagnosis.families import device, passes
+from gpuconsole.diagnosis.rule import Case, Confidence, Evidence, Threshold, percent
+
+UPDATE = Threshold(
+    "update",
+    0.10,
+    "ratio",
+    "an update by operators on lists of tensors, or one that is fused, has no own function here",
+)
+PYTHON = Threshold(
+    "python",
+    0.4,
+    "ratio",
+    "with less of its time in Python, a function mostly calls operators that are long",
+)
+ON_LISTS = 0.4
+"""Share of the time of such a function that operators on lists of tensors save on a CPU. Measured:
+0.31 to 0.64 (an optimizer and a clipping, 240 and 600 small tensors)."""
+CALLS = Threshold("calls", 4, "", "two calls are those of a siamese network, three of a triplet")
+REPEATED = Threshold(
+    "repeated", 0.3, "ratio", "below 30 % of the operators the calls are not the main work"
+)
+SHORT = Threshold(
+    "operator",
+    25e-6,
+    "s",
+    "torch takes 3 to 8 µs to start an operator: longer ones gain little from a larger batch",
+)
+START_S = 6e-6
+"""Seconds that torch takes to start an operator, with its part of the backward pass."""
+DECOMPOSED = Threshold(
+    "decomposed",
+    0.03,
+    "ratio",
+    "a decomposition reaches a tenth of the FLOP/s of a product of matrices, or less",
+)
+OPERATOR = Threshold(
+    "operator_share", 0.15, "ratio", "below 15 % of a step another way to compute it gains little"
+)
+RECOMPUTED = Threshold(
+    "recomputed", 0.10, "ratio", "a pass whose layers all are checkpointed repeats a quarter"
+)
+ROOM = Threshold("memory_used", 0.5, "ratio", "with less than half of the memory in use")
+
+
+class Avoidable(NamedTuple):
+    """Work that could be left out. `share`: of a step, in all. `saves`: what a step gains. `place`:
+    where, for the comparison with the place of another finding."""
+
+    title: str
+    share: float
+    saves: float
+    level: float
+    confidence: Confidence
+    summary: str
+    evidence: tuple[Evidence, ...]
+    place: str = ""
+    note: bool = False
+
+
+def place_of(case: Case, signal: str) -> str:
+    """Return where the program spends the time of a signal; empty if it is not known."""
+    return case.signal(signal).source.rpartition(" most of them in: ")[2] if case.has(signal) else ""
+
+
+def update(case: Case) -> Avoidable | None:
+    """An optimizer, or a clipping of gradients, that runs short operators for one tensor after the
+    other."""
+    share, place = case.get("stack.update_ratio", 0.0), place_of(case, "stack.update_ratio")
+    python = case.get("stack.update_python_ratio", 0.0)
+    if share < UPDATE or python < PYTHON or not place:
+        return None
+    is_optimizer = place.endswith(" in the optimizer")
+    summary = (
+        f"{percent(share)} of each step is in {place}: Python, and operators that are short, for"
+        " one tensor after the other. torch._foreach_* functions take all tensors in one call"
+        + (" each" if is_optimizer else "; torch.nn.utils.clip_grad_norm_ uses them")
+    )
+    return Avoidable(
+        "An optimizer in Python slows every step"
+        if is_optimizer
+        else "Gradients are handled one tensor at a time",
+        share,
+        share * ON_LISTS,
+        share / UPDATE,
+        "medium",
+        summary,
+        case.evidence(("stack.update_ratio", UPDATE), ("stack.update_python_ratio", PYTHON)),
+        place,
+    )
+
+
+def repeated(case: Case) -> Avoidable | None:
+    """A module that is called many times with inputs that could be one batch."""
+    calls, ratio = case.get("repeated.calls", 0.0), case.get("repeated.operators_ratio", 0.0)
+    if calls < CALLS or ratio < REPEATED or not case.has("operators_per_step", "step_s"):
+        return None
+    compute = passes.compute_ratio(case)
+    each_s = case.value("step_s") * compute / case.value("operators_per_step")
+    if each_s > SHORT:
+        return None
+    share = compute * ratio
+    saves = share * (1 - 1 / calls) * fixed_ratio(case, each_s)
+    where = case.signal("repeated.calls").source.rpartition(": ")[2]
+    summary = (
+        f"{calls:.0f} {where}: {percent(ratio)} of the operators of the passes, which take"
+        f" {percent(compute)} of a step and {1e6 * each_s:.0f} µs each. One call with all of these"
+        " inputs as one batch starts each operator once (batch norm then sees them together)"
+    )
+    evidence = case.evidence(
+        ("repeated.calls", CALLS),
+        ("repeated.operators_ratio", REPEATED),
+        "operators_per_step",
+        "forward_ratio",
+        "backward_ratio",
+        "step_s",
+    ) + case.if_known("probe.batch_cost_ratio", "probe.batch_factor")
+    return Avoidable(
+        "A module is called many times with inputs that could be one batch",
+        share,
+        saves,
+        ratio / REPEATED,
+        "medium",
+        summary,
+        evidence,
+        where.rpartition(" at ")[2],
+    )
+
+
+def fixed_ratio(case: Case, each_s: float) -> float:
+    """Return the share of the time of a pass that does not grow with its batch: as probe P2 has
+    measured it, or by the time to start an operator."""
+    factor = case.get("probe.batch_factor", 1.0)
+    if factor > 1 and case.has("probe.batch_cost_ratio"):
+        return max(0.0, min(1.0, (1 - case.value("probe.batch_cost_ratio")) * factor / (factor - 1)))
+    return min(1.0, START_S / each_s)
+
+
+def decomposed(case: Case) -> Avoidable | None:
+    """A decomposition of a matrix in the forward pass or in the loss."""
+    flops, share = case.get("decomposition.flops_ratio", 0.0), case.get("stack.operator_ratio", 0.0)
+    place = place_of(case, "stack.operator_ratio")
+    if flops < DECOMPOSED or share < OPERATOR or not place:
+        return None
+    kind = case.signal("decomposition.flops_ratio").source.rpartition(": ")[2]
+    summary = (
+        f"{percent(share)} of each step is in operators of {place}, and the graph of the loss holds"
+        f" a {kind}. It is slow at any size, and its gradient too: often a cheaper norm, a"
+        " decomposition in some steps only, or an iteration of products does as well"
+    )
+    return Avoidable(
+        "A decomposition of a matrix slows every step",
+        share,
+        share,
+        share / OPERATOR,
+        "medium",
+        summary,
+        case.evidence(("stack.operator_ratio", OPERATOR), ("decomposition.flops_ratio", DECOMPOSED)),
+        place,
+    )
+
+
+def recomputed(case: Case) -> Avoidable | None:
+    """Passes that are made a second time, where memory has room for what they would keep."""
+    ratio, used = case.get("recomputed.flops_ratio", 0.0), case.get("memory_used_ratio", 1.0)
+    if ratio < RECOMPUTED or used > ROOM:
+        return None
+    compute = passes.compute_ratio(case)
+    summary = (
+        f"{percent(ratio)} of the FLOPs of the passes are made a second time, by"
+        f" torch.utils.checkpoint or its like, and {percent(used)} of the memory is in use. Without"
+        " it a step takes less time and more memory"
+    )
+    return Avoidable(
+        "Activations are computed again although memory has room",
+        compute * ratio,
+        compute * ratio,
+        ratio / RECOMPUTED,
+        "medium",
+        summary,
+        case.evidence(
+            ("recomputed.flops_ratio", RECOMPUTED),
+            ("memory_used_ratio", ROOM),
+            "forward_ratio",
+            "backward_ratio",
+        ),
+    )
+
+
+def found(case: Case) -> Avoidable | None:
+    """Return the work that would save most; None where there is none. Raise Missing where the
+    shares of a step are not measured."""
+    kinds = (update(case), repeated(case), decomposed(case), recomputed(case))
+    return max(
+        (work for work in kinds if work is not None), key=lambda work: work.saves, default=None
+    )
+
+
+def in_function(case: Case) -> bool:
+    """Return whether the work is in the function that host.slow_function would name."""
+    work = found(case)
+    return work is not None and bool(work.place) and work.place == place_of(
+        case, "stack.function_ratio"
+    )
+
+
+def hidden(case: Case) -> bool:
+    """Return whether the GPU works while the host runs the program: then the time of the host costs
+    nothing."""
+    return case.on_gpu and case.value("host.caught_up_ratio") < device.CAUGHT_UP
