@@ -13,7 +13,7 @@ random.seed(0)
 
 class Histories(Dataset):
     def __init__(self):
-        self.consumed = [random.sample(range(5000), random.randint(44, 60)) for _ in range(2000)]
+        self.consumed = [random.sample(range(5000), random.randint(41, 46)) for _ in range(2000)]
 
     def __len__(self):
         return len(self.consumed)
