@@ -277,9 +277,14 @@ CODE_OF: dict[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint",),
     "eval": ("eval",),
     "other": ("feed", "between"),
+    "compiles": ("forward",),
 }
 """For each part of a step whose time findings claim, the parts of stack samples in it. The passes
 are left out: each function of the model is there, and few of them are about the cause."""
+COMPILES = "host.recompile_graphbreak"
+"""The rule whose time passes in the call of the model."""
+EXCHANGES = "DistributedDataParallel"
+"""A module of torch that waits for other processes within a pass."""
 MOST = 0.5
 """Share of a part's samples from which on most of the part is in one function."""
 
@@ -289,15 +294,28 @@ def located(finding: Finding, case: Case) -> Finding:
     has most of the time that the finding claims. A line that the summary lacks is added to it."""
     if finding.state != "fires" or finding.note or finding.resource != "time":
         return finding
-    place = next((shown.place for shown in finding.evidence if shown.place is not None), None)
+    least = MOST * finding.recoverable_ratio
+    place = next(
+        (
+            shown.place
+            for shown in finding.evidence
+            if shown.place is not None and (shown.unit != "ratio" or shown.value >= least)
+        ),
+        None,
+    )
     if place is None:
-        parts = [
-            part for name in parts_of(finding.rule, case)[:1] for part in CODE_OF.get(name, ())
+        names = ("compiles",) if finding.rule == COMPILES else parts_of(finding.rule, case)[:1]
+        parts = [part for name in names for part in CODE_OF.get(name, ())]
+        inside = [
+            one
+            for one in case.places
+            if one.part in parts or ("comm" in names and EXCHANGES in one.callee)
         ]
-        inside = [one for one in case.places if one.part in parts]
         most = max(inside, key=lambda one: one.share_ratio, default=None)
-        if most is None or most.share_ratio < MOST * max(
-            sum(one.share_ratio for one in inside), finding.recoverable_ratio
+        if (
+            most is None
+            or _runs_loop(most, case.places)
+            or most.share_ratio < max(least, MOST * sum(one.share_ratio for one in inside))
         ):
             return finding
         place = most.code
@@ -307,27 +325,36 @@ def located(finding: Finding, case: Case) -> Finding:
     return msgspec.structs.replace(finding, place=place, summary=summary)
 
 
+def _runs_loop(place: Place, places: Sequence[Place]) -> bool:
+    """Return whether the line runs several parts of a step, as `trainer.fit()` does: it says
+    nothing about the cause."""
+    return any(other.line == place.line and other.part != place.part for other in places)
+
+
 class Unjudged(NamedTuple):
-    """A function of the program that has most of a part of the step, and that no rule has
-    judged."""
+    """A function of the program that has most of a part of the step, and that no rule has judged.
+    `by_library`: the line of the program runs the whole loop."""
 
     place: Place
+    by_library: bool = False
 
     @property
     def time(self) -> str:
         """Return one clause: how much of a step is where."""
         code = self.place.code
+        called = "" if self.by_library else f", called at {code}"
         where = (
-            f"{self.place.callee}, called at {code}, {WITHIN[code.part]}"
-            if self.place.part == "optimizer" and self.place.callee
+            f"{self.place.callee}{called}, {WITHIN[code.part]}"
+            if self.place.callee and (self.by_library or self.place.callee.endswith(".step"))
             else placed(replace(code, caller=""))
         )
         return f"{percent(self.place.share_ratio)} of the step is in {where}"
 
     @property
     def words(self) -> str:
-        """Return the clause for a run whose diagnosis is final."""
-        return f"{self.time}: no rule judges it"
+        """Return the clause for a run whose diagnosis is final, with the line that calls."""
+        called = f" (called by {self.place.caller})" if self.place.caller else ""
+        return f"{self.time}{called}: no rule judges it"
 
 
 OWN_WORK = Threshold(
@@ -365,7 +392,7 @@ def unjudged(run: Run) -> Unjudged | None:
         else:
             continue
         if large and place.share_ratio >= MOST * in_part[place.part] and not _is_named(place, run):
-            return Unjudged(place)
+            return Unjudged(place, _runs_loop(place, run.places))
     return None
 
 

@@ -28,6 +28,9 @@ MIN_SAMPLES = 50
 MAX_PLACES = 10
 ONE_CALLER = 0.8
 """Share of a function's samples that one line must have called, to be named as its caller."""
+MUCH = 0.25
+"""Share of the samples of a kind of side work that lines other than the loop's must have, for one
+of these lines to be named."""
 SCRIPT = ("feed", "between")
 """The parts of a step between the segments, in which the program's own lines run; after the model's
 call the loss belongs to them where it is not torch."""
@@ -184,16 +187,25 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
 def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
     """Return the share of the samples in each kind of side work, with the line that has most of
     these samples; empty with too few samples. Side work may be rare, so `samples` are all that are
-    kept."""
+    kept. The line that runs the whole loop (`trainer.fit`) is named only where no other line has
+    much of the time."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return {}
     signals, source = {}, f"{total:.0f} stack samples of ordinary steps"
+    loop = {
+        sample.lines[0]
+        for sample in samples
+        if sample.part == "optimizer" and sample.lines and sample.callee
+    }
     for part, words in SIDE_WORK.items():
         if inside := [sample for sample in samples if sample.part == part and sample.lines]:
-            share = sum(sample.weight for sample in inside) / total
+            weight = sum(sample.weight for sample in inside)
+            own = [sample for sample in inside if sample.lines[0] not in loop]
+            if sum(sample.weight for sample in own) < MUCH * weight:
+                own = inside
             signals[f"stack.{part}_ratio"] = Signal(
-                share, "ratio", f"{source}: in {words}", _heaviest_line(inside)
+                weight / total, "ratio", f"{source}: in {words}", _heaviest_line(own)
             )
     return signals
 

@@ -2,7 +2,7 @@
 
 The names that producers emit are read from their source: keys of dictionaries, targets of item
 assignments, and names of constants in the packages of `PRODUCERS`. An f-string emits the names that
-fit it; the phases of a step stand for a name that begins with a variable. The names that rules read
+fit it; where it begins with a variable, `FIRST` has what can stand there. The names that rules read
 are those of `reads`, which test_reads.py compares with recorded reads. The names that models read
 are the arguments of their reads in the source.
 """
@@ -19,9 +19,10 @@ from gpuconsole.diagnosis.engine import all_rules
 from gpuconsole.model.run import PHASES
 
 ROOT = Path(gpuconsole.__file__).parent
-PRODUCERS = ("agent", "workloads", "session", "telemetry", "diagnosis/signals")
+PRODUCERS = ("agent", "workloads", "session", "telemetry", "diagnosis/signals", "model/profile.py")
 NAME = re.compile(r"[a-z][\w.]*")
-PHASE = f"({'|'.join(PHASES)})"
+FIRST = f"({'|'.join((*PHASES, 'runq', 'host.memory', 'loader.memory'))})"
+"""What an f-string can begin with whose first part is a variable."""
 
 
 def patterns(node: ast.expr | None) -> Iterator[str]:
@@ -31,9 +32,10 @@ def patterns(node: ast.expr | None) -> Iterator[str]:
             yield re.escape(name)
         case ast.JoinedStr(values=parts):
             first, *rest = (
-                re.escape(str(part.value)) if isinstance(part, ast.Constant) else "" for part in parts
+                re.escape(str(part.value)) if isinstance(part, ast.Constant) else ""
+                for part in parts
             )
-            yield (first or PHASE) + "".join(part or r"\w+" for part in rest)
+            yield (first or FIRST) + "".join(part or r"\w+" for part in rest)
         case ast.Tuple(elts=entries):
             for entry in entries:
                 yield from patterns(entry)
@@ -46,7 +48,8 @@ def emitted() -> re.Pattern[str]:
     """The names of all signals that producers can emit."""
     found = set[str]()
     for package in PRODUCERS:
-        for file in (ROOT / package).rglob("*.py"):
+        place = ROOT / package
+        for file in place.rglob("*.py") if place.is_dir() else (place,):
             for node in ast.walk(ast.parse(file.read_text())):
                 match node:
                     case ast.Dict(keys=keys):

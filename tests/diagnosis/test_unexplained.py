@@ -18,17 +18,19 @@ from gpuconsole.diagnosis.claims import (
     parts_of,
     share_out,
     unexplained,
+    unjudged,
 )
-from gpuconsole.diagnosis.engine import all_rules, evaluate, why_no_claim
+from gpuconsole.diagnosis.engine import all_rules, evaluate, still_open, why_no_claim
 from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.diagnosis.rule import CantTell, Case, Rule
 from gpuconsole.model.experiments import Speedup, Trial, with_trials
-from gpuconsole.model.finding import CodePlace, Finding, Signal, Suggestion, Tried
+from gpuconsole.model.finding import CodePlace, Evidence, Finding, Signal, Suggestion, Tried
 from gpuconsole.model.job import JOB
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Run, Summary
+from gpuconsole.model.stacks import Place
 from gpuconsole.report.parts import printed
-from gpuconsole.report.run.diagnosis import firing_report, stake, state_words
+from gpuconsole.report.run.diagnosis import details_report, firing_report, stake, state_words
 from gpuconsole.session.side_work import SIDE_WORK
 from tests.diagnosis.cases import HEALTHY, KNOBS, case
 
@@ -571,3 +573,138 @@ def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) 
             f.rule.startswith("gpu.") and f.state == "cant_tell" for f in findings
         ):
             assert "no fault found" not in told
+
+
+# --- what no rule judges, and what a finding is about ---------------------------------------------
+
+BUSY_MACHINE = Finding("host.cpu_contention", "fires", "The training thread waits", note=True)
+WELL = Finding("gpu.compute_bound_healthy", "fires", "Healthy", note=True)
+LACKS_DATA = Finding("gpu.small_batch", "cant_tell", "", missing=("probe.batch_cost_ratio",))
+SLOW = Finding(
+    "host.slow_function",
+    "fires",
+    "",
+    0.4,
+    evidence=(
+        Evidence(
+            "stack.function_ratio", 0.5, "ratio", 0.25, "samples", CodePlace("own.py:1", "step")
+        ),
+    ),
+)
+OPTIMIZER = Place("optimizer", "Triple.step", "a b.py:38", 0.55, caller="a b.py:52 <module>")
+CLIP = Place("clip", "clip", "clip.py:12", 0.28, callee="torch.Tensor.norm")
+MODEL = Place("forward", "Net.forward", "net.py:12", 0.4, callee="torch.nn.Linear")
+ADAM = Place("optimizer", "main", "main.py:30", 0.8, callee="torch.Adam.step")
+WHOLE = [Place("backward", "main", "main.py:29", 0.1, callee="torch.Tensor.backward"), ADAM]
+
+
+def passes_of(places: list[Place], *findings: Finding) -> Run:
+    """A job without time that is unexplained, with these functions."""
+    run = run_of(case(data_wait_ratio=0.01, other_ratio=0.01), list(findings))
+    return msgspec.structs.replace(run, places=places)
+
+
+@pytest.mark.parametrize(
+    ("places", "findings", "words"),
+    [
+        ([OPTIMIZER], (), "55 % of the step is in Triple.step at a b.py:38, in the optimizer"),
+        ([CLIP], (BUSY_MACHINE,), "28 % of the step is in clip at clip.py:12, after the backward"),
+        ([MODEL], (LACKS_DATA,), "40 % of the step is in Net.forward at net.py:12, in the forward"),
+        ([MODEL], (), ""),  # rules about the passes have judged the operators of the model
+        (WHOLE, (LACKS_DATA,), "80 % of the step is in torch.Adam.step, called at main.py:30 main"),
+        (WHOLE, (), ""),
+        (
+            [msgspec.structs.replace(ADAM, part="backward", share_ratio=0.1), ADAM],
+            (LACKS_DATA,),
+            "80 % of the step is in torch.Adam.step, in the optimizer: no rule",
+        ),
+        ([msgspec.structs.replace(OPTIMIZER, share_ratio=0.1)], (LACKS_DATA,), ""),
+        ([CLIP, msgspec.structs.replace(CLIP, function="other", share_ratio=0.3)], (), "30 %"),
+        ([msgspec.structs.replace(OPTIMIZER, function="step", line="own.py:9")], (SLOW,), ""),
+        ([CLIP], (Finding("gpu.optimizer_unfused", "fires", "", 0.2),), ""),
+    ],
+)
+def test_a_function_with_most_of_a_part_that_no_rule_judges_is_said(
+    places: list[Place], findings: tuple[Finding, ...], words: str
+) -> None:
+    run = passes_of(places, Finding("input.slow_storage", "clear", ""), *findings)
+    one = unjudged(run)
+    assert (one.words if one is not None else "").startswith(words) and (one is None) == (not words)
+    if one is not None:
+        assert one.words in why_no_claim(run) and one.words in printed(firing_report(run))
+        assert one.words in printed(details_report(run))
+        assert one.words in still_open(run)
+
+
+@pytest.mark.parametrize(
+    ("findings", "open_question"),
+    [
+        ((BUSY_MACHINE, LACKS_DATA), True),
+        ((BUSY_MACHINE,), False),  # all rules have judged the passes
+        ((WELL, LACKS_DATA), False),
+        ((SLOW, LACKS_DATA), False),
+        ((LACKS_DATA,), True),
+    ],
+)
+def test_a_note_never_takes_the_place_of_the_open_question(
+    findings: tuple[Finding, ...], open_question: bool
+) -> None:
+    """A busy machine was all that was said of a job whose optimizer took 86 % of a step."""
+    run = passes_of([], *findings)
+    assert bool(still_open(run)) == open_question
+    asked = "1 rule has no data about the passes and the optimizer"
+    told = [printed(report(run)) for report in (firing_report, details_report)]
+    assert [asked in text for text in told] == [open_question] * 2
+    assert (stake(BUSY_MACHINE), stake(WELL)) == ("a note", "nothing to recover")
+
+
+def test_a_finding_has_the_function_with_most_of_the_time_that_it_claims() -> None:
+    a_case = dataclasses.replace(
+        case(data_wait_ratio=0.6),
+        places=(
+            Place("data_wait", "rebuild", "lists.py:30", 0.5),
+            Place("data_wait", "other", "lists.py:9", 0.1),
+            Place("forward", "main", "lists.py:40", 0.4),
+        ),
+    )
+    finding = Finding("input.ipc_collate", "fires", "", 0.4, summary="tiny tensors")
+    (found,) = share_out([finding], a_case)
+    assert found.place == CodePlace("lists.py:30", "rebuild", "data_wait")
+    assert found.summary.endswith("Most of this time is in rebuild at lists.py:30, in loading")
+    (again,) = share_out([found], a_case)
+    assert again == found
+    spread = dataclasses.replace(
+        a_case, places=tuple(Place("data_wait", f"f{n}", f"a.py:{n}", 0.1) for n in range(6))
+    )
+    assert share_out([finding], spread)[0] == finding
+    fit = Place("data_wait", "main", "fit.py:48", 0.6, callee="lightning.Trainer.fit")
+    by_trainer = dataclasses.replace(
+        a_case, places=(fit, msgspec.structs.replace(fit, part="backward", share_ratio=0.2))
+    )
+    assert share_out([finding], by_trainer)[0] == finding, "trainer.fit() is no cause"
+    (named,) = share_out([SLOW], a_case)
+    assert named.place == CodePlace("own.py:1", "step") and "own.py:1" in named.summary
+
+
+def test_time_at_the_line_that_a_finding_names_is_explained_in_each_part() -> None:
+    """An iterator for each batch: a part of its time is outside of the phases."""
+    place = CodePlace("next.py:33", "main")
+    evidence = Evidence("loader.calls_per_epoch", 1.0, "", None, "calls", place)
+    finding = Finding("input.epoch_restart", "fires", "", 0.4, evidence=(evidence,))
+    run = run_of(case(data_wait_ratio=0.42, other_ratio=0.5, forward_ratio=0.05), [finding])
+    gap = unexplained(run)
+    assert gap is not None and "outside of all phases" in gap.words
+    explained = msgspec.structs.replace(
+        run,
+        places=[Place("feed", "main", "next.py:33", 0.45), Place("forward", "f", "a.py:1", 0.1)],
+    )
+    assert unexplained(explained) is None
+
+
+def test_causes_that_a_finding_excludes_are_not_called_possible_below_it() -> None:
+    run = starved(without=())
+    run.findings = [Finding("input.shared_lock", "fires", "One lock", 0.3)]
+    gap = unexplained(run)
+    told = printed(firing_report(run))
+    assert gap is not None and gap.named and "beyond the findings: " in told
+    assert "possible causes" not in told and "not explained" not in told

@@ -260,7 +260,7 @@ def _roofline(inputs: ModelInputs) -> list[Figure]:
     x = sample * samples / inputs.world / moved[0]
     intensity = replace(intensity, predicted=x)
     counted = inputs.summary.flops_per_s
-    traffic = inputs.value("dram_active_ratio")
+    traffic = inputs.value("gpu.dram_active_ratio")
     if traffic and bandwidth and counted:
         measured = counted / inputs.world / (traffic * bandwidth[0])
         source = "FLOP/s over DRAM active x bandwidth"

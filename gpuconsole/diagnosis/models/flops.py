@@ -369,5 +369,7 @@ def _tensor_active(inputs: ModelInputs) -> Figure:
         formula=formula,
     )
     return inputs.with_measurement(
-        figure, "tensor_active_ratio", NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores"
+        figure,
+        "gpu.tensor_active_ratio",
+        NO_COUNTER if inputs.is_gpu else "a CPU has no tensor cores",
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from gpuconsole.diagnosis.families import host, loader
 from gpuconsole.diagnosis.families.host import SCRIPT as SHARE
 from gpuconsole.diagnosis.rule import (
+    CantTell,
     Case,
     Evidence,
     Finding,
@@ -44,6 +45,12 @@ GC = Threshold(
 )
 
 
+DIFFER = Threshold(
+    "differ",
+    0.1,
+    "ratio",
+    "stack samples and the parts of a step agree within a tenth of a step",
+)
 BATCHES = ". This code runs after a step and before the next forward pass"
 WAITS = Threshold(
     "waits", 0.5, "ratio", "a line that uses the CPU for less than half of its time waits"
@@ -54,7 +61,7 @@ class HostPythonOverhead(Rule):
     id = "host.python_overhead"
     title = "The script's own Python code slows every step"
     clear_title = "The script's own Python code takes little time"
-    thresholds = (SHARE, IN_SCRIPT, MET, GC, WAITS)
+    thresholds = (SHARE, IN_SCRIPT, MET, GC, WAITS, DIFFER)
     knobs = ("gc_collect_every", "gradient_percentiles")
     reads = (
         "other_ratio",
@@ -64,6 +71,8 @@ class HostPythonOverhead(Rule):
         "stack.line_ratio",
         "stack.line_cpu_ratio",
         "data_wait_ratio",
+        "is_gpu",
+        "loss_ratio",
     )
     text = """Time outside all named phases: metrics over Python lists, conversions, garbage
 collection. Probe P15 samples the stack of the training thread during ordinary steps and names the
@@ -89,6 +98,8 @@ trains on the batch before."""
         logged = host.at_line_of(case, "logging")
         share = max(0.0, share - logged)
         evidence = case.evidence(("other_ratio", SHARE))
+        if share < SHARE and (differ := _differs(case)):
+            raise CantTell(differ)
         if batches:
             evidence += case.evidence(("data_wait_ratio", SHARE))
         if share < SHARE:
@@ -148,6 +159,20 @@ trains on the batch before."""
         return case.if_known(
             "stack.script_ratio", "stack.line_ratio", "stack.line_cpu_ratio", "gc.pause_ratio"
         )
+
+
+def _differs(case: Case) -> str:
+    """Return why the two accounts of a step do not agree: stack samples find the script for longer
+    than the parts of the step have room for it. The agent then took its lines for a pass. Empty
+    where they agree, and on a GPU, where the parts are those of the stream and not of the host."""
+    samples = case.get("stack.script_ratio", 0.0)
+    parts = sum(case.get(f"{part}_ratio", 0.0) for part in ("other", "data_wait", "loss"))
+    if samples - parts < DIFFER or case.get("is_gpu", 0.0) or not case.is_job:
+        return ""
+    return (
+        f"stack samples find the script's own lines in {percent(samples)} of a step, and the parts"
+        f" of the step have {percent(parts)} for them"
+    )
 
 
 def _line(case: Case, waits: bool) -> str:

@@ -77,9 +77,12 @@ lies between them."""
                 f" {percent(ratio)} of the time"
             )
         gain = None if given_up or ratio > MOSTLY else Interval(1.0, 1 / (1 - ratio))
-        why = "one graph for all sizes is compiled once"
+        why_dynamic = "one graph for all sizes is compiled once"
         dynamic = case.suggest(
-            {"compile_dynamic": "true"}, gain, why, "model = torch.compile(model, dynamic=True)"
+            {"compile_dynamic": "true"},
+            gain,
+            why_dynamic,
+            "model = torch.compile(model, dynamic=True)",
         )
         # padding needs a restart, because torch does not try again after it has given up
         padding: Knobs = {"pad_to_multiple_of": LENGTHS, "compile_dynamic": "auto"}
@@ -90,6 +93,12 @@ lies between them."""
             if case.knobs.get("pad_to_multiple_of") == 0
             else None
         )
+        if case.is_job and dynamic is None and padded is None:
+            # the program's own call is not known as a knob: the advice must not be lost
+            summary += (
+                f". {why_dynamic[0].upper()}{why_dynamic[1:]}: torch.compile(model, dynamic=True)."
+                f" Or pad each batch to a multiple of {LENGTHS} tokens: {why}"
+            )
         return self.fires(
             1.0,
             evidence,

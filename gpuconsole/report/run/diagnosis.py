@@ -562,18 +562,17 @@ def firing_report(run: Run) -> Report:
 
 def open_words(run: Run) -> list[tuple[str, str, list[str]]]:
     """Return what stays open below findings, each with its title, one clause, and the clauses that
-    explain it: the function that no rule judges, the time that no finding explains, and the rules
-    without data where all findings are notes."""
-    one, gap, question = unjudged(run), unexplained(run), still_open(run)
+    explain it: where all findings are notes, why there is no conclusion; else the function that no
+    rule judges, and the time that no finding explains."""
+    one, gap = unjudged(run), unexplained(run)
+    if question := still_open(run):
+        return [("No conclusion", question, gap_clauses(gap) if gap is not None else [])]
     words: list[tuple[str, str, list[str]]] = []
     if one is not None:
         words.append(("Not judged", one.words, []))
     if gap is not None:
         title = "Beyond the findings" if gap.named else "Not explained"
         words.append((title, gap.words, gap_clauses(gap)))
-    elif question and (one is None or question != one.words):
-        rest = question.removeprefix(f"{one.words}; ") if one is not None else question
-        words.append(("No conclusion", rest, []))
     return words
 
 

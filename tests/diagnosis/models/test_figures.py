@@ -56,7 +56,7 @@ def on_h200(
     found = training_figures(
         knobs,
         facts,
-        signals(**values),
+        signals(**{name.replace("__", "."): value for name, value in values.items()}),
         summary(400_000, 400_000 * each),
         peaks_of(H200),
         {"gemm_bf16_flops_per_s": 780e12},
@@ -131,7 +131,7 @@ def test_flops_of_varied_lengths_are_the_mean_over_them() -> None:
 
 
 def test_mfu_by_each_method() -> None:
-    found = on_h200(tensor_active_ratio=0.5)
+    found = on_h200(gpu__tensor_active_ratio=0.5)
     each = FACTS["flops_per_sample"] / 1024
     mfu = 400_000 * each / 989.4e12
     assert found["mfu.flops"].measured == pytest.approx(mfu)
@@ -160,7 +160,7 @@ def test_optimizer_against_bandwidth() -> None:
 
 
 def test_intensity_against_the_ridge() -> None:
-    found = on_h200(step_s=0.04, samples_per_step=16.0, dram_active_ratio=0.4)
+    found = on_h200(step_s=0.04, samples_per_step=16.0, gpu__dram_active_ratio=0.4)
     intensity = found["roofline.intensity"]
     assert intensity.predicted is not None and intensity.measured is not None
     assert "ridge at 206 FLOP/B" in intensity.note
