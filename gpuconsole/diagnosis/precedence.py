@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuconsole.diagnosis.families import comm, device, host, loader, serving, trend
+from gpuconsole.diagnosis.families import avoidable, comm, device, host, loader, serving, trend
 from gpuconsole.diagnosis.probes import PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case
 from gpuconsole.model.finding import Finding
@@ -151,6 +151,14 @@ PRECEDENCE = (
         "host.checkpoint_stall", "host.slowing_down", _GROWS, when=trend.claims_in("checkpoint")
     ),
     Precedence("host.eval_stall", "host.slowing_down", _GROWS, when=trend.claims_in("eval")),
+    Precedence("host.avoidable_work", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
+    Precedence("host.avoidable_work", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence(
+        "host.avoidable_work",
+        "host.slowing_down",
+        _GROWS,
+        when=trend.claims_in("forward", "loss", "backward", "optimizer"),
+    ),
     Precedence("host.slow_function", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.slow_function", "host.gil", _LOCKED, when=host.waits_for_lock),
     Precedence(
@@ -158,6 +166,12 @@ PRECEDENCE = (
         "host.slowing_down",
         _GROWS,
         when=trend.claims_in("generation", "forward", "loss", "backward", "optimizer"),
+    ),
+    Precedence(
+        "host.slow_function",
+        "host.avoidable_work",
+        "that finding says what the function could do without",
+        when=avoidable.in_function,
     ),
     Precedence("host.sync_stall", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("host.sync_stall", "host.environment", _BLOCKING, when=host.launches_wait),
@@ -181,6 +195,7 @@ PRECEDENCE = (
         when=host.threads_wait_for_each_other,
     ),
     Precedence("gpu.small_batch", "host.slow_function", _OWN_CODE),
+    Precedence("gpu.small_batch", "host.avoidable_work", _OWN_CODE),
     Precedence(
         "gpu.small_batch",
         "comm.exposed",
@@ -204,6 +219,7 @@ PRECEDENCE = (
     Precedence("gpu.compute_bound_healthy", "host.debug_mode", _DEBUGGED, when=host.is_debugged),
     Precedence("gpu.compute_bound_healthy", "host.environment", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "host.gil", _LOCKED, when=host.waits_for_lock),
+    Precedence("gpu.compute_bound_healthy", "host.avoidable_work", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "host.slow_function", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "host.slowing_down", _MORE_TO_GAIN),
     Precedence("gpu.compute_bound_healthy", "hw.power", _MORE_TO_GAIN),

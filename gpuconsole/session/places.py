@@ -526,6 +526,9 @@ def _split(line: str) -> tuple[str, str]:
 
 UPDATE = ("clip", "optimizer")
 """The parts of a step from the backward pass to the end of the update."""
+MOSTLY_NATIVE = 0.4
+"""Share of a function's samples outside of Python from which on its lines mostly run operators. On
+a busy machine the rest may be operators, too."""
 OF_OPTIMIZERS = (".step", ".zero_grad")
 """The ends of the names of torch's own methods of optimizers, and of the scaler of gradients."""
 
@@ -556,13 +559,13 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
         for place in _with_called(update, samples, total)
         if elsewhere[_file(place), place.function] < ELSEWHERE * place.share_ratio
     ]
-    largest = _largest(own) if own else None
+    largest = _largest(own)
     signals = {
         "stack.update_ratio": Signal(
             largest.share_ratio if largest else 0.0,
             "ratio",
-            f"{source}: in one function of the program after the backward pass"
-            + (f", most of them in: {_words(largest)}" if largest else ""),
+            f"{source}: in one function of the program after the backward pass",
+            largest.code if largest else None,
         )
     }
     if largest:
@@ -571,24 +574,19 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
             "ratio",
             f"{largest.samples} stack samples in this function",
         )
-    operators = [
-        msgspec.structs.replace(sample, lines=sample.lines[:1])
-        for sample in samples
-        if sample.part in ("forward", "loss")
-        and sample.kind == NATIVE
-        and sample.lines
-        and not sample.callee
-    ]
-    heaviest = _largest(_functions(operators, total)) if operators else None
+    operators = _functions(
+        (
+            sample
+            for sample in samples
+            if sample.part in ("forward", "loss") and sample.kind != WAITS and not sample.callee
+        ),
+        total,
+    )
+    heaviest = _largest([place for place in operators if place.native_ratio >= MOSTLY_NATIVE])
     signals["stack.operator_ratio"] = Signal(
         heaviest.share_ratio if heaviest else 0.0,
         "ratio",
-        f"{source}: in operators that one function of the program calls itself"
-        + (f", most of them in: {_words(heaviest)}" if heaviest else ""),
+        f"{source}: in operators that one function of the program calls itself",
+        heaviest.code if heaviest else None,
     )
     return signals
-
-
-def _words(place: Place) -> str:
-    called = f", called by {place.caller}" if place.caller else ""
-    return f"{place.function} at {place.line}{called}, in {WITHIN[place.part]}"

@@ -494,3 +494,34 @@ def test_where_processes_cannot_be_compared_nobody_is_accused(
     assert "comm.slowest_rank" not in signals
     assert findings["comm.straggler"].state == findings["comm.exposed"].state == "cant_tell"
     assert reason in unavailable["comm.collectives"]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "in_steps", "title", "accumulates"),
+    [
+        (16.8e6, 0.6, "Buffers are sent to all processes in every forward pass", False),
+        # the gradients take the time, and are larger than the buffers of batch norm
+        (4e4, 0.6, "The step waits for communication", True),
+        # the buffers are large, and take no time
+        (16.8e6, 0.1, "The step waits for communication", True),
+    ],
+)
+def test_buffers_that_are_sent_before_each_forward_pass_are_no_gradients(
+    buffers: float, in_steps: float, title: str, accumulates: bool
+) -> None:
+    exchanged = case(
+        knobs={"sharding": "ddp", "gradient_accumulation_steps": 1, "comm_hook": "none"},
+        step_s=0.1,
+        comm__exposed_s=0.002 if buffers > 1e6 and in_steps > 0.5 else 0.02,
+        comm__exposed_spread_s=0.0,
+        comm__pass_s=0.09,
+        comm__pass_alone_s=0.08,
+        comm__exchanges_per_step=1.0,
+        comm__bytes_per_step=2e5,
+        comm__buffer_bytes=buffers,
+        ranks__least_comm_ratio=in_steps,
+    )
+    finding = check("comm.exposed", exchanged)
+    assert (finding.state, finding.title) == ("fires", title)
+    changes = [set(suggestion.changes) for suggestion in finding.suggestions]
+    assert ({"gradient_accumulation_steps"} in changes) == accumulates

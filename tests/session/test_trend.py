@@ -149,6 +149,32 @@ def test_what_is_no_trend_gives_no_finding(kind: str) -> None:
     assert false <= MAX_FALSE
 
 
+@pytest.mark.parametrize("kind", [name for name in STEADY if name != "sawtooth"])
+def test_a_short_run_of_long_steps_that_warms_up_or_waits_gives_no_finding(kind: str) -> None:
+    """A sawtooth of 100 steps is growth as long as it has not fallen back."""
+    draw = random.Random(f"short {kind}")
+    drawn = (STEADY[kind](draw, draw.choice((60, 120, 190))) for _ in range(DRAWS))
+    assert sum(found([10 * wall for wall in walls]) for walls in drawn) <= MAX_FALSE
+
+
+@pytest.mark.parametrize(("length", "each_s", "expected"), [(60, 0.5, 0.9), (60, 0.05, 0.0)])
+def test_growth_of_long_steps_is_found_within_a_minute(
+    length: int, each_s: float, expected: float
+) -> None:
+    """A state that is not detached: the time of a step doubles and more. Short steps wait for more
+    of them."""
+    draw = random.Random(8)
+    series = (
+        [
+            each_s / 0.05 * wall * (1 + 1.5 * i / length)
+            for i, wall in enumerate(noise(draw, length))
+        ]
+        for _ in range(DRAWS)
+    )
+    share = sum(map(found, series)) / DRAWS
+    assert share >= expected if expected else share == 0
+
+
 def lengths(draw: random.Random, n: int, kind: str) -> tuple[list[float], list[int]]:
     """Batches of different lengths. The time of a step grows with its length, and faster for long
     ones."""

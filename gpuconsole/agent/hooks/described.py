@@ -185,6 +185,7 @@ def facts() -> dict[str, float]:
         numbers["trainable_parameters"] = float(
             sum(parameter.numel() for parameter in trained.values())
         )
+        numbers["trained_tensors"] = float(len(trained))
         numbers["linear_parameters"] = float(model.linear_parameters)
     if trained and device().startswith("cuda"):
         on_host = sum(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpuconsole.diagnosis.families import device, passes
-from gpuconsole.diagnosis.rule import Case, Confidence, Evidence, Threshold, percent
+from gpuconsole.diagnosis.rule import (
+    Case,
+    CodePlace,
+    Confidence,
+    Evidence,
+    Threshold,
+    percent,
+    placed,
+)
 
 UPDATE = Threshold(
     "update",
@@ -15,10 +23,17 @@ UPDATE = Threshold(
 )
 PYTHON = Threshold(
     "python",
-    0.4,
+    0.2,
     "ratio",
-    "with less of its time in Python, a function mostly calls operators that are long",
+    "an update by operators on lists of tensors is in Python for a tenth of its time",
 )
+EACH = Threshold(
+    "each_tensor",
+    300e-6,
+    "s",
+    "20 short operators; an update that multiplies matrices takes longer for each tensor",
+)
+MANY = Threshold("tensors", 20, "", "for a few tensors there is little Python to save")
 ON_LISTS = 0.4
 """Share of the time of such a function that operators on lists of tensors save on a CPU. Measured:
 0.31 to 0.64 (an optimizer and a clipping, 240 and 600 small tensors)."""
@@ -50,8 +65,7 @@ ROOM = Threshold("memory_used", 0.5, "ratio", "with less than half of the memory
 
 
 class Avoidable(NamedTuple):
-    """Work that could be left out. `share`: of a step, in all. `saves`: what a step gains. `place`:
-    where, for the comparison with the place of another finding."""
+    """Work that could be left out. `share`: of a step, in all. `saves`: what a step gains."""
 
     title: str
     share: float
@@ -60,27 +74,33 @@ class Avoidable(NamedTuple):
     confidence: Confidence
     summary: str
     evidence: tuple[Evidence, ...]
-    place: str = ""
-    note: bool = False
+    place: CodePlace | None = None
 
 
-def place_of(case: Case, signal: str) -> str:
-    """Return where the program spends the time of a signal; empty if it is not known."""
-    return case.signal(signal).source.rpartition(" most of them in: ")[2] if case.has(signal) else ""
+def words(place: CodePlace | None) -> str:
+    """Return where the work is, in words."""
+    return placed(place) if place is not None else "one function"
 
 
 def update(case: Case) -> Avoidable | None:
     """An optimizer, or a clipping of gradients, that runs short operators for one tensor after the
     other."""
-    share, place = case.get("stack.update_ratio", 0.0), place_of(case, "stack.update_ratio")
+    share, place = case.get("stack.update_ratio", 0.0), case.place("stack.update_ratio")
     python = case.get("stack.update_python_ratio", 0.0)
-    if share < UPDATE or python < PYTHON or not place:
+    if share < UPDATE or python < PYTHON:
         return None
-    is_optimizer = place.endswith(" in the optimizer")
+    tensors = case.get("model.trained_tensors", 0.0)
+    if tensors < MANY or (each_s := share * case.value("step_s") / tensors) > EACH:
+        return None
+    is_optimizer = place is not None and place.part == "optimizer"
+    on_lists = (
+        "torch._foreach_* functions take a list of all tensors"
+        if is_optimizer
+        else "torch._foreach_* functions, and torch.nn.utils.clip_grad_norm_, take all in one call"
+    )
     summary = (
-        f"{percent(share)} of each step is in {place}: Python, and operators that are short, for"
-        " one tensor after the other. torch._foreach_* functions take all tensors in one call"
-        + (" each" if is_optimizer else "; torch.nn.utils.clip_grad_norm_ uses them")
+        f"{percent(share)} of each step is in {words(place)}: Python and short operators for one"
+        f" of {tensors:.0f} tensors after the other, {1e6 * each_s:.0f} µs each. {on_lists}"
     )
     return Avoidable(
         "An optimizer in Python slows every step"
@@ -91,7 +111,12 @@ def update(case: Case) -> Avoidable | None:
         share / UPDATE,
         "medium",
         summary,
-        case.evidence(("stack.update_ratio", UPDATE), ("stack.update_python_ratio", PYTHON)),
+        case.evidence(
+            ("stack.update_ratio", UPDATE),
+            ("stack.update_python_ratio", PYTHON),
+            ("model.trained_tensors", MANY),
+            "step_s",
+        ),
         place,
     )
 
@@ -107,11 +132,13 @@ def repeated(case: Case) -> Avoidable | None:
         return None
     share = compute * ratio
     saves = share * (1 - 1 / calls) * fixed_ratio(case, each_s)
-    where = case.signal("repeated.calls").source.rpartition(": ")[2]
+    place = case.place("repeated.calls")
     summary = (
-        f"{calls:.0f} {where}: {percent(ratio)} of the operators of the passes, which take"
-        f" {percent(compute)} of a step and {1e6 * each_s:.0f} µs each. One call with all of these"
-        " inputs as one batch starts each operator once (batch norm then sees them together)"
+        f"the program calls one module {calls:.0f} times in a pass, in {words(place)}, and no call"
+        f" needs the result of another. {percent(ratio)} of the operators of the forward pass are"
+        f" in these calls, {1e6 * each_s:.0f} µs each with their part of the backward pass. One"
+        " call with all of the inputs as one batch starts each operator once (batch norm then sees"
+        " them together)"
     )
     evidence = case.evidence(
         ("repeated.calls", CALLS),
@@ -129,7 +156,7 @@ def repeated(case: Case) -> Avoidable | None:
         "medium",
         summary,
         evidence,
-        where.rpartition(" at ")[2],
+        place,
     )
 
 
@@ -138,20 +165,22 @@ def fixed_ratio(case: Case, each_s: float) -> float:
     measured it, or by the time to start an operator."""
     factor = case.get("probe.batch_factor", 1.0)
     if factor > 1 and case.has("probe.batch_cost_ratio"):
-        return max(0.0, min(1.0, (1 - case.value("probe.batch_cost_ratio")) * factor / (factor - 1)))
+        return max(
+            0.0, min(1.0, (1 - case.value("probe.batch_cost_ratio")) * factor / (factor - 1))
+        )
     return min(1.0, START_S / each_s)
 
 
 def decomposed(case: Case) -> Avoidable | None:
     """A decomposition of a matrix in the forward pass or in the loss."""
     flops, share = case.get("decomposition.flops_ratio", 0.0), case.get("stack.operator_ratio", 0.0)
-    place = place_of(case, "stack.operator_ratio")
-    if flops < DECOMPOSED or share < OPERATOR or not place:
+    place = case.place("stack.operator_ratio")
+    if flops < DECOMPOSED or share < OPERATOR:
         return None
-    kind = case.signal("decomposition.flops_ratio").source.rpartition(": ")[2]
     summary = (
-        f"{percent(share)} of each step is in operators of {place}, and the graph of the loss holds"
-        f" a {kind}. It is slow at any size, and its gradient too: often a cheaper norm, a"
+        f"{percent(share)} of each step is in operators of {words(place)}, and the graph of the"
+        " loss holds a decomposition of a matrix (SVD, eigenvalues, inverse and the like). It runs"
+        " far below the speed of products, and so does its gradient: often a cheaper norm, a"
         " decomposition in some steps only, or an iteration of products does as well"
     )
     return Avoidable(
@@ -161,7 +190,9 @@ def decomposed(case: Case) -> Avoidable | None:
         share / OPERATOR,
         "medium",
         summary,
-        case.evidence(("stack.operator_ratio", OPERATOR), ("decomposition.flops_ratio", DECOMPOSED)),
+        case.evidence(
+            ("stack.operator_ratio", OPERATOR), ("decomposition.flops_ratio", DECOMPOSED)
+        ),
         place,
     )
 
@@ -204,10 +235,14 @@ def found(case: Case) -> Avoidable | None:
 
 def in_function(case: Case) -> bool:
     """Return whether the work is in the function that host.slow_function would name."""
-    work = found(case)
-    return work is not None and bool(work.place) and work.place == place_of(
-        case, "stack.function_ratio"
-    )
+    if hidden(case) or (work := found(case)) is None or work.place is None:
+        return False
+    other = case.place("stack.function_ratio")
+    return other is not None and _function(work.place) == _function(other)
+
+
+def _function(place: CodePlace) -> tuple[str, str, str]:
+    return place.line.rpartition(":")[0], place.function, place.part
 
 
 def hidden(case: Case) -> bool:

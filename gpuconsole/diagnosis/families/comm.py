@@ -82,7 +82,23 @@ def whole_ratio(case: Case) -> float:
 
 def gradients_ratio(case: Case) -> float:
     """The part of `exposed_ratio` for gradients. Accumulation reduces this part."""
-    return min(0.95, share_of_gradients(case) * _exposed_of_a_pass(case))
+    buffers = buffers_ratio(case) if case.has("comm.buffer_bytes") else 0.0
+    return max(0.0, min(0.95, share_of_gradients(case) * _exposed_of_a_pass(case)) - buffers)
+
+
+def buffers_ratio(case: Case) -> float:
+    """Return the share of a step in which the processes of a job exchange buffers before the
+    forward pass: the communication of ordinary steps without that of the gradients, which DDP times
+    itself. 0 where the gradients are larger than the buffers: the two are then not told apart."""
+    size = case.get("comm.buffer_bytes", 0.0)
+    if not size or size < case.get("comm.bytes_per_step", 0.0):
+        return 0.0
+    gradients = (
+        case.value("comm.exposed_s")
+        * case.get("comm.exchanges_per_step", 1.0)
+        / case.value("step_s")
+    )
+    return max(0.0, case.get("ranks.least_comm_ratio", 0.0) - outside_ratio(case) - gradients)
 
 
 def share_of_gradients(case: Case) -> float:

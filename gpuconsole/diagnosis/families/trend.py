@@ -18,6 +18,14 @@ GROWN = Threshold(
         " to a fifth"
     ),
 )
+GROWN_EARLY = Threshold(
+    "grown_early",
+    0.5,
+    "ratio",
+    "below 200 steps a part of a longer rhythm would look like growth, and noise hides less",
+)
+EARLY_SPAN = 180
+"""Steps of a trend below which it is one of a short run: 200 steps without those of the warm-up."""
 RISES = Threshold(
     "rises",
     1.0,
@@ -79,7 +87,7 @@ time, and the growth is a note."""
 def slows(case: Case) -> bool:
     """Whether the step time grows over the run. Raises Missing."""
     return (
-        case.value("trend.growth_ratio") >= GROWN
+        case.value("trend.growth_ratio") >= least_growth(case)
         and case.value("trend.per_100_steps_low_s") >= SURE * case.value("trend.per_100_steps_s")
         and case.value("trend.rises_ratio") >= RISES
         and case.value("trend.jump_ratio") <= JUMP
@@ -88,6 +96,11 @@ def slows(case: Case) -> bool:
         and case.value("trend.work_ratio") <= WORK
         and evenness(case) < EVEN
     )
+
+
+def least_growth(case: Case) -> Threshold:
+    """Return the growth that a trend needs. Raises Missing."""
+    return GROWN if case.value("trend.steps") >= EARLY_SPAN else GROWN_EARLY
 
 
 def evenness(case: Case) -> float:

@@ -7,6 +7,7 @@ from gpuconsole.diagnosis.rule import (
     CantTell,
     Case,
     Confidence,
+    Evidence,
     Finding,
     Knobs,
     Rule,
@@ -30,7 +31,7 @@ class CommExposed(Rule):
         "step_s", "ranks.least_comm_ratio", "comm.exchanges_per_step", "comm.exposed_s",
         "comm.pass_s", "comm.pass_alone_s", "comm.exposed_spread_s", "comm.bytes_per_step",
         "optimizer_ratio", "comm.exchange_large_s", "comm.exchange_now_s", "comm.outside_ratio",
-        "comm.collectives_s",
+        "comm.collectives_s", "comm.buffer_bytes", "stack.comm_ratio",
     )  # fmt: skip
     text = """Probe P7 runs passes on a resident batch with and without communication, alternately
 and on all processes at once (DDP: no_sync(); sharded models and split matrices: collectives that
@@ -45,10 +46,12 @@ With FSDP on a CPU this time is a lower bound. With FSDP 2 on a GPU the lower bo
 which the computation waits for gathered parameters in the forward pass. With other sharding on a
 GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
 TORCH_NCCL_ENABLE_TIMING=1 is in the environment of the job. Collectives that exchange no gradients,
-such as metrics, do not count: see comm.outside_backward. Predicted for k times as many accumulation
-passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O the time of the optimizer and E the
-exposed time of gradients. E is all exposed time with ddp and zero1, a half with zero2 and a third
-with zero3: their other transfers gather parameters in every pass."""
+such as metrics, do not count: see comm.outside_backward. Where most of the time goes to the buffers
+of a DistributedDataParallel module, accumulation does not help, and the finding says so. Predicted
+for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O
+the time of the optimizer and E the exposed time of gradients. E is all exposed time with ddp and
+zero1, a half with zero2 and a third with zero3: their other transfers
+gather parameters in every pass."""
 
     def judge(self, case: Case) -> Finding:
         if not comm.several(case):
@@ -68,6 +71,9 @@ with zero3: their other transfers gather parameters in every pass."""
             return self.clear(ratio / limit, evidence)
         certain = case.value("comm.exposed_s") > 2 * case.get("comm.exposed_spread_s", 0.0)
         confidence: Confidence = high_if(ratio >= 2 * limit) if certain else "low"
+        buffers = comm.buffers_ratio(case)
+        if buffers >= ratio / 2:
+            return self._buffers(case, buffers, evidence)
         if int(case.knobs.get("tensor_parallel", 1)) > 1:
             exchanged, recoverable = "every layer sums its results over the processes", ratio
             why = "gradients are exchanged once per step instead of results in every layer"
@@ -92,6 +98,27 @@ with zero3: their other transfers gather parameters in every pass."""
             recoverable=recoverable,
             confidence=confidence,
             suggestions=changes,
+        )
+
+    def _buffers(self, case: Case, ratio: float, evidence: tuple[Evidence, ...]) -> Finding:
+        """Name the buffers of a DDP module, which process 0 sends before each forward pass."""
+        evidence += case.evidence("comm.buffer_bytes", "comm.bytes_per_step")
+        evidence += case.if_known("stack.comm_ratio")
+        place = case.place("stack.comm_ratio")
+        summary = (
+            f"{percent(ratio)} of a step goes to {case.value('comm.buffer_bytes') / 1e6:.3g} MB of"
+            " buffers that process 0 sends to the others before each forward pass"
+            f"{f', at {place}' if place is not None else ''}. With"
+            " DistributedDataParallel(..., broadcast_buffers=False) it does not: each process then"
+            " keeps its own, for example its own statistics of batch norm"
+        )
+        return self.fires(
+            ratio / comm.EXPOSED,
+            evidence,
+            summary,
+            recoverable=ratio,
+            confidence=high_if(ratio >= 2 * comm.EXPOSED),
+            title="Buffers are sent to all processes in every forward pass",
         )
 
     def _at_most(self, case: Case) -> Finding:

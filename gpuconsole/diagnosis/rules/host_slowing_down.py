@@ -66,6 +66,7 @@ class HostSlowingDown(Rule):
     jobs_only = True
     thresholds = (
         trend.GROWN,
+        trend.GROWN_EARLY,
         trend.SURE,
         trend.RISES,
         trend.JUMP,
@@ -96,13 +97,15 @@ all grow alike (a processor that becomes slower). If samples or tokens in a step
 batches explain it. The slope of each phase says which part of the step grows. Stack samples of the
 first third of the time against those of the last third name the function. Usual causes: a list that
 is kept, a metric over all steps so far, a graph that is kept (`loss` in place of `loss.item()`), a
-hook that is registered in each step, a history that is written as a whole."""
+hook that is registered in each step, a history that is written as a whole.
+From 40 steps and 20 seconds on, a run of fewer than 200 steps is judged by its steps themselves,
+and must grow by half."""
 
     def judge(self, case: Case) -> Finding:
         growth = case.value("trend.growth_ratio")
         evidence = case.evidence(
             *SLOPES,
-            ("trend.growth_ratio", trend.GROWN),
+            ("trend.growth_ratio", trend.least_growth(case)),
             "trend.start_s",
             ("trend.rises_ratio", trend.RISES),
             ("trend.jump_ratio", trend.JUMP),
@@ -111,7 +114,7 @@ hook that is registered in each step, a history that is written as a whole."""
             ("trend.work_ratio", trend.WORK),
         )
         if not trend.slows(case):
-            return self.clear(short_of(growth / trend.GROWN), evidence)
+            return self.clear(short_of(growth / trend.least_growth(case)), evidence)
         phase = trend.phase(case)
         evidence += case.if_known(f"trend.{phase}_s", "trend.place_ratio")
         slope, low, high = (1e3 * case.value(name) for name in SLOPES)

@@ -321,6 +321,11 @@ def _of_exchanges(
         passive["comm.bytes_per_step"] = Signal(
             size, "B", "gradients of one process (DistributedDataParallel)"
         )
+        passive["comm.buffer_bytes"] = Signal(
+            record.facts.get("exchange.buffer_bytes", 0.0),
+            "B",
+            "buffers that process 0 sends before each forward pass (DistributedDataParallel)",
+        )
         passive |= _link(record, size, exposed, exposed * most / signals["step_s"].value)
     largest = max(
         models, key=lambda model: statistics.fmean(times[0].compute_s for times in matched[model])

@@ -87,6 +87,9 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
         passive["model.trained_ratio"] = Signal(
             trained, "ratio", "parameters of the model with gradients over all"
         )
+    if record.facts.get("trained_tensors"):
+        source = "the parameters of the program's optimizers, each tensor once"
+        passive["model.trained_tensors"] = Signal(record.facts["trained_tensors"], "", source)
     if "optimizer_on_host_ratio" in record.facts:
         source = (
             "the program's optimizers: share of their parameters that are in the memory of the host"

@@ -36,6 +36,11 @@ them."""
 MIN_BLOCKS = 3 * PARTS
 MIN_STEPS = 200
 """Two rounds of what a program does every 100 steps: a sawtooth falls back once."""
+EARLY_STEPS, EARLY_S = 40, 20.0
+"""Steps and seconds from which on the steps themselves are looked at, while they are fewer than
+MIN_STEPS: a step of 0.3 s would otherwise be slow for minutes without a word."""
+EARLY_BLOCKS = 64
+"""Most blocks of such a look."""
 MIN_S = 5.0
 """Seconds of steps. A processor changes its clock, or another program starts, within a few
 seconds."""
@@ -97,6 +102,8 @@ class StepBlocks:
 
     def __init__(self) -> None:
         self._steps: list[tuple[Step, float]] = []
+        self._first: list[tuple[Step, float]] = []
+        """All steps, while they are fewer than MIN_STEPS."""
         self._medians: list[StepBlock] = []
         self._blocks: list[StepBlock] = []
         self._of_block = 1
@@ -109,6 +116,8 @@ class StepBlocks:
         """Add ordinary steps. `delay`: the share of the time of these steps in which the thread
         waited for a CPU core."""
         for step in steps:
+            if len(self._first) < MIN_STEPS:
+                self._first.append((step, 1 - delay))
             self._steps.append((step, 1 - delay))
             if len(self._steps) < BLOCK:
                 continue
@@ -121,15 +130,24 @@ class StepBlocks:
                 self._blocks = [_mean(self._blocks[at : at + 2]) for at in range(0, MAX_BLOCKS, 2)]
                 self._of_block *= 2
 
+    def _early_blocks(self) -> list[StepBlock]:
+        """The steps of a short run in blocks; empty while they are too few."""
+        count = len(self._first)
+        if count < EARLY_STEPS:
+            return []
+        size = math.ceil(count / EARLY_BLOCKS)
+        return [_median(self._first[at : at + size]) for at in range(0, count - size + 1, size)]
+
     def trend(self) -> Trend | None:
         """The trend over all steps but those of the warm-up; None while there are too few."""
-        blocks = self._blocks[int(WARM_UP * len(self._blocks)) :]
-        if (
-            len(blocks) < MIN_BLOCKS
-            or self._blocks[-1].step - self._blocks[0].step < MIN_STEPS - BLOCK
-        ):
+        early = len(self._first) < MIN_STEPS
+        every = self._early_blocks() if early else self._blocks
+        blocks = every[int(WARM_UP * len(every)) :]
+        if len(blocks) < MIN_BLOCKS:
             return None
-        if blocks[-1].t - blocks[0].t < MIN_S:
+        if not early and every[-1].step - every[0].step < MIN_STEPS - BLOCK:
+            return None
+        if blocks[-1].t - blocks[0].t < (EARLY_S if early else MIN_S):
             return None
         times = [block.wall_s for block in blocks]
         slope = _slope(blocks, times)

@@ -140,13 +140,13 @@ class StepCount:
 
     `flops`: forward and backward, recomputation included; None where they are not known, and
     `reason` says why. `recomputed`: those of forward passes that the backward pass repeats
-    (checkpoints, and the scores of fused attention). `by_type`: FLOPs by the number type of the
-    operands. `convolved`: those of convolutions. `masked`: those of attention that a causal mask
-    leaves out, where it computes the scores for the first time; `flops` counts all scores.
-    `operators`: how many ran. `unknown`: operators that may multiply, and have no formula. `waits`:
-    operators that wait for the GPU; the host is slower than usual in this step, so these operators
-    wait for less time than usual. `scores`: the bytes that operators on the scores of attention
-    read and write.
+    (checkpoints, and the scores of fused attention, `again_in_attention`). `by_type`: FLOPs by
+    the number type of the operands. `convolved`: those of convolutions. `masked`: those of
+    attention that a causal mask leaves out, where it computes the scores for the first time;
+    `flops` counts all scores. `operators`: how many ran. `unknown`: operators that may
+    multiply, and have no formula. `waits`: operators that wait for the GPU; the host is slower
+    than usual in this step, so these operators wait for less time than usual. `scores`: the
+    bytes that operators on the scores of attention read and write.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class StepCount:
         count = self
         self.flops: float | None = 0.0
         self.reason = NO_FORMULA
-        self.convolved = self.masked = self.recomputed = 0.0
+        self.convolved = self.masked = self.recomputed = self.again_in_attention = 0.0
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
         self.waits, self.scores, self.tables = Waits(), Scores(), Tables()
@@ -252,6 +252,7 @@ class StepCount:
         elif "attention" in name:
             again = flops * AGAIN_IN_ATTENTION if name.endswith("_backward") else 0.0
             self.recomputed += again
+            self.again_in_attention += again
             parameters = [argument.name for argument in operator._schema.arguments]
             place = parameters.index("is_causal") if "is_causal" in parameters else len(args)
             if not records and (
@@ -407,6 +408,12 @@ class Arithmetic:
             self.signals = count.scores.signals()
             if state.sees_modules:
                 self.signals |= count.repeats.signals()
+            self.signals["recomputed.flops_ratio"] = Signal(
+                (count.recomputed - count.again_in_attention) / count.flops,
+                "ratio",
+                "operators of the counted step: FLOPs of forward passes that are made again, not"
+                " those of fused attention",
+            )
             self.signals |= count.decompositions.signals(count.flops)
             self.facts |= count.tables.facts()
         return False

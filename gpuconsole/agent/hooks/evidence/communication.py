@@ -54,8 +54,8 @@ class Replica:
     def __init__(self, number: int, module: Any) -> None:
         self.number = number
         self.ref = weakref.ref(module)
-        self.bytes = 0.0
-        """Of its gradients."""
+        self.bytes = self.buffer_bytes = 0.0
+        """Of its gradients; and of the buffers that process 0 sends before each forward pass."""
         self.buckets = self.first_buckets = 0
         """Into how many pieces the gradients are divided, and were in the first iteration."""
         self.hook: str | None = None
@@ -100,6 +100,11 @@ class Replica:
         return Exchange(self.number, iteration, recorder.index, *seconds)
 
     def _describe(self, numbers: dict[str, int], texts: dict[str, str]) -> None:
+        module = self.ref()
+        if module is not None and module.broadcast_buffers:
+            self.buffer_bytes = float(
+                sum(buffer.numel() * buffer.element_size() for buffer in module.modules_buffers)
+            )
         self.bytes = float(numbers.get("total_parameter_size_bytes", 0))
         self.first_buckets = _pieces(texts.get("bucket_sizes", ""))
         self.buckets = _pieces(texts.get("rebuilt_bucket_sizes", "")) or self.first_buckets
@@ -184,13 +189,15 @@ class DdpExchanges:
         return [replica for replica in self.replicas if replica.bytes and replica.ref() is not None]
 
     def facts(self) -> dict[str, float]:
-        """Bytes of gradients that an exchange sends, and the pieces of them now and in the first
-        iteration; empty before the first readings."""
+        """Bytes of gradients that an exchange sends, those of the buffers that are sent before each
+        forward pass, and the pieces of the gradients now and in the first iteration; empty
+        before the first readings."""
         used = self._in_use()
         if not used:
             return {}
         return {
             "exchange.bytes": sum(replica.bytes for replica in used),
+            "exchange.buffer_bytes": sum(replica.buffer_bytes for replica in used),
             "exchange.buckets": float(sum(replica.buckets for replica in used)),
             "exchange.first_buckets": float(sum(replica.first_buckets for replica in used)),
         }

@@ -55,9 +55,10 @@ class Decompositions:
             if not name.startswith("linalg") or kind not in COSTS:
                 continue
             shapes = [tuple(result.shape) for result in getattr(node, "_input_metadata", ())]
-            matrices = [shape for shape in shapes if len(shape) > 1]
-            if not matrices:
+            dimensions = max(map(len, shapes), default=0)
+            if dimensions < 2:
                 continue
+            matrices = [shape for shape in shapes if len(shape) == dimensions]
             rows, columns = matrices[0][-2], matrices[-1][-1]
             batch = math.prod(matrices[0][:-2])
             self.flops += COSTS[kind] * batch * rows * columns * min(rows, columns)
@@ -65,6 +66,7 @@ class Decompositions:
 
     def signals(self, passes: float) -> Signals:
         """Return the FLOPs of all decompositions over those of the passes."""
-        (most, _), *_ = self._found.most_common(1) or [("none", 0)]
-        source = f"the graph of the loss of the counted step: {most}"
+        source = "the graph of the loss of the counted step"
+        for most, _ in self._found.most_common(1):
+            source += f": {most}"
         return {SIGNAL: Signal(self.flops / passes, "ratio", source)}

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ...loop import Signals
-from ...protocol import Signal
+from ...protocol import CodePlace, Signal
 from ...step_breakdown import median
 from ..structure import parameters_of
 from ..watch import place_name, program_frame
@@ -37,7 +37,7 @@ class Calls:
         self.parameters, self.size, self.shapes = parameters, size, shapes
         self.starts: list[int] = []
         self.could_be_one = True
-        self.place = ""
+        self.place: CodePlace | None = None
 
 
 class Repeats:
@@ -63,7 +63,7 @@ class Repeats:
         if name == READS_A_NUMBER:
             self._numbers |= bits
         for tensor in tensors_in(out):
-            self._from[tensor.untyped_storage().data_ptr()] = bits
+            self._from[address_of(tensor)] = bits
 
     def called(
         self, module: Any, args: Any, kwargs: dict[str, Any], operators: int, frame: FrameType
@@ -87,7 +87,7 @@ class Repeats:
         if len(calls.starts) == 1 and (program := program_frame(frame)) is not None:
             function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
             line = place_name(program.f_code.co_filename, program.f_lineno)
-            calls.place = f"{line} {function}"
+            calls.place = CodePlace(line, function, "forward")
         calls.starts.append(operators)
 
     def end_pass(self, operators: int) -> None:
@@ -114,12 +114,12 @@ class Repeats:
         ratio, calls = self._best
         shape = "x".join(map(str, calls.shapes[0]))
         source = (
-            f"the forward passes of the counted step: calls of {calls.name} with ({shape}) that do"
-            f" not depend on each other, at {calls.place}"
+            f"the forward passes of the counted step: calls of {calls.name} with inputs of"
+            f" {shape} that do not depend on each other"
         )
         return {
-            CALLS: Signal(float(len(calls.starts)), "", source),
-            RATIO: Signal(ratio, "ratio", source),
+            CALLS: Signal(float(len(calls.starts)), "", source, calls.place),
+            RATIO: Signal(ratio, "ratio", source, calls.place),
         }
 
     def _new(self, module: Any, shapes: list[Any]) -> Calls | None:
@@ -133,7 +133,17 @@ class Repeats:
         return self._bits.setdefault(id(parameter), 1 << len(self._bits))
 
     def _bits_of(self, tensor: Any) -> int:
-        return self._bits.get(id(tensor), 0) | self._from.get(tensor.untyped_storage().data_ptr(), 0)
+        return self._bits.get(id(tensor), 0) | self._from.get(
+            tensor.untyped_storage().data_ptr(), 0
+        )
+
+
+def address_of(tensor: Any) -> int:
+    """Return the address of the memory of a tensor; 0 for one that has none."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # NotImplementedError too
+        return 0
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

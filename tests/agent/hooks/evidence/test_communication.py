@@ -66,6 +66,7 @@ def test_each_timed_exchange_is_read_once_with_its_wait(exchanges: DdpExchanges)
     gradients = 4 * (64 * 64 + 64 + 64 * 8 + 8)
     assert exchanges.facts() == {
         "exchange.bytes": gradients,
+        "exchange.buffer_bytes": 0.0,
         "exchange.buckets": 1.0,
         "exchange.first_buckets": 1.0,
     }
@@ -156,6 +157,7 @@ def test_what_computation_hides_is_no_wait_and_on_a_gpu_ddp_times_as_seldom_as_e
     } == {(0.01, 0.03, 0.05, 0.03)}
     assert exchanges.facts() == {
         "exchange.bytes": 400.0,
+        "exchange.buffer_bytes": 0.0,
         "exchange.buckets": 3.0,
         "exchange.first_buckets": 1.0,
     }
