@@ -141,4 +141,29 @@ CASES: dict[str, Case] = {
     "double": Case(
         ("gazprom-neft/seismiqb#19", "dingo-gw/dingo#55"), ("gpu.double_precision",), line=False
     ),
+    "param_groups": Case(("roboflow/rf-detr#1409",), (*HOST, "gpu.optimizer_unfused")),
+    "preconditioner": Case(("kozistr/pytorch_optimizer#100",), HOST),
+    "unlabelled_logits": Case(("cisnlp/ofa#1", "facebookresearch/pytext#957"), HOST),
+    "jacobian_rows": Case(("pytorch/pytorch#50584",), HOST),
+    "second_pass": Case(("feidfoe/learning-not-to-learn#5",), HOST),
+    "undetached_fake": Case(("pytorch/examples#116", "yunjey/pytorch-tutorial#56"), HOST),
+    "one_hot_input": Case(("yhs968/pyGRU4REC#4", "snowkylin/line#5"), HOST),
+    "tokens_each_epoch": Case(
+        ("lucidrains/reformer-pytorch#143", "AnswerDotAI/ModernBERT#236"), LOADING
+    ),
+    "crop_after_colour": Case(
+        ("weiliu89/caffe#830", "anilsathyan7/Portrait-Segmentation#33"), LOADING
+    ),
+    "csv_rewritten": Case(
+        ("Lightning-AI/pytorch-lightning#17725",),
+        (*HOST, "host.slowing_down", "host.logging_io"),
+        ("meta.not_steady",),
+    ),
+    "replay_tree": Case(("AgileRL/AgileRL#541",), HOST),
+    "training_set_again": Case(
+        ("ludwig-ai/ludwig#1848", "ludwig-ai/ludwig#2856"),
+        ("host.eval_stall",),
+        ("input.one_by_one",),
+    ),
+    "drawn_until_new": Case(("massquantity/LibRecommender#11",), LOADING),
 }

@@ -1,7 +1,8 @@
 """How long a program of a report runs, how fast it is, and what share of its time the slow part takes.
 
 A program makes one step each time `goes_on` is true. Without the fault it runs with `--fixed`. At its end a line of JSON on stderr says: `rate` in steps a
-second, `share` of the time within `part`, and the `steps` and `seconds` that are counted. The first WARM_S seconds after the first step are left out.
+second, `share` of the time within `part`, the `steps` and `seconds` that are counted, and `cpu`, the CPU seconds of this process for a step, which a busy
+machine changes less than the rate. The first WARM_S seconds after the first step are left out.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ counted = 0
 within = 0.0
 counting = 0.0
 """When counting began; 0 before."""
+cpu = 0.0
+"""The CPU time of this process when counting began."""
 
 
 def goes_on() -> bool:
     """Whether there is time for one more step; to be called once for each step."""
-    global begun, calls, counted, within, counting
+    global begun, calls, counted, within, counting, cpu
     now = time.perf_counter()
     calls += 1
     if calls <= 2:
@@ -39,16 +42,16 @@ def goes_on() -> bool:
     if counting:
         counted += 1
     elif now - begun >= WARM_S:
-        counting, within = now, 0.0
+        counting, within, cpu = now, 0.0, time.process_time()
     return True
 
 
 def steps_left(steps: int) -> bool:
     """Whether a step is left, for programs with several ranks, which must make the same number of steps."""
-    global counted, counting
+    global counted, counting, cpu
     now = time.perf_counter()
     if not counting:
-        counting = now
+        counting, cpu = now, time.process_time()
     if counted >= steps:
         say(now)
         return False
@@ -58,8 +61,9 @@ def steps_left(steps: int) -> bool:
 
 def say(now: float) -> None:
     seconds = now - counting
+    told = {"rate": counted / seconds, "share": within / seconds, "steps": counted, "seconds": seconds}
     print(
-        json.dumps({"rate": counted / seconds, "share": within / seconds, "steps": counted, "seconds": seconds}),
+        json.dumps({**told, "cpu": (time.process_time() - cpu) / max(counted, 1)}),
         file=sys.stderr,
         flush=True,
     )
