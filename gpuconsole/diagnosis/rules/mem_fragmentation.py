@@ -70,7 +70,8 @@ allocation has failed at first. Pools of CUDA graphs look the same and are not j
         limit = case.value("memory.limit_bytes")
         allocated, reserved = _peaks(case)
         lost, source = max(0.0, reserved.value - allocated.value), "1 - allocated / reserved"
-        level, evidence = _level(lost, reserved.value, limit), (reserved, allocated)
+        level = _level(lost, reserved.value, limit)
+        evidence: tuple[Evidence, ...] = (reserved, allocated)
         if level >= 1 and case.value("is_gpu"):
             if case.get("memory.graph_pools", 0.0):
                 raise CantTell("CUDA graphs keep pools, whose free parts are for their replays")
