@@ -102,7 +102,7 @@ def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
         (AGAIN, {"memory_used_ratio": 0.8}),
         (AGAIN, {"recomputed__flops_ratio": 0.02}),
         # the GPU works meanwhile
-        (UPDATE, {"is_gpu": 1.0, "host__caught_up_ratio": 0.1}),
+        (UPDATE, {"is_gpu": 1.0, "gpu__util_ratio": 0.98}),
     ],
 )
 def test_healthy_neighbours_are_left_alone(

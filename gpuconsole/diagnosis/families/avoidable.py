@@ -227,16 +227,23 @@ def recomputed(case: Case) -> Avoidable | None:
 
 def found(case: Case) -> Avoidable | None:
     """Return the work that would save most; None where there is none. Raise Missing where the
-    shares of a step are not measured."""
-    kinds = (update(case), repeated(case), decomposed(case), recomputed(case))
-    return max(
-        (work for work in kinds if work is not None), key=lambda work: work.saves, default=None
-    )
+    shares of a step are not measured.
+
+    On a GPU, the time of the host costs at most the time in which the GPU has no work. Passes that
+    are made a second time cost the GPU itself.
+    """
+    kinds = [
+        work._replace(saves=device.lost(case, work.saves))
+        for work in (update(case), repeated(case), decomposed(case))
+        if work is not None
+    ]
+    kinds += [work for work in (recomputed(case),) if work is not None]
+    return max((work for work in kinds if work.saves), key=lambda work: work.saves, default=None)
 
 
 def in_function(case: Case) -> bool:
     """Return whether the work is in the function that host.slow_function would name."""
-    if hidden(case) or (work := found(case)) is None or work.place is None:
+    if (work := found(case)) is None or work.place is None:
         return False
     other = case.place("stack.function_ratio")
     return other is not None and _function(work.place) == _function(other)
@@ -244,9 +251,3 @@ def in_function(case: Case) -> bool:
 
 def _function(place: CodePlace) -> tuple[str, str, str]:
     return place.line.rpartition(":")[0], place.function, place.part
-
-
-def hidden(case: Case) -> bool:
-    """Return whether the GPU works while the host runs the program: then the time of the host costs
-    nothing."""
-    return case.on_gpu and case.value("host.caught_up_ratio") < device.CAUGHT_UP

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from gpuconsole.diagnosis.models.collective import collective_figures
 from gpuconsole.diagnosis.models.flops import flops_per_sample
-from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
-from gpuconsole.diagnosis.models.memory import FP32, UPDATE_BYTES, activations
+from gpuconsole.diagnosis.models.inputs import FP32, NOT_STEADY, ModelInputs, with_note
+from gpuconsole.diagnosis.models.memory import UPDATE_BYTES, activations
 from gpuconsole.diagnosis.models.roofline import attainable, ridge, side
 from gpuconsole.model.figures import Figure
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.inputs import NOT_STEADY, ModelInputs, with_note
-from gpuconsole.diagnosis.models.memory import FP32, exchanged_bytes
+from gpuconsole.diagnosis.models.inputs import FP32, NOT_STEADY, ModelInputs, with_note
+from gpuconsole.diagnosis.models.memory import exchanged_bytes
 from gpuconsole.model.figures import Figure
 
 HOOK_BYTES: dict[str, float] = {"none": 4.0, "bf16": 2.0, "fp16": 2.0}

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gpuconsole.diagnosis.models.inputs import GptShape
+from gpuconsole.diagnosis.models.inputs import FP32, GptShape
 from gpuconsole.diagnosis.models.memory import (
     BLOCK,
-    FP32,
     States,
     block,
     optimizer_bytes,

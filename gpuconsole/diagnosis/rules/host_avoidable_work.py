@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import avoidable
-from gpuconsole.diagnosis.rule import Case, Finding, Rule
+from gpuconsole.diagnosis.families import avoidable, device
+from gpuconsole.diagnosis.rule import Case, Finding, Missing, Rule
 
 
 class HostAvoidableWork(Rule):
@@ -23,14 +23,13 @@ class HostAvoidableWork(Rule):
         avoidable.OPERATOR,
         avoidable.RECOMPUTED,
         avoidable.ROOM,
-        avoidable.device.CAUGHT_UP,
     )
     reads = (
-        "is_gpu", "host.caught_up_ratio", "stack.update_ratio", "stack.update_python_ratio",
-        "stack.operator_ratio", "decomposition.flops_ratio", "repeated.calls",
-        "repeated.operators_ratio", "operators_per_step", "step_s", "forward_ratio", "loss_ratio",
-        "backward_ratio", "probe.batch_cost_ratio", "probe.batch_factor", "recomputed.flops_ratio",
-        "memory_used_ratio", "model.trained_tensors",
+        "stack.update_ratio", "stack.update_python_ratio", "stack.operator_ratio",
+        "decomposition.flops_ratio", "repeated.calls", "repeated.operators_ratio",
+        "operators_per_step", "loss_ratio", "probe.batch_cost_ratio", "probe.batch_factor",
+        "recomputed.flops_ratio", "memory_used_ratio", "model.trained_tensors",
+        *device.IDLE_SIGNALS,
     )  # fmt: skip
     text = """Four kinds of work of torch's operators that a program can often do without. An
 optimizer, or a clipping of gradients, of the program's own that runs some short operators for one
@@ -48,17 +47,13 @@ of the one before. So are long operators, which gain nothing from a larger batch
     )
 
     def judge(self, case: Case) -> Finding:
-        if avoidable.hidden(case):
-            return self.clear(
-                0.0,
-                case.evidence(("host.caught_up_ratio", avoidable.device.CAUGHT_UP)),
-                "the GPU still has work at the end of most steps",
-            )
+        if case.on_gpu and not device.knows_idle(case):
+            raise Missing("host.caught_up_ratio")
         case.value("stack.update_ratio")  # too few samples
         work = avoidable.found(case)
         if work is None:
             shown = ("stack.update_ratio", avoidable.UPDATE), ("repeated.calls", avoidable.CALLS)
-            return self.clear(0.0, case.if_known(*shown))
+            return self.clear(0.0, case.if_known(*shown) + device.idle_evidence(case))
         return self.fires(
             max(1.0, work.level),
             work.evidence,

@@ -133,9 +133,8 @@ def swap_optim(loop: TrainingLoop) -> Signals:
     copies = [torch.nn.Parameter(part.detach().clone()) for part in parts]
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)  # the cost of Adam does not depend on the values
-    signals = optimizer_steps_in_turn(
-        loop, *(make_optimizer(copies, name).step for name in (optim, "adamw_fused"))
-    )
+    present, fused = (make_optimizer(copies, name).step for name in (optim, "adamw_fused"))
+    signals = optimizer_steps_in_turn(loop, present, fused)
     # six times the parameters: otherwise this memory would count as reserved by the job
     del copies, copy
     loop.release_cached_memory()
