@@ -168,6 +168,7 @@ NO_SLOW_FUNCTION = {
     "stack.function_waits_ratio": 0.0,
     "stack.no_grad_ratio": 0.0,
     "stack.outside_ratio": 0.02,
+    "stack.update_ratio": 0.0,
 }
 LINE = "train.py:41"
 
@@ -424,7 +425,7 @@ def _answers(state: SessionState, job: GpuJob, probes: bool) -> None:
         job.observed,
     ):
         signals = {
-            name: Signal(value, "", "calls that wait for the GPU in 3 steps", CodePlace.of(LINE))
+            name: Signal(value, "", "calls that wait for the GPU in 3 steps", CodePlace(LINE))
             for name, value in observed.items()
         }
         state.apply(ProbeDone(t, 0, "observed", signals))

@@ -10,7 +10,7 @@ import pytest
 from gpuconsole.diagnosis.claims import unexplained
 from gpuconsole.diagnosis.engine import evaluate
 from gpuconsole.diagnosis.families.device import MFU, MFU_CAUSAL, capped_clock
-from gpuconsole.model.finding import HEALTHY, Signal
+from gpuconsole.model.finding import HEALTHY, CodePlace, Signal
 from gpuconsole.model.machine import UNKNOWN_GPU
 from gpuconsole.model.peaks import peaks_of
 from gpuconsole.model.profile import OP_CLASSES, OpClass, ProfileReport, Stalls, TopOp
@@ -705,10 +705,8 @@ def test_the_line_that_waits_is_named() -> None:
     assert f"mostly in {LINE}" in summary and "24 times per step, 25 % of its time" in summary
 
 
-HIDDEN = (
-    "489 stack samples of ordinary steps: outside of Python in one line of the program, most of"
-    " them at loss.py:12 masked_loss"
-)
+HIDDEN = "489 stack samples of ordinary steps: outside of Python in one line of the program"
+MASKED = CodePlace("loss.py:12", "masked_loss")
 
 
 @pytest.mark.parametrize(
@@ -723,7 +721,10 @@ def test_a_wait_in_a_function_that_is_not_timed_has_its_line_from_the_samples(
     seen = watched(syncing(gpt(A100, 0.25, BF16_A100, caught_up=1.0, ahead=0.5), 2, calls))
     case = replace(
         seen.case,
-        signals={**seen.case.signals, "stack.outside_ratio": Signal(outside, "ratio", HIDDEN)},
+        signals={
+            **seen.case.signals,
+            "stack.outside_ratio": Signal(outside, "ratio", HIDDEN, MASKED),
+        },
     )
     finding = next(finding for finding in evaluate(case) if finding.rule == "host.sync_stall")
     assert (
@@ -738,7 +739,7 @@ def test_a_finding_about_waits_names_the_hidden_one_that_takes_most() -> None:
     seen = watched(replace(job, caught_up=1.0, ahead=0.4))
     case = replace(
         seen.case,
-        signals={**seen.case.signals, "stack.outside_ratio": Signal(0.35, "ratio", HIDDEN)},
+        signals={**seen.case.signals, "stack.outside_ratio": Signal(0.35, "ratio", HIDDEN, MASKED)},
     )
     finding = next(finding for finding in evaluate(case) if finding.rule == "host.sync_stall")
     assert (
@@ -751,7 +752,10 @@ def test_idle_time_of_the_gpu_that_no_finding_names_has_the_line_that_waits() ->
     seen = watched(
         gpt(A100, 0.25, BF16_A100, caught_up=1.0, ahead=0.5, gpu={"utilization_ratio": 0.7})
     )
-    seen.run.signals = {**seen.case.signals, "stack.outside_ratio": Signal(0.4, "ratio", HIDDEN)}
+    seen.run.signals = {
+        **seen.case.signals,
+        "stack.outside_ratio": Signal(0.4, "ratio", HIDDEN, MASKED),
+    }
     seen.run.findings = seen.findings
     rest = unexplained(seen.run)
     assert rest is not None and "passes without work on the GPU" in rest.time

@@ -292,7 +292,8 @@ def lacks(case: Case, signal: str) -> str:
             "the page is of an engine alone and does not show how long a client waits before it: P"
             " asks, and sends a few requests (--probe)"
         )
-    if case.get("server.replicas", 0.0) > 1:
+    replicas = case.signals.get("server.replicas")
+    if replicas is not None and replicas.value > 1:
         return SEVERAL
     if not any(known.startswith(("server.", "client.")) for known in case.signals):
         return TOO_FEW_READINGS
