@@ -99,6 +99,7 @@ class StepRecorder:
         "index",
         "kind",
         "last",
+        "late",
         "loss",
         "marks",
         "on_stream",
@@ -183,6 +184,8 @@ class StepRecorder:
         """Whether a step has readings at its start and its end only. In a trial on a GPU every step
         has readings: events at each mark would take a part of a short step, and not the same part
         of both sides."""
+        self.late = False
+        """Whether the readings began within the step under way: it has them for a part only."""
         self.sample_at = -1
         """The step that has readings, also where `sample_all` is not set."""
         self.sampled(False)
@@ -250,11 +253,16 @@ class StepRecorder:
         self.stack[1:] = [code for code in self.stack[1:] if code not in codes]
 
     def sampled(self, wanted: bool) -> None:
-        """Whether the step that begins now has readings."""
+        """Whether the step that begins now has readings. A step that has segments already goes on
+        with the readings that it has; without them, the next step is the first that has all."""
+        if wanted and self.codes and self.readings is not None and not self.ends_only:
+            return
         self.readings: list[Any] | None = None
+        self.late = False
         if wanted and self.read is not None:
             first = self.read()
             count = 1 if self.ends_only else 1 + len(self.codes)
+            self.late = count > 1
             # the reading may have failed
             self.readings = [first] * count if self.read is not None else None
 
@@ -284,7 +292,7 @@ class StepRecorder:
                 self.loss,
                 self.arm,
                 self.kind,
-                self.readings,
+                None if self.late else self.readings,
             )
         )
         if not self.partial:
@@ -381,7 +389,7 @@ class StepRecorder:
         samples, tokens, loss = self.samples - mark.samples, self.tokens - mark.tokens, self.loss
         if mark.loss is not None:
             loss = loss - mark.loss if isinstance(loss, float) and loss != mark.loss else None
-        first = None if readings is None else readings[: mark.segments + 1]
+        first = None if readings is None or self.late else readings[: mark.segments + 1]
         ended_samples, ended_tokens = mark.samples, mark.tokens
         if self.partial:
             ended_samples, ended_tokens = (
@@ -411,7 +419,9 @@ class StepRecorder:
         )
         self.samples, self.tokens, self.loss = samples, tokens, loss
         if readings is not None:
-            self.readings = readings[mark.segments :]
+            # one step after the other has readings only where all have them
+            self.readings = readings[mark.segments :] if self.late or self.sample_all else None
+        self.late = False
 
     def take(self) -> list[RawStep]:
         """The steps that have ended since the last call."""

@@ -69,6 +69,29 @@ def test_a_step_with_too_many_readings_has_none() -> None:
     assert recorder.done[-1][-1] is None
 
 
+def test_a_step_that_ends_at_a_past_moment_has_its_own_readings_or_none() -> None:
+    """With two optimizers in turn, a step ends as the next one begins its update: each segment of
+    these steps waits for a core for half a second."""
+    waited = itertools.count(step=0.5)
+    recorder = StepRecorder()
+    recorder.thread, recorder.read = 1, lambda: next(waited)
+    mark = recorder.mark()
+    for step in range(4):
+        for code in (FORWARD, BACKWARD):
+            recorder.enter(code)
+            recorder.leave()
+        if step:
+            recorder.split(mark)
+            if step == 1:
+                recorder.sampled(True)
+        mark = recorder.mark()
+    waits = [
+        None if readings is None else [b - a for a, b in itertools.pairwise(readings)]
+        for *_, readings in recorder.done
+    ]
+    assert waits == [None, None, [0.5] * 4]
+
+
 class Event:
     """An event of a stream that is passed once `done` is set."""
 
@@ -130,6 +153,7 @@ def test_a_host_that_waits_within_a_step_was_ahead_of_the_gpu(
     work by 0.2 s, and then waits, in whatever function."""
     clock = StreamClock.__new__(StreamClock)
     clock._free, clock._caught_up, clock.ahead_s, clock.caught_up_s = [], {7, 8}, 0.0, 0.0
+    clock.ahead_steps = 0
     events = [AtTime(at_s) for at_s in (0.0, 0.4, 0.9, 1.0)]
     step = (7, 0.0, [FORWARD, BACKWARD, OPTIMIZER], list(issued_s), 1, 0, None, 0, 0, events)
     without_times = (8, 0.0, [FORWARD], [2.0], 1, 0, None, 0, 0, [AtTime(1.0), None])
