@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuconsole.diagnosis.families import comm, device, serving, trend
+from gpuconsole.diagnosis.families import comm, device, loader, serving, trend
 from gpuconsole.diagnosis.precedence import rank
 from gpuconsole.diagnosis.probes import IN_JOB, NO_CONSENT, PROBE_OF
 from gpuconsole.diagnosis.rule import CantTell, Case, Threshold, percent, placed
@@ -504,11 +504,11 @@ def unexplained(run: Run) -> Unexplained | None:
             key=lambda one: next(n for n, start in enumerate(order) if one.rule.startswith(start)),
         )
     missing = _missing(unsure) if not run.watched else ()
-    fits = part.fits + (
-        f" (most of them in {place})"
-        if part.name == IDLE and (place := _waiting_place(case))
-        else ""
-    )
+    fits = part.fits
+    if part.name == IDLE and (place := _waiting_place(case)):
+        fits += f" (most of them in {place})"
+    elif part.name == "data_wait" and case.is_job and not loader.has_loader(case):
+        fits = "the program's own code that makes batches"
     time = f"{percent(rest)} {_OF_REQUEST if run.serves else _OF_STEP} {part.words}"
     named = rest < whole or any(is_about(finding, part.name, case) for finding in run.findings)
     how = (

@@ -480,6 +480,31 @@ def test_a_name_of_a_file_with_blanks_is_named_whole() -> None:
     assert shown.place == place and place.line == "look at me.py:6"
 
 
+def test_a_line_that_waits_for_the_gpu_in_many_calls_is_no_overhead_of_python() -> None:
+    """Another rule names the waits. The time is the GPU's or the host's: GPU-Util is 50 %."""
+    values = {
+        "is_gpu": 1.0,
+        "gpu__util_ratio": 0.5,
+        "other_ratio": 0.45,
+        "stack__script_ratio": 0.45,
+        "stack__line_ratio": 0.45,
+        "sync__calls": 146.0,
+    }
+    for line, state in (("train.py:41", "clear"), ("train.py:50", "fires")):
+        a_case = case(**values, sync__wait_s=0.06, step_s=0.12)
+        waits = dataclasses.replace(
+            a_case.signals["sync.wait_s"], place=CodePlace("train.py:41", "main")
+        )
+        seen = dataclasses.replace(
+            a_case.signals["stack.line_ratio"], place=CodePlace(line, "main")
+        )
+        a_case = dataclasses.replace(
+            a_case,
+            signals={**a_case.signals, "sync.wait_s": waits, "stack.line_ratio": seen},
+        )
+        assert check("host.python_overhead", a_case).state == state
+
+
 def test_a_line_with_little_of_the_time_is_not_called_most_of_it() -> None:
     finding = check("host.python_overhead", own_batches(cpu=0.98, line=0.1))
     assert ", the largest part (10 %) in ask at train.py:12." in finding.summary

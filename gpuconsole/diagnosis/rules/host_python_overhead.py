@@ -116,7 +116,7 @@ trains on the batch before."""
                 words = f"{percent(share)} of a step lies between the phases, and"
                 return self.clear(0.0, evidence, f"{words} {device.idle_words(case)}")
             if _waits_for_gpu(case):
-                where = device.waiting_place(case)
+                where, _ = device.waiting_place(case)
                 return self.clear(0.0, evidence, f"this time waits for the GPU, at {where}")
             share = device.lost(case, share) * device.with_core_ratio(case)
             if share < SHARE:
@@ -185,7 +185,7 @@ def _waits_for_gpu(case: Case) -> bool:
         return False
     if device.waits_per_pass(case) < device.CALLS:
         return False
-    line, place = host.line_of(case, "stack.line_ratio"), device.waiting_place(case)
+    line, (place, _) = host.line_of(case, "stack.line_ratio"), device.waiting_place(case)
     return device.waited_ratio(case) >= device.WAITED and bool(line) and line in place
 
 
