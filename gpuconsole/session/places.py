@@ -3,6 +3,7 @@ stack."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict, deque
 from collections.abc import Container, Iterable
 from weakref import WeakKeyDictionary
@@ -163,6 +164,25 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
         source = f"{most.samples} stack samples in this function: whether the thread ran"
         signals["stack.line_cpu_ratio"] = Signal(1 - most.waits_ratio, "ratio", source)
     return signals
+
+
+def by_breakdown(
+    found: dict[str, Signal], samples: list[StackSample], shares: dict[str, float]
+) -> dict[str, Signal]:
+    """Return the share of the function with most of the time as the step breakdown measures its
+    part of a step: the function's share of the samples in this part, times the share of the part.
+    `shares`: the measured share of each part that is to be used. Python code gives its lock to the
+    sampler late, so samples alone give Python too little time, and operators of torch too much.
+    Empty where the part is not measured, or where passes without gradients may belong to it."""
+    signal = found.get("stack.function_ratio")
+    part = signal.place.part if signal is not None and signal.place is not None else ""
+    if signal is None or part not in shares or any(one.part == "no_grad" for one in samples):
+        return {}
+    total = sum(sample.weight for sample in samples)
+    inside = sum(sample.weight for sample in samples if sample.part == part) / total
+    share = min(1.0, signal.value / inside) * shares[part]
+    source = f"{signal.source}; the part by the step breakdown"
+    return {"stack.function_ratio": dataclasses.replace(signal, value=share, source=source)}
 
 
 def thread_signals(others: list[StackSample], training: list[StackSample]) -> dict[str, Signal]:

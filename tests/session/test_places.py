@@ -9,6 +9,7 @@ from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.places import (
     StackRecord,
     between_passes,
+    by_breakdown,
     places_of,
     side_work_signals,
     signals_of,
@@ -164,6 +165,21 @@ def test_python_in_the_loss_is_named_there_and_is_no_code_between_the_phases() -
     assert signals["stack.script_ratio"].value == 0
     assert signals["stack.function_ratio"].value == pytest.approx(0.4)
     assert signals["stack.function_ratio"].place == CodePlace("detr.py:9", "match", "loss", MAIN)
+
+
+def test_python_that_is_sampled_too_seldom_has_the_time_of_its_part_of_the_step() -> None:
+    """Ten samples of fifty are in the loss, which takes 40 % of the step."""
+    loss = [sample(9, "detr.py:9 match", "loss"), sample(1, "detr.py:20 criterion", "loss")]
+    optimizer = StackSample("optimizer", "native", 40, "torch.Adam.step", [MAIN])
+    samples = [*loss, optimizer]
+    found = signals_of(samples, 0.4)
+    assert found["stack.function_ratio"].value == pytest.approx(0.18)
+    exact = by_breakdown(found, samples, {"forward": 0.2, "loss": 0.4})
+    assert exact["stack.function_ratio"].value == pytest.approx(0.36)
+    assert exact["stack.function_ratio"].place == found["stack.function_ratio"].place
+    teacher = sample(5, "teacher.py:3 forward", "no_grad")
+    assert by_breakdown(found, [*samples, teacher], {"loss": 0.4}) == {}
+    assert by_breakdown(found, samples, {"forward": 0.4}) == {}
 
 
 @pytest.mark.parametrize("part", ["between", "loss"])

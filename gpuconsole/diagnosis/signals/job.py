@@ -16,6 +16,7 @@ from gpuconsole.model.finding import CodePlace, Signal
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.places import (
     avoidable_signals,
+    by_breakdown,
     side_work_signals,
     signals_of,
     thread_signals,
@@ -57,6 +58,12 @@ def job_signals(
     stacks = signals_of(training, loss_ratio) | thread_signals(
         record.stacks.of_others(steps[0].t), training
     )
+    if record.run.device == "cpu":  # on a GPU the breakdown has the times of the stream
+        names = ("forward", "loss")
+        measured = {
+            name: signals[f"{name}_ratio"].value for name in names if f"{name}_ratio" in signals
+        }
+        stacks |= by_breakdown(stacks, training, measured)
     stacks |= avoidable_signals(training)
     stacks |= side_work_signals(
         record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t)
