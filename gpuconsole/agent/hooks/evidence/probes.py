@@ -31,6 +31,7 @@ from ...world import World
 from .. import graphs
 from ..changes.state import state_of_generator
 from ..guard import switch, unseen
+from ..modes import has_modes, is_profiled
 from ..recorder import BACKWARD, FORWARD
 from ..sampler import sampler
 from ..watch import recorder, watch
@@ -606,6 +607,8 @@ def swap_optim(loop: Any) -> Probing:
     fused."""
     refuse_several(loop.knobs)
     yield
+    if has_modes() or is_profiled():
+        raise ProbeError("a mode or a profiler of the program would see the updates of copies")
     device, present, fused = updates_on_copies(watch.alive(watch.optimizers))
     return probes.swap_optim(JobTimed(loop.breakdown, device), present, fused, MAX_HOLD_S)
 

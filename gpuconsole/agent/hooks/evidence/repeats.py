@@ -25,18 +25,22 @@ MIN_CALLS = 4
 """Two calls are those of a siamese network, three those of a triplet loss."""
 MAX_CALLS = 20_000
 """Calls of modules in one pass that are looked at."""
+PLAIN = (type(None), bool, int, float, str)
+"""Classes of arguments that hold no state."""
 READS_A_NUMBER = "_local_scalar_dense"
 
 
 class Calls:
     """The calls of one module in one pass. `shapes`: of the tensors of the first call. `starts`:
-    the number of operators before each call. `parameters`: bits of the parameters."""
+    the number of operators before each call. `parameters`: bits of the parameters. `holds_state`:
+    an argument is an object, in which an earlier call may have left something: then this call, and
+    those within it, follow each other."""
 
     def __init__(self, module: Any, parameters: int, size: int, shapes: list[Any]) -> None:
         self.name = type(module).__name__
         self.parameters, self.size, self.shapes = parameters, size, shapes
         self.starts: list[int] = []
-        self.could_be_one = True
+        self.could_be_one, self.holds_state = True, False
         self.place: CodePlace | None = None
 
 
@@ -70,7 +74,8 @@ class Repeats:
     ) -> None:
         """A module is called within the pass. `operators`: those of the pass so far."""
         self._seen += 1
-        inputs = list(tensors_in((args, list(kwargs.values()))))
+        given = [args, list(kwargs.values())]
+        inputs = list(tensors_in(given))
         if self._seen > MAX_CALLS or not inputs:
             return
         shapes = [tuple(tensor.shape) for tensor in inputs]
@@ -84,6 +89,7 @@ class Repeats:
             bits |= self._bits_of(tensor)
         if calls.starts and (bits & calls.parameters or shapes != calls.shapes):
             calls.could_be_one = False
+        calls.holds_state |= may_hold_state(given)
         if len(calls.starts) == 1 and (program := program_frame(frame)) is not None:
             function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
             line = place_name(program.f_code.co_filename, program.f_lineno)
@@ -92,10 +98,17 @@ class Repeats:
 
     def end_pass(self, operators: int) -> None:
         """The pass is over. `operators`: all of the pass."""
+        follow = 0
+        for calls in self._calls.values():
+            if calls is not None and calls.holds_state and len(calls.starts) > 1:
+                follow |= calls.parameters
         alike = [
             calls
             for calls in self._calls.values()
-            if calls is not None and calls.could_be_one and len(calls.starts) >= MIN_CALLS
+            if calls is not None
+            and calls.could_be_one
+            and not calls.parameters & follow
+            and len(calls.starts) >= MIN_CALLS
         ]
         if alike and self._seen <= MAX_CALLS:
             most = max(alike, key=lambda calls: calls.size)
@@ -103,7 +116,8 @@ class Repeats:
             ratio = min(1.0, len(most.starts) * median(between) / max(1, operators))
             if self._best is None or ratio > self._best[0]:
                 self._best = ratio, most
-        self._from, self._calls, self._numbers, self._seen = {}, {}, 0, 0
+        self._from, self._calls = {}, {}
+        self._numbers = self._seen = 0
 
     def signals(self) -> Signals:
         """Return how often the module is called whose calls could be one, and the share of the
@@ -133,9 +147,7 @@ class Repeats:
         return self._bits.setdefault(id(parameter), 1 << len(self._bits))
 
     def _bits_of(self, tensor: Any) -> int:
-        return self._bits.get(id(tensor), 0) | self._from.get(
-            tensor.untyped_storage().data_ptr(), 0
-        )
+        return self._bits.get(id(tensor), 0) | self._from.get(address_of(tensor), 0)
 
 
 def address_of(tensor: Any) -> int:
@@ -147,11 +159,22 @@ def address_of(tensor: Any) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors in plain memory in a value: in tuples, lists and dictionaries."""
-    if isinstance(value, (tuple, list)):
+    """The tensors in plain memory in a value: in tuples, lists and dictionaries. Objects of the
+    program, and its classes of containers and tensors, are not asked anything."""
+    if type(value) in (tuple, list):
         for item in value:
             yield from tensors_in(item)
-    elif isinstance(value, dict):
+    elif type(value) is dict:
         yield from tensors_in(list(value.values()))
-    elif hasattr(value, "untyped_storage") and is_plain(value):
+    elif is_plain(value):
         yield value
+
+
+def may_hold_state(value: Any) -> bool:
+    """Return whether a value contains an object of a class of the program or of a library, such as
+    a cache of keys and values: what an earlier call has left there is not known."""
+    if type(value) in (tuple, list):
+        return any(map(may_hold_state, value))
+    if type(value) is dict:
+        return may_hold_state(list(value.values()))
+    return not (is_plain(value) or type(value) in PLAIN)

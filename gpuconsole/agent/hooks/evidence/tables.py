@@ -89,9 +89,11 @@ class Tables:
 
 
 def is_plain(argument: Any) -> bool:
-    """Return whether an argument of an operator is a tensor in plain memory."""
+    """Return whether an argument of an operator is a tensor in plain memory, of no class of the
+    program."""
     torch = sys.modules["torch"]
-    return isinstance(argument, torch.Tensor) and argument.layout is torch.strided
+    is_tensor = type(argument) in (torch.Tensor, torch.nn.Parameter)
+    return is_tensor and argument.layout is torch.strided
 
 
 def is_trained(argument: Any) -> bool:

@@ -99,6 +99,42 @@ class InPlace(Model):
         return self.inner(kept[-1])
 
 
+class Cache:
+    """A cache of the program, which says when somebody asks it something."""
+
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        raise AttributeError(name)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(24, 24)
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        cache.rows.append(self.linear(x))
+        return torch.stack(cache.rows).mean(0)
+
+
+class Cached(Model):
+    """Each call reads what the calls before have left in a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attends = Attends()
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = Cache()
+        out = torch.stack([self.attends(x[:, i], cache) for i in range(x.shape[1])]).mean(0)
+        assert cache.asked == []
+        return out
+
+
 def calls_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Signal, Signal]:
     """What the counted step says of a forward pass of `model`, for two samples of 12 parts."""
     # another test of this process may have compiled a model: no step would be counted
@@ -128,7 +164,9 @@ def test_calls_that_could_be_one_are_counted_with_their_line(
     assert calls.place.line == f"test_repeats.py:{Views.forward.__code__.co_firstlineno + 1}"
 
 
-@pytest.mark.parametrize("kind", [Sizes, Siamese, Recurrent, Shared, Unrolled, Chosen, InPlace])
+@pytest.mark.parametrize(
+    "kind", [Sizes, Siamese, Recurrent, Shared, Unrolled, Chosen, InPlace, Cached]
+)
 def test_calls_that_need_each_other_or_differ_are_left_alone(
     kind: type[Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
