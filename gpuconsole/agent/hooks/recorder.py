@@ -39,6 +39,7 @@ LOADERS = 8
 MAY_HOLD_FORWARD = frozenset((GAP, OPTIMIZER, WHOLE, SAVE, LOG))
 """A pass is a segment only directly within these: a closure runs in the optimizer's step; a
 function that saves may evaluate first."""
+PASSES_OF_A_STEP = frozenset((FORWARD, BACKWARD))
 LAST = frozenset((FORWARD, BACKWARD, OPTIMIZER, COMPILED, WHOLE, *range(LOADER, LOADER + LOADERS)))
 """The codes by which the time after them is named. A pass without gradients says nothing about
 it."""
@@ -253,16 +254,18 @@ class StepRecorder:
         self.stack[1:] = [code for code in self.stack[1:] if code not in codes]
 
     def sampled(self, wanted: bool) -> None:
-        """Whether the step that begins now has readings. A step that has segments already goes on
-        with the readings that it has; without them, the next step is the first that has all."""
-        if wanted and self.codes and self.readings is not None and not self.ends_only:
+        """Whether the step that begins now has readings. A step that has passes already, with
+        several optimizers, goes on with the readings that it has; without them, the next step is
+        the first that has all."""
+        under_way = not (PASSES_OF_A_STEP.isdisjoint(self.codes) or self.ends_only)
+        if wanted and under_way and self.readings is not None:
             return
         self.readings: list[Any] | None = None
         self.late = False
         if wanted and self.read is not None:
             first = self.read()
             count = 1 if self.ends_only else 1 + len(self.codes)
-            self.late = count > 1
+            self.late = under_way
             # the reading may have failed
             self.readings = [first] * count if self.read is not None else None
 

@@ -19,6 +19,7 @@ from gpuconsole.agent.hooks.recorder import (
     LOG,
     NO_GRAD,
     OPTIMIZER,
+    OWN,
     StepRecorder,
 )
 from gpuconsole.agent.hooks.stream import StreamClock
@@ -90,6 +91,22 @@ def test_a_step_that_ends_at_a_past_moment_has_its_own_readings_or_none() -> Non
         for *_, readings in recorder.done
     ]
     assert waits == [None, None, [0.5] * 4]
+
+
+def test_a_step_that_begins_with_work_of_the_agent_has_all_of_its_readings() -> None:
+    recorder = StepRecorder()
+    recorder.thread, recorder.read = 1, itertools.count(step=0.5).__next__
+    recorder.enter(OPTIMIZER)
+    recorder.cut()
+    recorder.enter(OWN)
+    recorder.sampled(True)
+    recorder.leave()
+    recorder.leave()
+    recorder.enter(FORWARD)
+    recorder.leave()
+    recorder.cut()
+    codes, readings = recorder.done[-1][2], recorder.done[-1][-1]
+    assert readings is not None and len(readings) == 1 + len(codes)
 
 
 class Event:

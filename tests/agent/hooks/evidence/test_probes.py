@@ -105,7 +105,9 @@ def test_stack_samples_name_the_line(outputs: Outputs) -> None:
         for number, text in enumerate(PROGRAM.read_text().splitlines(), 1)
         if "time.sleep" in text
     )
-    assert signals["stack.line_ratio"].source.endswith(f"probed.py:{line} train, between two steps")
+    place = signals["stack.line_ratio"].place
+    assert place is not None
+    assert (place.line, place.function, place.part) == (f"probed.py:{line}", "train", "between")
     assert signals["stack.script_ratio"].value >= signals["stack.line_ratio"].value > 0.2
     assert signals["stack.line_cpu_ratio"].value < 0.4, "the line sleeps"
 
