@@ -8,6 +8,7 @@ from gpuconsole.model.finding import CodePlace
 from gpuconsole.model.stacks import StackSample
 from gpuconsole.session.places import (
     StackRecord,
+    after_step_ratio,
     between_passes,
     by_breakdown,
     places_of,
@@ -199,6 +200,17 @@ def test_small_functions_are_added_up_in_the_function_that_calls_them(part: str)
     name = "stack.line_ratio" if part == "between" else "stack.function_ratio"
     assert signals[name].value == pytest.approx(40 / 102)
     assert signals[name].place == CodePlace("metric.py:60", "update", part, MAIN)
+
+
+def test_a_late_sample_of_a_step_moves_no_border() -> None:
+    """Two of a hundred samples of the step show a line that runs after the step."""
+    step = StackSample("optimizer", "native", 98, "torch.SGD.step", ["train.py:30 train"])
+    late = StackSample("optimizer", "native", 2, "torch.SGD.step", ["train.py:40 train"])
+    average = StackSample("between", "python", 60, "", ["train.py:40 train"])
+    batch = StackSample("between", "python", 20, "", ["train.py:10 train"])
+    assert after_step_ratio([step, late, average, batch], 30) == pytest.approx(0.75)
+    assert after_step_ratio([step, average, batch], 30) == pytest.approx(0.75)
+    assert after_step_ratio([step, late, average, batch], 90) == 0
 
 
 @pytest.mark.parametrize(
