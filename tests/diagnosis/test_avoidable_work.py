@@ -63,20 +63,26 @@ def of(rule: str, signals: dict[str, float]) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("signals", "recoverable", "named"),
+    ("signals", "recoverable", "named", "part"),
     [
-        (UPDATE, 0.3 * 0.4, "Lion.step at own.py:12, in the optimizer"),
-        (VIEWS, 0.6 * 0.9 * (1 - 1 / 24) * 6e-6 / 7.5e-6, "Rig.forward at model.py:29"),
-        ({**VIEWS, "probe__batch_factor": 4.0, "probe__batch_cost_ratio": 0.4}, 0.414, "24 times"),
-        (SVD, 0.25, "nuclear at loss.py:10, in the loss"),
-        (AGAIN, 0.6 * 0.24, "24 %"),
+        (UPDATE, 0.3 * 0.4, "Lion.step at own.py:12", "optimizer"),
+        (VIEWS, 0.6 * 0.9 * (1 - 1 / 24) * 6e-6 / 7.5e-6, "Rig.forward at model.py:29", "forward"),
+        (
+            {**VIEWS, "probe__batch_factor": 4.0, "probe__batch_cost_ratio": 0.4},
+            0.414,
+            "24 times",
+            "forward",
+        ),
+        (SVD, 0.25, "nuclear at loss.py:10", "loss"),
+        (AGAIN, 0.6 * 0.24, "24 %", ""),
     ],
 )
 def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
-    signals: dict[str, float], recoverable: float, named: str
+    signals: dict[str, float], recoverable: float, named: str, part: str
 ) -> None:
     finding = of(RULE, signals)
     assert finding.state == "fires" and named in finding.summary
+    assert (finding.place.part if finding.place is not None else "") == part
     assert finding.recoverable_ratio == pytest.approx(recoverable, rel=0.01)
     probed = {"probe__batch_factor": 4.0, "probe__batch_cost_ratio": 0.4, **signals}
     assert of("gpu.small_batch", probed).state == "clear"

@@ -12,7 +12,6 @@ from gpuconsole.diagnosis.rule import (
     Evidence,
     Threshold,
     percent,
-    placed,
 )
 
 UPDATE = Threshold(
@@ -78,8 +77,10 @@ class Avoidable(NamedTuple):
 
 
 def words(place: CodePlace | None) -> str:
-    """Return where the work is, in words."""
-    return placed(place) if place is not None else "one function"
+    """Return where the work is, in words that leave room for the advice in one row."""
+    if place is None:
+        return "one function"
+    return f"{place.function} at {place.line}" if place.function else place.line
 
 
 def update(case: Case) -> Avoidable | None:
@@ -93,14 +94,11 @@ def update(case: Case) -> Avoidable | None:
     if tensors < MANY or (each_s := share * case.value("step_s") / tensors) > EACH:
         return None
     is_optimizer = place is not None and place.part == "optimizer"
-    on_lists = (
-        "torch._foreach_* functions take a list of all tensors"
-        if is_optimizer
-        else "torch._foreach_* functions, and torch.nn.utils.clip_grad_norm_, take all in one call"
-    )
+    norm = "" if is_optimizer else "torch.nn.utils.clip_grad_norm_ or "
     summary = (
-        f"{percent(share)} of each step is in {words(place)}: Python and short operators for one"
-        f" of {tensors:.0f} tensors after the other, {1e6 * each_s:.0f} µs each. {on_lists}"
+        f"{percent(share)} of each step is in {words(place)}. Let {norm}torch._foreach_* functions"
+        f" take all {tensors:.0f} tensors in one call. The program runs Python and short operators"
+        f" for one tensor after the other, {1e6 * each_s:.0f} µs each"
     )
     return Avoidable(
         "An optimizer in Python slows every step"
@@ -134,11 +132,10 @@ def repeated(case: Case) -> Avoidable | None:
     saves = share * (1 - 1 / calls) * fixed_ratio(case, each_s)
     place = case.place("repeated.calls")
     summary = (
-        f"the program calls one module {calls:.0f} times in a pass, in {words(place)}, and no call"
-        f" needs the result of another. {percent(ratio)} of the operators of the forward pass are"
-        f" in these calls, {1e6 * each_s:.0f} µs each with their part of the backward pass. One"
-        " call with all of the inputs as one batch starts each operator once (batch norm then sees"
-        " them together)"
+        f"{words(place)} calls one module {calls:.0f} times in a pass: make the inputs one batch."
+        f" No call needs the result of another. {percent(ratio)} of the operators of the forward"
+        f" pass are in these calls, {1e6 * each_s:.0f} µs each with their part of the backward pass."
+        " Batch norm then sees all inputs together"
     )
     evidence = case.evidence(
         ("repeated.calls", CALLS),
@@ -179,10 +176,10 @@ def decomposed(case: Case) -> Avoidable | None:
     if flops < DECOMPOSED or share < OPERATOR:
         return None
     summary = (
-        f"{percent(share)} of each step is in operators of {words(place)}, and the graph of the"
-        " loss holds a decomposition of a matrix (SVD, eigenvalues, inverse and the like). It runs"
-        " far below the speed of products, and so does its gradient: often a cheaper norm, a"
-        " decomposition in some steps only, or an iteration of products does as well"
+        f"{percent(share)} of each step is in operators of {words(place)}: try a cheaper norm, a"
+        " decomposition in some steps only, or an iteration of products. The graph of the loss"
+        " holds a decomposition of a matrix (SVD, eigenvalues, inverse and the like). It runs far"
+        " below the speed of products, and so does its gradient"
     )
     return Avoidable(
         "A decomposition of a matrix slows every step",
