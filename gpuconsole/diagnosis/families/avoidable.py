@@ -132,7 +132,7 @@ def repeated(case: Case) -> Avoidable | None:
     saves = share * (1 - 1 / calls) * fixed_ratio(case, each_s)
     place = case.place("repeated.calls")
     summary = (
-        f"{words(place)} calls one module {calls:.0f} times in a pass: make the inputs one batch."
+        f"{words(place)} calls a module {calls:.0f} times in a pass: make the inputs one batch."
         f" No call needs the result of another. {percent(ratio)} of the operators of the forward"
         f" pass are in these calls, {1e6 * each_s:.0f} µs each with their part of the backward pass."
         " Batch norm then sees all inputs together"
