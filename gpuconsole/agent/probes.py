@@ -235,8 +235,8 @@ def swap_optim(
     fused: Callable[[], object],
     longest_hold_s: float = float("inf"),
 ) -> Signals:
-    """P5: optimizer steps on copies of the parameters, in turn: `present` in the implementation of
-    the subject, and `fused`."""
+    """Run P5: time optimizer steps on copies of the parameters, in turn: `present` (the
+    implementation of the subject) and `fused`."""
     updates = (present, fused)
     times: tuple[list[float], list[float]] = ([], [])
     for update in updates:
@@ -244,7 +244,7 @@ def swap_optim(
             update()
         if (2 + MIN_UPDATES) * first[0] > longest_hold_s:
             raise ProbeError(
-                f"an update of copies takes {first[0]:.2g} s: the probe would hold the program up"
+                f"an update of copies takes {first[0]:.2g} s: the probe would delay the program"
             )
     for _ in rounds(subject, UPDATES_BUDGET_S, MIN_UPDATES, MAX_UPDATES):
         for update, seconds in zip(updates, times, strict=True):

@@ -54,8 +54,8 @@ CLOCK_MONOTONIC."""
 @dataclass(frozen=True)
 class CodePlace:
     """A place in the code of the program. `line`: `train.py:12`; empty for a function without a
-    known line. `part`: the part of a step, a key of `model.stacks.PARTS`; empty where it does not
-    matter. `caller`: the line that nearly all calls come from, as `train.py:30 main`."""
+    known line. `part`: the part of a step, a key of `model.stacks.PARTS`; empty if the part does
+    not matter. `caller`: the line from which nearly all calls come, as `train.py:30 main`."""
 
     line: str
     function: str = ""
@@ -64,8 +64,8 @@ class CodePlace:
 
     @classmethod
     def of(cls, written: str, part: str = "", caller: str = "") -> CodePlace:
-        """Return the place that is written as `train.py:12 main`. The name of a file may contain
-        blanks; the name of a function contains none."""
+        """Parse a place such as `train.py:12 main`. The name of a file may contain spaces; the name
+        of a function contains none."""
         line, _, function = written.rpartition(" ")
         return cls(line, function, part, caller)
 
@@ -77,8 +77,8 @@ class CodePlace:
 class Signal:
     """One number that a probe measured. `source` names the clock or counter, and the number of
     readings where it matters. `place`: the code that the number is about, or that has most of it;
-    null where there is none, and absent in files of earlier versions. No reader looks for a place
-    in the words of `source`."""
+    null if there is none, absent in files of earlier versions. No reader parses a place out of
+    `source`."""
 
     value: float
     unit: str

@@ -36,13 +36,13 @@ def device(args: argparse.Namespace) -> str | None:
 
 
 def chosen_device(state: SessionState, args: argparse.Namespace) -> Device:
-    """The first of `chosen_devices`."""
+    """Return the first of `chosen_devices`."""
     return chosen_devices(state, args)[0]
 
 
 def chosen_devices(state: SessionState, args: argparse.Namespace) -> list[Device]:
-    """The chosen device of this machine, else the first GPU, else the CPU; then those that a run on
-    several devices takes. Raises UsageError."""
+    """Return the device of the run, then the further devices of a run on several devices. The first
+    is the chosen device, else the first GPU, else the CPU. Raises UsageError."""
     from gpuconsole.engine.devices import DeviceChoiceError, choose_devices
 
     try:

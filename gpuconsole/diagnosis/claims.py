@@ -55,8 +55,8 @@ def _phase(name: str) -> Callable[[Case], float]:
 
 
 def _lost(name: str) -> Callable[[Case], float]:
-    """Return the share of a phase on the stream in which the GPU has no work, and the training
-    thread has a core: kernels that run between the passes are work."""
+    """Return in which share of a step, within a phase on the stream, the GPU has no work although
+    the training thread has a core. Kernels that run between the passes count as work."""
     return lambda case: (
         device.with_core_ratio(case) * device.lost(case, case.value(f"{name}_ratio"))
     )
@@ -287,21 +287,22 @@ CODE_OF: dict[str, tuple[str, ...]] = {
     "other": ("feed", "between"),
     "compiles": ("forward",),
 }
-"""For each part of a step whose time findings claim, the parts of stack samples in it. The passes
-are left out: each function of the model is there, and few of them are about the cause."""
+"""Map each part of a step that findings claim to the parts of the stack samples in it. The passes
+are left out: they hold all functions of the model, and few of these concern the cause."""
 ONE_LINE_EACH = {"data_wait", "forward", "backward", "optimizer"}
-"""The parts of a step that a loop of the program's own has in different lines."""
+"""The parts of a step for which a loop of the program's own has separate lines."""
 COMPILES = "host.recompile_graphbreak"
-"""The rule whose time passes in the call of the model."""
+"""The rule that claims time in the call of the model."""
 EXCHANGES = "DistributedDataParallel"
 """A module of torch that waits for other processes within a pass."""
 MAIN_SHARE = 0.5
-"""Share of a part's samples from which on most of the part is in one function."""
+"""The least share of a part's samples with which one function has most of the part."""
 
 
 def located(finding: Finding, case: Case) -> Finding:
-    """Return the finding with the code that it is about: that of its evidence, or the function that
-    has most of the time that the finding claims. A line that the summary lacks is added to it."""
+    """Return the finding with its place in the code: the place of its evidence, or the function
+    that takes most of the claimed time. Add the line to the summary if the summary does not name
+    it."""
     if finding.state != "fires" or finding.note or finding.resource != "time":
         return finding
     least = MAIN_SHARE * finding.recoverable_ratio
@@ -336,8 +337,8 @@ def located(finding: Finding, case: Case) -> Finding:
 
 
 def _runs_loop(place: Place, places: Sequence[Place]) -> bool:
-    """Return whether the line runs several parts of a step, as `trainer.fit()` does: it says
-    nothing about the cause."""
+    """Return whether the line runs several parts of a step, as `trainer.fit()` does. Such a line
+    does not point to a cause."""
     return len({other.part for other in places if other.line == place.line} & ONE_LINE_EACH) > 1
 
 
@@ -350,7 +351,7 @@ class Unjudged(NamedTuple):
 
     @property
     def time(self) -> str:
-        """Return one clause: how much of a step is where."""
+        """Return one clause: the share of a step, and its place."""
         code = self.place.code
         called = "" if self.by_library else f", called at {code}"
         where = (
@@ -362,7 +363,7 @@ class Unjudged(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Return the clause for a run whose diagnosis is final, with the line that calls."""
+        """Return the clause for a run with a final diagnosis; it names the calling line."""
         called = f" (called by {self.place.caller})" if self.place.caller else ""
         return f"{self.time}{called}: no rule judges it"
 
@@ -379,12 +380,12 @@ MODEL_WORK = Threshold(
 
 
 def unjudged(run: Run) -> Unjudged | None:
-    """Return the function that has most of a part of the passes or of the optimizer, where no
-    finding names it and the rules cannot judge it. None where there is none.
+    """Return the function that takes most of a part of the passes or of the optimizer, if no
+    finding names the function and no rule can judge it; else None.
 
-    Rules about the passes judge operators of torch in a model. While they lack data, a function of
-    the model is not judged either. No rule judges what a program computes by itself in its loss,
-    between the backward pass and the optimizer, or in an optimizer of its own."""
+    Rules about the passes judge operators of torch in a model. While these rules lack data, no rule
+    judges a function of the model. No rule judges the program's own code in its loss, between the
+    backward pass and the optimizer, or in its own optimizer."""
     if run.serves or not run.is_job or run.steady_from_s is None:
         return None
     open_rules = bool(_without_conclusion(run, RULES_OF_PASSES))
@@ -520,8 +521,8 @@ def unexplained(run: Run) -> Unexplained | None:
 
 
 def _named_ratio(run: Run, part: str) -> float:
-    """Return the share of a step in this part that is at a line that a finding about another part
-    names: one cause, whose time lies in two parts."""
+    """Return the share of a step in this part at a line that a finding about another part names.
+    Such a line is one cause with time in two parts."""
     lines = {
         shown.place.line
         for finding in run.findings
@@ -546,9 +547,9 @@ def _waiting_place(case: Case) -> str:
 
 
 def open_question(run: Run) -> tuple[str, str]:
-    """Why a run in which nothing is unexplained may still have a fault: rules about a large part of
-    it have no conclusion. One clause; empty where there are no such rules. And how to get their
-    data, in another clause."""
+    """Return why a run without unexplained time may still have a fault: rules about a large part of
+    it have no conclusion. The second clause says how to get their data. The first clause is empty
+    if there are no such rules."""
     if any(UNMEASURED in finding.missing for finding in run.findings):
         return "the shares of a step are not measured yet", ""
     if run.serves:

@@ -106,9 +106,9 @@ def why_no_claim(run: Run) -> str:
 
 
 def still_open(run: Run) -> str:
-    """The question that stays open beside notes: `why_no_claim` of a run in which no rule names a
-    cause. A note, for example about a busy machine, explains no time. Empty where a finding names a
-    cause, and where a note knows that the time is well spent."""
+    """Return the open question beside notes: `why_no_claim` of a run in which no rule names a
+    cause. A note, for example about a busy machine, explains no time. Return an empty string if a
+    finding names a cause, or if a note says that the time is well spent."""
     firing = [finding for finding in run.findings if finding.state == "fires"]
     if not run.findings or any(not finding.note or finding.is_healthy for finding in firing):
         return ""

@@ -104,8 +104,7 @@ _LOCKED = (
     " those of the program alone"
 )
 _DEBUGGED = (
-    "a mode for debugging makes each operator slower: the times of the passes are not those of the"
-    " program alone"
+    "a debugging mode slows every operator, and the measured times of the passes include this cost"
 )
 _BLOCKING = "CUDA_LAUNCH_BLOCKING makes the host wait for each kernel"
 _GROWS = "that finding names what makes each step longer than the one before"

@@ -77,7 +77,7 @@ PROBES = (
     Probe(
         "swap_optim",
         ("probe.optim_present_step_s",),
-        in_job="updates of copies of the parameters: what a fused optimizer saves",
+        in_job="updates of copies of the parameters: the gain of a fused optimizer",
     ),
     Probe(
         "batch_elasticity",

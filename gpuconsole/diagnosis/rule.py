@@ -195,8 +195,8 @@ class Case:
         return None if measured is None or math.isnan(measured.value) else measured
 
     def place(self, signal: str) -> CodePlace | None:
-        """The code that a signal is about; None where that is not known, or the signal was not
-        measured."""
+        """Return the place in the code of a signal; None if the place is not known or the signal
+        was not measured."""
         measured = self._measured(signal)
         return None if measured is None else measured.place
 
@@ -265,8 +265,8 @@ class Case:
     def advise(
         self, changes: Knobs, predicted: Interval | None, why: str, code: str
     ) -> Suggestion | None:
-        """The same, also where the workload does not show one of the knobs: a user's own job can
-        make the change in its code."""
+        """Return the same, even if the workload does not show one of the knobs: a user's own job
+        can make the change in its code."""
         if all(self.knobs.get(name) == value for name, value in changes.items()):
             return None
         if predicted is not None:

@@ -98,8 +98,8 @@ def cuda_names(devices: Sequence[Device]) -> str:
 
 
 def gpus_of_server(devices: Sequence[Device], knobs: Knobs) -> tuple[str, ...]:
-    """The first of the chosen `devices`, where a vLLM of ours splits its layers among several GPUs;
-    empty for another workload."""
+    """Return the chosen `devices` that our own vLLM uses, if it splits its layers among several
+    GPUs; empty for another workload."""
     count = int(knobs.get("tensor_parallel_size", 1)) if knobs.get("server") == "vllm" else 1
     return tuple(device.id for device in devices[:count] if device.is_gpu) if count > 1 else ()
 

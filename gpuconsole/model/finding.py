@@ -91,7 +91,7 @@ class Finding(msgspec.Struct, frozen=True):
     counts. `note`: the finding informs and has nothing to recover (healthy, not steady). `missing`:
     signals that the rule needs for a conclusion or for a prediction. `level`: the leading signal
     over its threshold; diagnosis.engine.Hysteresis closes a finding by it.
-    `place`: the code of the program that has most of the time; absent in files of earlier versions.
+    `place`: the program's code that takes most of the time; absent in files of earlier versions.
     Lists of findings are ranked by diagnosis.precedence.rank.
     """
 
@@ -118,7 +118,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the rule calls the run healthy: its time is well spent."""
+        """Whether the rule calls the run healthy: the run's time is well spent."""
         return self.rule.endswith(HEALTHY)
 
     @property

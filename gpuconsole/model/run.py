@@ -125,10 +125,10 @@ class Summary(msgspec.Struct, omit_defaults=True):
     above the peak, so there is no MFU.
     `hfu_ratio`: MFU with what the backward pass computes a second time (checkpoints, scores of
     fused attention). `runq_ratio`: the share of the step time in which the training thread waited
-    for a CPU, from the steps on which this was read. `whole_ratio`: the work of all processes of a
-    user's job over that of the leading process. Rates are those of the job; MFU is that of the
-    leading process on its GPU. `overhead_s_per_step`: without probes, which
-    took `probes_s` in the whole run.
+    for a CPU, from the steps with a reading of this wait. `whole_ratio`: the work of all processes
+    of a user's job divided by the work of the leading process. Rates are the rates of the whole
+    job. MFU is the MFU of the leading process on its GPU. `overhead_s_per_step`: without probes,
+    which took `probes_s` in the whole run.
     """
 
     tokens_per_s: Distribution | None = None
@@ -230,9 +230,9 @@ class Run(msgspec.Struct, omit_defaults=True):
     several processes. `baseline`: comparison with kept runs of this machine. `profile`: the last
     profiler window. `server`: what the model server reports about itself. `elsewhere`: the console
     did not start the model server, so the knobs of the server in `knobs` have no effect (see
-    `settings`). `server_devices`: the GPUs of a watched server on this machine, as far as the
-    driver lists its processes; those of a server of ours, where it uses several. `validity`:
-    whether the figures of a serving run can be trusted; None for a training run.
+    `settings`). `server_devices`: the GPUs of a watched server on this machine, if the driver lists
+    the server's processes; the GPUs of our own server, if it uses several. `validity`: whether the
+    figures of a serving run can be trusted; None for a training run.
     `at_step`: the step (or the request) before which `changes` took effect, in a user's job in all
     its processes; 0: not known. `job`: what is known about the user's own program; `command_digest`
     identifies its command, and `command` is the command, where the user wants it stored. `effects`:

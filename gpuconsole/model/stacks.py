@@ -42,7 +42,7 @@ WITHIN = PARTS | {
     "logging": "in logging",
     "checkpoint": "in checkpoints",
 }
-"""The words of the parts in a sentence."""
+"""The words for the parts of a step in a sentence."""
 
 
 def placed(place: CodePlace) -> str:
@@ -91,5 +91,5 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def code(self) -> CodePlace:
-        """Return where the function is, without the figures."""
+        """Return the place of the function, without the figures."""
         return CodePlace(self.line, self.function, self.part, self.caller)

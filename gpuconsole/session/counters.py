@@ -374,7 +374,7 @@ def _stream_signals(gained: Counter[str]) -> dict[str, Signal]:
             min(1.0, gained["stream.caught_up"] / steps), "ratio", source
         )
     }
-    # the times of a step are known later than whether the GPU had caught up
+    # the times of a step become known after the answer whether the GPU had caught up
     if gained["stream.caught_up_s"] and gained["stream.ahead_steps"]:
         ahead = (
             f"CUDA events of {gained['stream.ahead_steps']:.0f} sampled steps: the host was ahead"

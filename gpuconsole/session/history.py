@@ -27,9 +27,9 @@ GAP_S = 60.0
 SILENT_S = 30.0
 """A longer time without a reading of the server is named."""
 USUAL_S, STILL_RISE, STILL_ALONE_S = 1800.0, 3.0, 30.0
-"""An engine without the use of its KV cache counts the tokens of a request at its end, and pauses
-all the time. There a standstill is three times as long as the pauses of the 30 minutes before, and
-half a minute at least."""
+"""An engine that does not report its KV cache counts the tokens of a request only when the request
+ends, so the count often pauses. For such an engine, a standstill lasts half a minute or more, and
+three times as long as the pauses of the last 30 minutes."""
 KEPT_METRICS = {
     "gpu.sm_clock_hz", "gpu.thermal_time_ratio", "gpu.power_cap_time_ratio",
     "host.run_queue_delay_ratio", "host.memory_pressure_ratio", "host.io_pressure_ratio",

@@ -30,8 +30,8 @@ MAX_PLACES = 10
 ONE_CALLER = 0.8
 """Share of a function's samples that one line must have called, to be named as its caller."""
 MUCH = 0.25
-"""Share of the samples of a kind of side work that lines other than the loop's must have, for one
-of these lines to be named."""
+"""The least share of a kind of side work that lines outside of the loop must have. Only then is one
+of these lines named."""
 SCRIPT = ("feed", "between")
 """The parts of a step between the segments, in which the program's own lines run; after the model's
 call the loss belongs to them where it is not torch."""
@@ -55,8 +55,8 @@ MODULES = ("forward", "no_grad")
 MIN_PASSES = 1.5
 """From this mean number of passes per step on, a step has time between two passes."""
 LATE = 0.05
-"""Share of the samples of a part that may be late: such a sample has the part of its time, and a
-line that runs after that part. 0.5 to 2 % were late in a loop of steps of 8 ms."""
+"""The share of a part's samples that may be late. A late sample has the part at its due time, but a
+line that runs after that part. In a loop with steps of 8 ms, 0.5 to 2 % were late."""
 WeighedLine = tuple[tuple[str, str], int, float]
 """The file and the function of a line, its number, and the weight of a sample there."""
 ELSEWHERE = 0.05
@@ -174,11 +174,11 @@ def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str,
 def by_breakdown(
     found: dict[str, Signal], samples: list[StackSample], shares: dict[str, float]
 ) -> dict[str, Signal]:
-    """Return the share of the function with most of the time as the step breakdown measures its
-    part of a step: the function's share of the samples in this part, times the share of the part.
-    `shares`: the measured share of each part that is to be used. Python code gives its lock to the
-    sampler late, so samples alone give Python too little time, and operators of torch too much.
-    Empty where the part is not measured, or where passes without gradients may belong to it."""
+    """Return the share of a step in the function with most of the time: the function's share of the
+    samples in a part, times the measured share of this part. `shares`: the measured share of each
+    usable part. Samples alone give Python too little time and operators of torch too much, because
+    Python code releases the interpreter's lock late. Empty if the part is not measured, or if
+    passes without gradients may belong to it."""
     signal = found.get("stack.function_ratio")
     part = signal.place.part if signal is not None and signal.place is not None else ""
     if signal is None or part not in shares or any(one.part == "no_grad" for one in samples):
@@ -211,8 +211,8 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
 
 def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
     """Return the share of the samples in each kind of side work, with the line that has most of
-    these samples; empty with too few samples. Side work may be rare, so `samples` are all that are
-    kept. The line that runs the whole loop (`trainer.fit`) is named only where no other line has
+    these samples; empty with too few samples. Side work may be rare, so `samples` holds all kept
+    samples. The line that runs the whole loop (`trainer.fit`) is named only if no other line has
     much of the time."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
@@ -358,8 +358,8 @@ def after_step_ratio(samples: Iterable[StackSample], least: float) -> float:
 
 
 def _last_lines(lines: Iterable[WeighedLine]) -> defaultdict[tuple[str, str], int]:
-    """Return the last of these lines in each function; 0 for other functions. The last lines with
-    at most LATE of the weight in a function do not count."""
+    """Return the last of these lines in each function; 0 for other functions. Ignore the last lines
+    if they have at most LATE of the weight in a function."""
     weights: defaultdict[tuple[str, str], defaultdict[int, float]] = defaultdict(
         lambda: defaultdict(float)
     )
@@ -569,17 +569,17 @@ def _split(line: str) -> tuple[str, str]:
 UPDATE = ("clip", "optimizer")
 """The parts of a step from the backward pass to the end of the update."""
 MOSTLY_NATIVE = 0.4
-"""Share of a function's samples outside of Python from which on its lines mostly run operators. On
-a busy machine the rest may be operators, too."""
+"""With this share of samples outside of Python, or more, a function mostly runs operators. On a
+busy machine the other samples may be operators, too."""
 OF_OPTIMIZERS = (".step", ".zero_grad")
 """The ends of the names of torch's own methods of optimizers, and of the scaler of gradients."""
 
 
 def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
-    """Return the function of the program with most of the time after the backward pass, with the
-    functions of torch that it calls: an optimizer or a clipping of its own; and the line of the
-    program that runs one operator of torch for most of the time of the forward pass and the loss.
-    Empty with too few samples."""
+    """Return signals of two places in the program. The first is the function with most of the time
+    after the backward pass, including the functions of torch that it calls: an optimizer or
+    gradient clipping of the program's own. The second is the line that runs operators of torch for
+    most of the time of the forward pass and the loss. Empty with too few samples."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return {}

@@ -558,8 +558,9 @@ class RunRecord:
 
     @property
     def whole_ratio(self) -> float:
-        """The work of all processes over the work of the leading process, whose steps represent the
-        run. Processes that share a batch (tensor parallelism) each count it."""
+        """The work of all processes divided by the work of the leading process, whose steps
+        represent the run. If processes share a batch (tensor parallelism), each of them counts this
+        batch."""
         return max(1.0, self._work / self._leaders_work) if self._leaders_work else 1.0
 
     def _delay_ratio(self, event: Steps) -> float:
@@ -697,7 +698,7 @@ class RunRecord:
     def _detect_steady(self) -> None:
         steps = list(self.steps)
         if self.serving is not None and self.serving.watched:
-            # the length of a tick is the pace of our readings: nothing warms up in it
+            # the length of a tick is our own reading interval, so it needs no warm-up
             start = 0 if len(steps) >= WATCHED_STEPS else None
         else:
             start = steady_from(steps)

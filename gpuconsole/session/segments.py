@@ -298,7 +298,7 @@ class SegmentFold:
         fed = self._fed(codes)
         after_step, moved = self._after_step(codes, raw)
         before, after = self._neighbours(codes)
-        # a log record divides the rest of a framework's training step
+        # a log record splits the remaining time of a framework's training step
         after_whole = _next_but(WHOLE, codes, after)
         unseen = _before_backward(codes)
         begun, own, outside_before = raw.start, 0.0, self._outside_calls

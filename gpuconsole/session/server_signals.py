@@ -35,8 +35,8 @@ GAUGES = {
 OUTCOMES = (
     "requests", "requests_failed", "requests_aborted", "requests_rejected", "requests_invalid",
 )  # fmt: skip
-"""How requests end: answered, failed, aborted by the client, refused for want of room, refused
-with HTTP 4xx (a prompt that is too long, a wrong model, a malformed request)."""
+"""The ways in which requests end: answered, failed, aborted by the client, refused for lack of
+room, refused with HTTP 4xx (a prompt that is too long, a wrong model, a malformed request)."""
 
 
 class ServerReadings(NamedTuple):
@@ -83,9 +83,9 @@ def standstill_limit_s(engine: str) -> float:
 class ServerProgress(NamedTuple):
     """Since when engines of a server make no progress. `still_since`: the time of the first reading
     of the present standstill, by engine (an empty name: the whole server); without the engines that
-    make progress, or have nothing to do, or do not report the use of the KV cache: these (TGI,
-    llama.cpp) count the tokens of a request at its end. `longest_s`: the seconds of the longest
-    standstill so far. `last`: the newest reading."""
+    make progress, have nothing to do, or do not report the use of the KV cache. Engines of the last
+    kind (TGI, llama.cpp) count the tokens of a request only when it ends. `longest_s`: the seconds
+    of the longest standstill so far. `last`: the newest reading."""
 
     still_since: Mapping[str, float] = {}
     longest_s: float = 0.0
@@ -128,7 +128,7 @@ def has_work(now: Mapping[str, float]) -> bool:
 
 
 def moved(then: Mapping[str, float], now: Mapping[str, float]) -> bool:
-    """Return whether an engine worked between two readings."""
+    """Return whether an engine made progress between two readings."""
     return any(now.get(name) != then.get(name) for name in (*MOVES, CACHE))
 
 
@@ -267,8 +267,8 @@ def outcomes(states: Sequence[ServerState], gained: Mapping[str, float]) -> dict
 
 
 def _left_engine(states: Sequence[ServerState], gained: Mapping[str, float]) -> float:
-    """Count the requests that have a first token, have not ended, and do not run. The requests that
-    run make this estimate uncertain: a smaller estimate is left out."""
+    """Count the requests that have a first token, have not ended, and do not run. The estimate may
+    be wrong by the number of running requests, so return 0 for a smaller estimate."""
     if not {"ttft_s_count", "e2e_s_count"} <= gained.keys():
         return 0.0
     running = [state.gauges.get("requests_running", 0.0) for state in states]
@@ -277,14 +277,14 @@ def _left_engine(states: Sequence[ServerState], gained: Mapping[str, float]) -> 
 
 
 MIN_WHOLE = 4
-"""Readings from which a slow rise is told from a chance one."""
+"""The least number of readings that tell a steady rise from a random one."""
 
 
 def _left_web_server(states: Sequence[ServerState]) -> float:
-    """Count the requests to which the web server gave an answer (HTTP 2xx) that the engine has not
-    ended: their clients have left. The two count the end of an answer one after the other, so one
-    reading may be wrong by the answers that are just ending. Requests for several answers (n=2)
-    hide others that were aborted."""
+    """Count the requests that the web server has answered (HTTP 2xx) and the engine has not ended:
+    the clients of these requests have left. Web server and engine do not count an answer at the
+    same moment, so a single reading may be wrong by the answers that are just ending. Requests for
+    several answers (n=2) hide aborted requests."""
     points: list[tuple[float, float]] = []
     before = 0.0
     for state in states:
@@ -370,8 +370,8 @@ REPLACED = 0.5
 """A limit is inferred if at least so many requests ended, for each slot: those that wait take the
 places of those that end."""
 MANY = 16
-"""So many requests that run, and get tokens, stay at one number by a limit, also where hardly one
-ends in this time: answers may be longer than a watch."""
+"""With so many running requests that get tokens, a constant count means a limit, even if hardly a
+request ends in this time: an answer may take longer than the watch."""
 MIN_INFERRED = 4
 """Fewer running requests may have many causes: one long request, slots of adapters, a grammar."""
 PROMPTS = 2.0
@@ -411,7 +411,7 @@ def _limit_signals(
     if not limit and of_page and of_page[-1]:
         limit, source = of_page[-1], SERVER
     queued = [_running(state) for state in both if state.gauges["requests_waiting"] >= 1]
-    # what is refused has had no slot
+    # a refused request never had a slot
     ends = outcomes(readings.states, readings.gained)
     ended = sum(ends[name] for name in ("requests", "requests_failed", "requests_aborted"))
 

@@ -430,8 +430,8 @@ class ServingRecord:
         """The increase of each count since the last report before `since`. Times of other loads and
         outages are excluded.
 
-        Old reports without their counters count for nothing: an increase begins with one that has
-        them, up to GRID_S before `since`."""
+        Ignore old reports without their counters: an increase begins with a report that has
+        counters, up to GRID_S before `since`."""
         states = [state for state in self.states if self._is_whole(state)]
         before = sum(1 for _ in itertools.takewhile(lambda state: state.t < since, states))
         gains: Counter[Count] = Counter()

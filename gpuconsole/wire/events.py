@@ -431,7 +431,8 @@ Count: TypeAlias = str | tuple[str, float]
 
 
 def total_of(count: Count) -> str:
-    """The total that counts what a bucket of its histogram counts."""
+    """Return the name of a total. For a bucket, return the name of the total that counts the values
+    of its histogram."""
     return count if isinstance(count, str) else f"{count[0]}_count"
 
 
@@ -454,7 +455,7 @@ class ServerState(Event, frozen=True):
     process_start: float = 0.0
 
     def counts(self) -> dict[Count, float]:
-        """All that counts: the totals, and the buckets."""
+        """All counters: the totals and the buckets."""
         counts = dict[Count, float](self.totals.items())
         for name, bounds in self.buckets.items():
             counts.update(((name, bound), count) for bound, count in bounds)
@@ -687,7 +688,7 @@ class OwnCommand(
 
 class Start(OwnCommand, frozen=True):
     """Run `workload` until Stop. `device` is `cpu` or `gpu:N` in NVML's order; `uuid` names that
-    GPU to CUDA. `gpus`: of a model server that uses several, all of them, `device` first.
+    GPU to CUDA. `gpus`: all GPUs of a model server that uses several, `device` first.
 
     `options`: settings of a model server that are not knobs: `url`, `model`, `api_key_env` (the
     name of a variable, never the key), ... The load generator also gets `max_model_len`, where the

@@ -83,7 +83,8 @@ def shaky(load: Load, *running: float) -> Loads:
 
 
 def late(load: Load) -> Loads:
-    """`load` on a server whose web server ends its answers after the engine, or before it."""
+    """`load` on a server whose web server counts the end of an answer after the engine, or before
+    the engine."""
     return lambda second: busier(load, late=(3, -1, 2, 1, 3, 2, -2)[second % 7])
 
 

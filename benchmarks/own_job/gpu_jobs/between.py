@@ -1,5 +1,6 @@
-"""Training scripts of a user's own that work on the GPU between the phases of a step, by name. They
-know nothing of gpuconsole. The last four have a fault: the GPU has no work there.
+"""Run one of a user's own training scripts, by name. Each script works between the phases of a
+step, on the GPU. The scripts do not use gpuconsole. The last four scripts have a fault: between the
+phases, the GPU has no work.
 
     python between.py NAME [--seconds 20]
 """

@@ -107,7 +107,7 @@ def observed_knobs() -> Knobs:
     knobs.update(changes.observed())
     knobs["gradient_accumulation_steps"] = watch.micro_batches
     knobs["num_threads"] = sys.modules["torch"].get_num_threads()
-    if knobs.get("torch_compile") == "off":  # perhaps a part of a model
+    if knobs.get("torch_compile") == "off":  # a part of the model may be compiled
         knobs["torch_compile"] = mode_of(structure(watch).compiled_parts)
     _, world_size = place()
     knobs["nproc"] = world_size
@@ -211,8 +211,9 @@ def facts() -> dict[str, float]:
 def _elements(
     everything: Collection[Any], trained: Collection[Any], packed: int
 ) -> dict[str, float]:
-    """Bytes of an element of the parameters, and of the trained parameters, as they are stored; and
-    the share of all elements that this process has. `packed`: weights that share an element."""
+    """Return the stored bytes per element of all parameters and of the trained parameters, and the
+    share of all elements that this process has. `packed`: several weights are stored in one
+    element."""
     here, own = list(local_parts(everything, None)), list(local_parts(trained, None))
     elements, of_trained = sum(part.numel() for part in here), sum(part.numel() for part in own)
     numbers = {}

@@ -82,10 +82,10 @@ class Tensors(NamedTuple):
 
 
 class OwnerCounts(NamedTuple):
-    """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: free parts of
-    segments of which another part is in use. `free`: with what the kernel can give back, where the
-    GPU has the memory of the host. `retries`: how often an allocation fitted only after torch had
-    given its cache back. `was_reset`: the program has set the peaks back at some time."""
+    """Figures of torch's allocator and of the driver for one GPU, in bytes. `split`: the free parts
+    of segments that are partly in use. `free`: contains what the kernel can give back, if GPU and
+    host share one memory. `retries`: how often an allocation fitted only after torch had freed its
+    cache. `was_reset`: the program has reset the peaks."""
 
     allocated: float
     peak: float
@@ -108,8 +108,8 @@ class OwnerCounts(NamedTuple):
 
 
 _highest: dict[int, float] = {}
-"""The highest peak of the allocated bytes that was read, by GPU; infinite after a reset: a peak
-only falls where the program resets it."""
+"""The highest peak of the allocated bytes that was read, by GPU; infinite after a reset. A peak
+falls only if the program resets it."""
 
 
 def counted(index: int) -> OwnerCounts:

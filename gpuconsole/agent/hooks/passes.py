@@ -53,8 +53,8 @@ class State:
         self.end_in_backward: Any = None
         """Called at the end of a backward pass in which optimizers have stepped."""
         self.counting: Any = None
-        """Counts the operators of each pass: `enter` and `leave`; and, where `sees_modules`, the
-        calls of modules within it: `called`."""
+        """Counts the operators of each pass (`enter`, `leave`). With `sees_modules`, it also
+        records the calls of modules within the pass (`called`)."""
         self.sees_modules = False
 
 

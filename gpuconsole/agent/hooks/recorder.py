@@ -186,7 +186,8 @@ class StepRecorder:
         has readings: events at each mark would take a part of a short step, and not the same part
         of both sides."""
         self.late = False
-        """Whether the readings began within the step under way: it has them for a part only."""
+        """Whether the readings began within the current step: then only a part of the step has
+        readings."""
         self.sample_at = -1
         """The step that has readings, also where `sample_all` is not set."""
         self.sampled(False)
@@ -254,9 +255,9 @@ class StepRecorder:
         self.stack[1:] = [code for code in self.stack[1:] if code not in codes]
 
     def sampled(self, wanted: bool) -> None:
-        """Whether the step that begins now has readings. A step that has passes already, with
-        several optimizers, goes on with the readings that it has; without them, the next step is
-        the first that has all."""
+        """Decide whether the step that begins now has readings. With several optimizers, a step may
+        have passes already. It then keeps the readings that it has. If it has none, the next step
+        is the first with all readings."""
         under_way = not (PASSES_OF_A_STEP.isdisjoint(self.codes) or self.ends_only)
         if wanted and under_way and self.readings is not None:
             return
@@ -422,7 +423,7 @@ class StepRecorder:
         )
         self.samples, self.tokens, self.loss = samples, tokens, loss
         if readings is not None:
-            # one step after the other has readings only where all have them
+            # consecutive steps have readings only if all steps have them
             self.readings = readings[mark.segments :] if self.late or self.sample_all else None
         self.late = False
 

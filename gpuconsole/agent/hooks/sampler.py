@@ -173,7 +173,7 @@ class StackSampler:
         """The samples of the step under way, and the number of this step."""
         self._stacks: dict[Stack, float] = {}
         self._kinds: dict[tuple[str, str, tuple[Line, ...]], str] = {}
-        """Whether the thread ran Python when that was last known, by part, callee and line."""
+        """The last known answer, by part, callee and line: did the thread run Python?"""
         self._files: dict[str, str] = {}
         """The folder of the first file with each name."""
         self._is_program: dict[str, bool] = {}
@@ -337,7 +337,7 @@ class StackSampler:
         self._count((part, kind, callee, lines), weight)
 
     def _remember(self, part: str, callee: str, line: tuple[Line, ...], kind: str) -> None:
-        """Keep whether the thread runs Python at a line."""
+        """Remember whether the thread runs Python at a line."""
         if len(self._kinds) >= MAX_STACKS:
             self._kinds.clear()
         self._kinds[part, callee, line] = kind
@@ -433,11 +433,12 @@ class StackSampler:
         return belongs
 
     def _kind(self, late_s: float) -> tuple[str, int]:
-        """Return what the sampled thread does, where this thread has come to the interpreter's lock
-        `late_s` after its time, and the CPU time of the sampled thread. This thread holds the lock
-        now: one that goes on running does so without it. One that sleeps may wait for the lock:
-        `_woke` decides. Empty: on a busy machine the sampled thread has no core, and this thread
-        was late, because it had none either, or because the other had the lock."""
+        """Return what the sampled thread does, and its CPU time. The sampler got the interpreter's
+        lock `late_s` after its due time and holds the lock now. So a sampled thread that runs does
+        so without the lock. A sampled thread that sleeps may wait for the lock: `_woke` decides.
+        Empty if the answer is not known: on a busy machine, the sampled thread has no core, and the
+        sampler is late for one of two reasons. Either the sampler had no core, or the sampled
+        thread had the lock."""
         state = self._state
         if state is None:
             return PYTHON, 0

@@ -18,27 +18,27 @@ UPDATE = Threshold(
     "update",
     0.10,
     "ratio",
-    "an update by operators on lists of tensors, or one that is fused, has no own function here",
+    "a fused update, or one that works on lists of tensors, spends its time in torch",
 )
 PYTHON = Threshold(
     "python",
     0.2,
     "ratio",
-    "an update by operators on lists of tensors is in Python for a tenth of its time",
+    "an update that works on lists of tensors spends a tenth of its time in Python",
 )
 EACH = Threshold(
     "each_tensor",
     300e-6,
     "s",
-    "20 short operators; an update that multiplies matrices takes longer for each tensor",
+    "the time of 20 short operators; an update that multiplies matrices takes longer per tensor",
 )
-MANY = Threshold("tensors", 20, "", "for a few tensors there is little Python to save")
+MANY = Threshold("tensors", 20, "", "with few tensors, Python takes little time")
 ON_LISTS = 0.4
-"""Share of the time of such a function that operators on lists of tensors save on a CPU. Measured:
-0.31 to 0.64 (an optimizer and a clipping, 240 and 600 small tensors)."""
-CALLS = Threshold("calls", 4, "", "two calls are those of a siamese network, three of a triplet")
+"""The share of the update's time that operators on lists of tensors save on a CPU. Measured: 0.31
+to 0.64 (an optimizer and gradient clipping, with 240 and 600 small tensors)."""
+CALLS = Threshold("calls", 4, "", "a siamese network makes two calls, a triplet loss three")
 REPEATED = Threshold(
-    "repeated", 0.3, "ratio", "below 30 % of the operators the calls are not the main work"
+    "repeated", 0.3, "ratio", "below 30 % of the operators, the calls are not the main work"
 )
 SHORT = Threshold(
     "operator",
@@ -47,7 +47,7 @@ SHORT = Threshold(
     "torch takes 3 to 8 µs to start an operator: longer ones gain little from a larger batch",
 )
 START_S = 6e-6
-"""Seconds that torch takes to start an operator, with its part of the backward pass."""
+"""The seconds that torch takes to start an operator and its backward operator."""
 DECOMPOSED = Threshold(
     "decomposed",
     0.03,
@@ -55,16 +55,22 @@ DECOMPOSED = Threshold(
     "a decomposition reaches a tenth of the FLOP/s of a product of matrices, or less",
 )
 OPERATOR = Threshold(
-    "operator_share", 0.15, "ratio", "below 15 % of a step another way to compute it gains little"
+    "operator_share", 0.15, "ratio", "below 15 % of a step, a faster operator gains little"
 )
 RECOMPUTED = Threshold(
-    "recomputed", 0.10, "ratio", "a pass whose layers all are checkpointed repeats a quarter"
+    "recomputed",
+    0.10,
+    "ratio",
+    "a pass with checkpoints in all layers repeats a quarter of the FLOPs",
 )
-ROOM = Threshold("memory_used", 0.5, "ratio", "with less than half of the memory in use")
+ROOM = Threshold(
+    "memory_used", 0.5, "ratio", "memory is not short while less than half of it is in use"
+)
 
 
 class Avoidable(NamedTuple):
-    """Work that could be left out. `share`: of a step, in all. `saves`: what a step gains."""
+    """Work that could be left out. `share`: its share of a step. `saves`: the share of a step that
+    a change saves."""
 
     title: str
     share: float
@@ -84,8 +90,8 @@ def words(place: CodePlace | None) -> str:
 
 
 def update(case: Case) -> Avoidable | None:
-    """An optimizer, or a clipping of gradients, that runs short operators for one tensor after the
-    other."""
+    """Find an optimizer, or gradient clipping, that runs short operators for each tensor in
+    turn."""
     share, place = case.get("stack.update_ratio", 0.0), case.place("stack.update_ratio")
     python = case.get("stack.update_python_ratio", 0.0)
     if share < UPDATE or python < PYTHON:
@@ -120,7 +126,7 @@ def update(case: Case) -> Avoidable | None:
 
 
 def repeated(case: Case) -> Avoidable | None:
-    """A module that is called many times with inputs that could be one batch."""
+    """Find a module that is called many times with inputs that could be one batch."""
     calls, ratio = case.get("repeated.calls", 0.0), case.get("repeated.operators_ratio", 0.0)
     if calls < CALLS or ratio < REPEATED or not case.has("operators_per_step", "step_s"):
         return None
@@ -158,9 +164,9 @@ def repeated(case: Case) -> Avoidable | None:
 
 
 def fixed_ratio(case: Case, each_s: float) -> float:
-    """Return the share of the time of a pass that does not grow with its batch: as probe P2 has
-    measured it, or by the time to start an operator, which is longer on a busy machine: at least
-    half of an operator that is SHORT."""
+    """Return the share of a pass that does not grow with the batch. Probe P2 measures this share.
+    Without probe P2, the share is START_S over the time of an operator. START_S is too low on a
+    busy machine, so the share is at least one half if operators are SHORT."""
     factor = case.get("probe.batch_factor", 1.0)
     if factor > 1 and case.has("probe.batch_cost_ratio"):
         return max(
@@ -170,7 +176,7 @@ def fixed_ratio(case: Case, each_s: float) -> float:
 
 
 def decomposed(case: Case) -> Avoidable | None:
-    """A decomposition of a matrix in the forward pass or in the loss."""
+    """Find a decomposition of a matrix in the forward pass or in the loss."""
     flops, share = case.get("decomposition.flops_ratio", 0.0), case.get("stack.operator_ratio", 0.0)
     place = case.place("stack.operator_ratio")
     if flops < DECOMPOSED or share < OPERATOR:
@@ -196,7 +202,8 @@ def decomposed(case: Case) -> Avoidable | None:
 
 
 def recomputed(case: Case) -> Avoidable | None:
-    """Passes that are made a second time, where memory has room for what they would keep."""
+    """Find forward passes that are computed twice, although memory has room for their
+    activations."""
     ratio, used = case.get("recomputed.flops_ratio", 0.0), case.get("memory_used_ratio", 1.0)
     if ratio < RECOMPUTED or used > ROOM:
         return None
@@ -223,11 +230,11 @@ def recomputed(case: Case) -> Avoidable | None:
 
 
 def found(case: Case) -> Avoidable | None:
-    """Return the work that would save most; None where there is none. Raise Missing where the
-    shares of a step are not measured.
+    """Return the work whose removal would save most; None if there is no such work. Raise Missing
+    if the shares of a step are not measured.
 
-    On a GPU, the time of the host costs at most the time in which the GPU has no work. Passes that
-    are made a second time cost the GPU itself.
+    On a GPU, work of the host costs at most the time in which the GPU has no work. Forward passes
+    that are computed twice cost time of the GPU itself.
     """
     kinds = [
         work._replace(saves=device.lost(case, work.saves))

@@ -88,8 +88,9 @@ def gradients_ratio(case: Case) -> float:
 
 def buffers_ratio(case: Case) -> float:
     """Return the share of a step in which the processes of a job exchange buffers before the
-    forward pass: the communication of ordinary steps without that of the gradients, which DDP times
-    itself. 0 where the gradients are larger than the buffers: the two are then not told apart."""
+    forward pass: the communication of ordinary steps minus the communication of gradients, which
+    DDP itself times. Return 0 if the gradients are larger than the buffers: the times of the two
+    cannot then be told apart."""
     size = case.get("comm.buffer_bytes", 0.0)
     if not size or size < case.get("comm.bytes_per_step", 0.0):
         return 0.0

@@ -189,8 +189,8 @@ def waited_ratio(case: Case) -> float:
 
 def waiting_place(case: Case) -> tuple[str, bool]:
     """Return the line of the program at which the host waits for the GPU, in words; empty if it is
-    not known. Return also whether stack samples name this line: the calls there are then not timed,
-    and not counted. Raises Missing.
+    not known. Return also whether stack samples name this line: the agent then neither times nor
+    counts the calls at this line. Raises Missing.
 
     The agent times some calls that wait. Without other evidence, it is the line with most of this
     time. Stack samples win if they find the thread outside of Python, at one line, for longer than
@@ -268,9 +268,8 @@ IDLE_SIGNALS = (
 )  # fmt: skip
 """What `idle` reads."""
 HALF = 0.5
-"""Of a time that a rule would claim: where the GPU has work for more than this part of the time,
-the time is the GPU's. Readings of the driver come once a second, so a closer comparison would
-compare errors."""
+"""A rule loses its claim to a time if the GPU works for more than this part of it. The driver is
+read once a second, so a finer comparison would compare errors."""
 
 
 class Idle(NamedTuple):
@@ -284,13 +283,13 @@ class Idle(NamedTuple):
 def idle(case: Case) -> Idle:
     """Return for which share of a step the GPU has no work. No other function decides this.
 
-    The driver counts the time without a kernel over the seconds of the steps (GPU-Util), and the
-    work of the SMs. GPU-Util counts gaps between short kernels as work, so it limits the idle time
-    from above only where the host issues in time: it is ahead of the GPU at the end of a step, or
-    waits for the GPU a few times. The GPU also works while the host waits for it. Without
-    the driver's counters, the GPU works in the backward pass, and in the forward pass for as long
-    as the backward pass lets expect.
-    On a CPU nothing limits the time, and where nothing is measured either.
+    The driver measures the time without a kernel (GPU-Util) and the work of the SMs. GPU-Util
+    counts gaps between short kernels as work. So it is an upper bound of the idle time only if the
+    host issues kernels in time: the host is ahead of the GPU at the end of a step, or waits for the
+    GPU a few times. The GPU also works while the host waits for it. Without the driver's counters,
+    the function assumes that the GPU works in the whole backward pass. The time of the backward
+    pass then gives the work in the forward pass. On a CPU, or without any measurement, the idle
+    time has no upper bound.
     """
     if not case.get("is_gpu", 0.0):
         return Idle(0.0, 1.0)
@@ -329,8 +328,8 @@ def _issues_late(case: Case) -> bool:
 
 
 def knows_idle(case: Case) -> bool:
-    """Return whether `idle` is measured. Rules that look only at the host must not accuse it
-    before."""
+    """Return whether `idle` is measured. Without it, rules that measure only the host must not
+    blame the host."""
     if case.has("gpu.util_ratio") or case.has("gpu.sm_active_ratio"):
         return True
     late = case.get("host.caught_up_ratio", 0.0) >= CAUGHT_UP
@@ -338,27 +337,27 @@ def knows_idle(case: Case) -> bool:
 
 
 def works_in(case: Case, share: float) -> bool:
-    """Return whether the GPU works for most of a time of the host, or of the stream, that a rule
-    would call lost. `share`: this time as a share of a step."""
+    """Return whether the GPU works for most of a time that a rule would call lost. `share`: this
+    time on the host or on the stream, as a share of a step."""
     return idle(case).most < HALF * share
 
 
 def lost(case: Case, share: float) -> float:
-    """Return the part of a time on the stream in which the GPU may have no work; 0 where
-    `works_in`. On a CPU: the whole share."""
+    """Return in which share of a step, out of `share` on the stream, the GPU may have no work.
+    Return 0 if `works_in` is true, and `share` on a CPU."""
     most = idle(case).most
     return 0.0 if most < HALF * share else min(share, most)
 
 
 def with_core_ratio(case: Case) -> float:
-    """Return the share of the time on the stream in which the training thread has a core, or waits
-    for none. The account takes the rest off the times of the host, but not off those of the stream.
-    1 on a CPU."""
+    """Return the share of the time on the stream in which the training thread does not wait for a
+    core. Times of the host are already without this wait; times of the stream are not. Return 1 on
+    a CPU."""
     return 1 - case.get("runq_ratio", 0.0) if case.get("is_gpu", 0.0) else 1.0
 
 
 def idle_words(case: Case) -> str:
-    """Return that the GPU works meanwhile, and the figures that show it."""
+    """Return the words "the GPU works meanwhile" with the figures that show it."""
     shown = [
         f"{name} {percent(case.value(signal))}"
         for name, signal in (("GPU-Util", "gpu.util_ratio"), ("SM active", "gpu.sm_active_ratio"))
@@ -368,7 +367,7 @@ def idle_words(case: Case) -> str:
 
 
 def idle_evidence(case: Case) -> tuple[Evidence, ...]:
-    """Return the figures by which `idle` is known; none on a CPU."""
+    """Return the figures from which `idle` is computed; none on a CPU."""
     if not case.get("is_gpu", 0.0):
         return ()
     return case.if_known("gpu.util_ratio", "gpu.sm_active_ratio", "host.caught_up_ratio")

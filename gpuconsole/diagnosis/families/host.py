@@ -155,7 +155,7 @@ MAX_SHARED_SHARE = 0.5
 class SideWorkRule(Rule):
     """A rule about one kind of side work. `phase`: its phase in the step breakdown. `every`: the
     knob for the steps between two runs. The first threshold is the limit of its share. `beside`:
-    the host does the work in most steps, so the work costs nothing while a GPU has work."""
+    the host does this work in most steps, so it costs nothing while the GPU has work."""
 
     phase: ClassVar[str]
     every: ClassVar[str]
@@ -186,9 +186,9 @@ class SideWorkRule(Rule):
             return self.clear(0.0, evidence, device.idle_words(case))
         case.value("probe.step_no_side_work_s")  # probe P3 comes before any claim
         every = max(1, int(case.knobs[self.every])) if self.every in case.knobs else None
-        # its share follows from how often it comes
+        # the share depends on how often the work comes
         if every is None and case.is_job:
-            raise CantTell("it has come once, so how often it comes is not known")
+            raise CantTell("this work has happened once, so its frequency is not known")
         evidence = case.evidence((signal, limit), "probe.step_no_side_work_s", mean_step(case))
         rarer = (
             self.rarer(case, every * TIMES_RARER, rarer_speedup(case, share, self.phase))
@@ -210,8 +210,8 @@ class SideWorkRule(Rule):
 
 
 def most_at(case: Case, signal: str) -> str:
-    """Return the line that has most of a signal's time, as the end of a sentence; empty if it is
-    not known."""
+    """Return the end of a sentence that names the line with most of a signal's time; empty if the
+    line is not known."""
     place = case.place(signal)
     if place is None:
         return ""

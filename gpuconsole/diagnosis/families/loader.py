@@ -93,8 +93,8 @@ def has_loader(case: Case) -> bool:
 
 
 def waits(case: Case) -> bool:
-    """Return whether a step waits for data. On a GPU, kernels that run while a batch is made are
-    no wait."""
+    """Return whether a step waits for data. On a GPU, time with running kernels does not count as a
+    wait."""
     wait = case.value("data_wait_ratio")
     return wait >= WAIT and not device.works_in(case, wait)
 

@@ -104,7 +104,7 @@ TABLE = Threshold(
     "recoverable",
     0.10,
     "ratio",
-    "below 10 % of the step the gain is not worth another optimizer for the table",
+    "below 10 % of the step, a second optimizer for the table gains too little",
 )
 INDEXED = 10.0
 """Time of an indexed row (lookup, sort, sum and update) over the time of a row in a dense pass.
@@ -128,8 +128,8 @@ def embedding_claim(case: Case) -> float:
     a dense gradient, or a step reads too many of its rows. Raise Missing where a signal was not
     measured.
 
-    The table takes its share of the optimizer's time. Its gradient takes what the backward pass
-    takes beyond twice the time of forward pass and loss.
+    The table takes its part of the optimizer's time. The gradient of the table takes the time of
+    the backward pass beyond twice the time of the forward pass and the loss.
     """
     if (case.is_job and not case.has("embedding.table_bytes")) or not dense_table_bytes(case):
         return 0.0
@@ -144,8 +144,8 @@ def embedding_claim(case: Case) -> float:
 
 
 def dense_table_bytes(case: Case) -> float:
-    """Return the bytes of the embedding tables with dense gradients. Raise Missing where the
-    operators of a job were not counted, and its model has modules with tables."""
+    """Return the bytes of the embedding tables with dense gradients. Raise Missing if the model has
+    modules with tables, and the job's operators were not counted."""
     sparse = case.knobs.get("sparse")
     if sparse:
         return 0.0

@@ -22,10 +22,10 @@ GROWN_EARLY = Threshold(
     "grown_early",
     0.5,
     "ratio",
-    "below 200 steps a part of a longer rhythm would look like growth, and noise hides less",
+    "in under 200 steps, a part of a longer cycle looks like growth, and noise averages out less",
 )
 EARLY_SPAN = 180
-"""Steps of a trend below which it is one of a short run: 200 steps without those of the warm-up."""
+"""A trend over fewer steps is the trend of a short run: 200 steps minus the warm-up."""
 RISES = Threshold(
     "rises",
     1.0,
@@ -99,7 +99,7 @@ def slows(case: Case) -> bool:
 
 
 def least_growth(case: Case) -> Threshold:
-    """Return the growth that a trend needs. Raises Missing."""
+    """Return the growth from which a trend counts. Raises Missing."""
     return GROWN if case.value("trend.steps") >= EARLY_SPAN else GROWN_EARLY
 
 

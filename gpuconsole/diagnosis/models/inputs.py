@@ -275,8 +275,8 @@ class ModelInputs:
 
     @property
     def trained_bytes(self) -> float:
-        """Bytes of a trained parameter as it is stored, which is the size of its gradient and of
-        the states that torch's optimizers keep for it."""
+        """Bytes of a trained parameter as it is stored. Its gradient, and each state that torch's
+        optimizers keep for it, have the same size."""
         return self.facts.get("trained_element_bytes", self.element_bytes)
 
     @property

@@ -434,7 +434,7 @@ def states_of(inputs: ModelInputs) -> States | None:
         return states(inputs.tensors, optim, sharding, inputs.replicas, 0, inputs.tensor_parallel)
     if inputs.parameters is None or inputs.trained is None or inputs.tensor_parallel > 1:
         return None
-    here = inputs.local_ratio  # a job whose parameters are sharded, whatever shards them
+    here = inputs.local_ratio  # a job with sharded parameters, by whatever library
     return states_by_count(
         inputs.parameters * here,
         inputs.trained * here,

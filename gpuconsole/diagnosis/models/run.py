@@ -22,7 +22,7 @@ STEPS = "steps"
 
 
 def of_job(attainable: Attainable, ratio: float) -> Attainable:
-    """The rates of a job whose processes together do `ratio` times the work of one."""
+    """Rates of a job whose processes together do `ratio` times the work of the leading process."""
     return msgspec.structs.replace(
         attainable,
         rates=tuple(

@@ -46,11 +46,11 @@ With FSDP on a CPU this time is a lower bound. With FSDP 2 on a GPU the lower bo
 which the computation waits for gathered parameters in the forward pass. With other sharding on a
 GPU the exposed time is not known. NCCL's durations give an upper bound: torch records them if
 TORCH_NCCL_ENABLE_TIMING=1 is in the environment of the job. Collectives that exchange no gradients,
-such as metrics, do not count: see comm.outside_backward. Where most of the time goes to the buffers
-of a DistributedDataParallel module, accumulation does not help, and the finding says so. Predicted
-for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a step, O
-the time of the optimizer and E the exposed time of gradients. E is all exposed time with ddp and
-zero1, a half with zero2 and a third with zero3: their other transfers
+such as metrics, do not count: see comm.outside_backward. If most of the exposed time goes to the
+buffers of a DistributedDataParallel module, accumulation does not help, and the finding says so.
+Predicted for k times as many accumulation passes: T' = T - (E + O) (1 - 1/k), with T the time of a
+step, O the time of the optimizer and E the exposed time of gradients. E is all exposed time with
+ddp and zero1, a half with zero2 and a third with zero3: their other transfers
 gather parameters in every pass."""
 
     def judge(self, case: Case) -> Finding:
@@ -101,7 +101,8 @@ gather parameters in every pass."""
         )
 
     def _buffers(self, case: Case, ratio: float, evidence: tuple[Evidence, ...]) -> Finding:
-        """Name the buffers of a DDP module, which process 0 sends before each forward pass."""
+        """Name the buffers of a DDP module. Process 0 sends these buffers before each forward
+        pass."""
         evidence += case.evidence("comm.buffer_bytes", "comm.bytes_per_step")
         evidence += case.if_known("stack.comm_ratio")
         place = case.place("stack.comm_ratio")

@@ -20,7 +20,8 @@ DENSE_PASSES = 8
 are written."""
 
 MIN_TRAINED = 0.5
-"""From this share of the trained parameters on, the update of the tables is the update."""
+"""With this share of the trained parameters or more, the update of the tables counts as the whole
+update."""
 
 
 class GpuDenseEmbeddingGrad(Rule):
@@ -46,8 +47,8 @@ sparse=True the gradient holds only these rows, and SparseAdam updates only thes
 other rows do not decay, which changes Adam a little.
 A larger batch spreads the same traffic over more samples, so probe P2 alone would call the batch
 too small. gpu.small_batch therefore subtracts the time that this rule claims.
-In a job of your own the operators of one step show the tables and the number of indices. A table
-that another operator reads too, such as an output layer with the same weights, is left alone."""
+In a job of your own, the operators of one step show the tables and the number of indices. The rule
+ignores a table that another operator reads too, such as an output layer with the same weights."""
 
     def judge(self, case: Case) -> Finding:
         share = case.value("backward_ratio") + case.value("optimizer_ratio")

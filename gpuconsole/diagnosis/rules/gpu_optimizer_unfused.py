@@ -27,11 +27,11 @@ class GpuOptimizerUnfused(Rule):
     thresholds = (SHARE, passes.GAIN)
     knobs = ("optim",)
     reads = ("optimizer_ratio", "probe.optim_present_step_s", "probe.optim_fused_step_s")
-    text = """Adam and AdamW read the parameter, the gradient and two moments, and write three of
-them: 28 bytes per parameter in fp32. An update that runs one tensor and one operation at a time
-moves several times these bytes and launches a kernel for each operation. `foreach` saves launches;
-`fused` saves the traffic too, also on a CPU. Where the optimizer takes 10 % of the step or more,
-probe P5 times both on copies of the parameters.
+    text = """Adam and AdamW read the parameter, the gradient and two moments, and write back all
+but the gradient: 28 bytes per parameter in fp32. An update that runs one tensor and one
+operation at a time moves several times these bytes and launches a kernel for each operation.
+`foreach` saves launches; `fused` saves the traffic too, also on a CPU. Where the optimizer
+takes 10 % of the step or more, probe P5 times both on copies of the parameters.
 The share is largest with many parameters and few tokens per step. Gradient accumulation also helps:
 the update runs less often."""
 
@@ -58,7 +58,7 @@ the update runs less often."""
             "one kernel reads and writes each value once; the moments are kept and nothing else"
             " changes"
         )
-        code = "torch.optim.AdamW(model.parameters(), fused=True)  # Adam has it too"
+        code = "torch.optim.AdamW(model.parameters(), fused=True)  # Adam has fused too"
         change = case.suggest(
             {"optim": "adamw_fused"}, speedup_interval(1 / (1 - recoverable), ERROR), why, code
         )

@@ -39,11 +39,12 @@ class GpuSmallBatch(Rule):
     text = """Probe P2 runs forward and backward passes at the current batch, at twice and at four
 times the batch. If a 4x batch takes at most 3.1x the time, launches and other fixed cost dominate
 and the device is idle within the step. No counter shows this: utilisation reads 100 % while one
-small kernel runs. The optimizer takes the same time for any batch: where it takes more than the
-fixed cost of the passes, the batch is not the cause, and the rule is clear. A larger batch changes
-training, and the suggestion says so. The rule suggests it only while memory has room, and is clear
-where twice the batch does not fit. If the job has more threads than other programs leave cores,
-threads that wait for each other look like fixed cost: host.cpu_contention then fires instead."""
+small kernel runs. The optimizer takes the same time for any batch. If the optimizer takes more time
+than the fixed cost of the passes, the batch is not the cause, and the rule is clear. A larger batch
+changes training, and the suggestion says so. The rule suggests it only while memory has room, and
+is clear where twice the batch does not fit. If the job has more threads than other programs leave
+cores, threads that wait for each other look like fixed cost: host.cpu_contention then fires
+instead."""
 
     def judge(self, case: Case) -> Finding:
         if "batch_size" not in case.knobs:

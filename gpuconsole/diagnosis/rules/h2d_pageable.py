@@ -133,9 +133,9 @@ already, only fewer bytes help."""
 
 
 def _longest_copy(case: Case) -> float | None:
-    """The share of a step that the copies of a batch take at most, by their bytes and the rate of
-    the link; None where no bytes are known. What else lies between a batch and its pass is no copy:
-    augmentation on the GPU, or Python of the program."""
+    """Return the share of a step that the copies of a batch take at most, from their bytes and the
+    rate of the link; None if the bytes are not known. The rest of the time between a batch and its
+    pass is no copy, but augmentation on the GPU or Python of the program."""
     pageable, pinned = case.get("h2d.pageable_bytes", 0.0), case.get("h2d.pinned_bytes", 0.0)
     if not pageable + pinned:
         return None  # the program copies in a way that is not seen

@@ -1,4 +1,4 @@
-"""host.avoidable_work: the passes or the update of the weights do work that could be left out."""
+"""host.avoidable_work: the passes or the weight update do work that the program could leave out."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ class HostAvoidableWork(Rule):
         "recomputed.flops_ratio", "memory_used_ratio", "model.trained_tensors",
         *device.IDLE_SIGNALS,
     )  # fmt: skip
-    text = """Four kinds of work of torch's operators that a program can often do without. An
-optimizer, or a clipping of gradients, of the program's own that runs some short operators for one
-tensor after the other: the functions torch._foreach_* take a list of all tensors. A module that a
-forward pass calls four times or more with inputs of one shape, none of which comes from the result
-of an earlier call: one call with all of them as one batch starts each operator once. A
-decomposition of a matrix in the forward pass or in the loss. Passes that torch.utils.checkpoint
-makes a second time although less than half of the memory is in use.
-Stack samples show the function and its share of a step; the operators of one counted step show the
-calls, the decompositions and what is computed again. A cell of a recurrent network, a layer with
-shared weights and a model that is unrolled step by step are left alone: each call needs the result
-of the one before. So are long operators, which gain nothing from a larger batch."""
+    text = """The rule finds four kinds of work that a program can often leave out. First, the
+program's own optimizer or gradient clipping runs some short operators for each tensor in turn.
+The functions torch._foreach_* take a list of all tensors instead. Second, a forward pass calls
+one module four times or more with inputs of one shape, and no input depends on the result of an
+earlier call. One call with all inputs as one batch starts each operator once. Third, the
+forward pass or the loss decomposes a matrix. Fourth, torch.utils.checkpoint computes forward
+passes twice although less than half of the memory is in use.
+Stack samples show the function and its share of a step. The operators of one counted step show the
+calls, the decompositions and the recomputed FLOPs. The rule ignores a cell of a recurrent network,
+a layer with shared weights and a model that is unrolled step by step: each call needs the result of
+the call before. The rule also ignores calls with long operators, because a larger batch does not
+make long operators faster."""
     ignore = (
-        "The method needs it: the decomposition is the model, or memory is short at other times."
+        "The method needs this work: the decomposition is the model, or memory is short at other"
+        " times."
     )
 
     def judge(self, case: Case) -> Finding:

@@ -36,8 +36,8 @@ class HostCpuContention(Rule):
 more active threads than cores: fewer threads help; their best number is the cores minus the cores
 that workers and other programs use. Each process of a job (torchrun) has its own threads and
 workers, and all of a host share the cores. Or other programs use the cores: no change of this job
-helps, and every timing is less certain. All other rules use times without this delay. On a GPU the
-delay costs at most the time in which the GPU has no work."""
+helps, and every timing is less certain. All other rules use times without this delay. On a GPU,
+this delay costs at most the time in which the GPU has no work."""
 
     def judge(self, case: Case) -> Finding:
         delay = case.value("runq_ratio")

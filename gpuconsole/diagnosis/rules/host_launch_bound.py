@@ -171,9 +171,10 @@ gain). Other rules cover waiting for a core, for data, or in a synchronisation."
         )
 
     def _while_ahead(self, case: Case, level: float, evidence: tuple[Evidence, ...]) -> Finding:
-        """The conclusion where the GPU has work left at the end of a step. A host that issues the
-        end of a step quickly may have been late before: then the driver measures time without a
-        kernel that neither waits, nor Python of the program, nor a missing core explain."""
+        """Return the conclusion for a GPU that has work left at the end of a step. The host may
+        issue the end of a step quickly, but earlier kernels late. The driver then measures time
+        without a kernel that is explained neither by waits, nor by Python of the program, nor by a
+        missing core."""
         own = case.get("stack.function_ratio", 0.0) * (
             case.get("stack.function_python_ratio", 0.0)
             + case.get("stack.function_waits_ratio", 0.0)

@@ -50,7 +50,7 @@ DIFFER = Threshold(
     "differ",
     0.1,
     "ratio",
-    "stack samples and the parts of a step agree within a tenth of a step",
+    "stack samples and step parts agree within a tenth of a step",
 )
 BATCHES = ". This code runs after a step and before the next forward pass"
 WAITS = Threshold(
@@ -81,13 +81,13 @@ class HostPythonOverhead(Rule):
 collection. Probe P15 samples the stack of the training thread during ordinary steps and names the
 line. gc.callbacks time the garbage collector; where it takes half of this time, no samples are
 needed.
-Samples of one second do not meet what few steps do: the finding then names no line. Time that is
-not in the script is the cost of our own account and fires nothing. What helps: tensor operations
-instead of lists, gc.freeze() and no gc.collect() in the loop, and another process for work that can
-wait.
-On a GPU these times are those of the stream. Kernels that run between the phases (an average of the
-weights, augmentation, a simulation) are work of the GPU: the rule claims at most the time in which
-the GPU is measured to have no work, less the share that the thread waits for a core.
+Samples of one second miss work that only few steps do. The finding then names no line. Time outside
+of the script is the cost of our own measurement, and the rule does not fire on it. What helps:
+tensor operations instead of lists, gc.freeze() and no gc.collect() in the loop, and another process
+for work that can wait.
+On a GPU, CUDA events measure these times on the stream. Kernels that run between the phases (a
+weight average, augmentation, a simulation) are work of the GPU. So the rule claims at most the time
+in which the GPU is measured to have no work, minus the share in which the thread waits for a core.
 A program without a DataLoader makes its batches in its own lines: a simulator, a replay buffer, a
 request. This time counts here too. The CPU time of the training thread says whether the line
 computes or waits. What helps: a line that computes moves to a DataLoader with workers, or to
@@ -179,8 +179,8 @@ trains on the batch before."""
 
 
 def _waits_for_gpu(case: Case) -> bool:
-    """Return whether the line with most of the samples is the one that waits for the GPU, in many
-    calls: the waits are then the cause, not the code."""
+    """Return whether the line with most of the samples waits for the GPU in many calls. The cause
+    is then these waits, not the code."""
     if not case.has("sync.wait_s", "sync.calls", "step_s"):
         return False
     if device.waits_per_pass(case) < device.CALLS:
@@ -190,9 +190,10 @@ def _waits_for_gpu(case: Case) -> bool:
 
 
 def _differs(case: Case) -> str:
-    """Return why the two accounts of a step do not agree: stack samples find the script for longer
-    than the parts of the step have room for it. The agent then took its lines for a pass. Empty
-    where they agree, and on a GPU, where the parts are those of the stream and not of the host."""
+    """Return why stack samples and step parts disagree: the samples find the script for a longer
+    time than the parts of the step leave for it. The agent has then taken lines of the script for a
+    pass. Return an empty string if the two agree. Also return it on a GPU: there, the parts are
+    times of the stream and not of the host."""
     samples = case.get("stack.script_ratio", 0.0)
     parts = sum(case.get(f"{part}_ratio", 0.0) for part in ("other", "data_wait", "loss"))
     if samples - parts < DIFFER or case.get("is_gpu", 0.0) or not case.is_job:

@@ -94,7 +94,7 @@ lies between them."""
             else None
         )
         if case.is_job and dynamic is None and padded is None:
-            # the program's own call is not known as a knob: the advice must not be lost
+            # no knob shows the program's own call of torch.compile, but the advice must be given
             summary += (
                 f". {why_dynamic[0].upper()}{why_dynamic[1:]}: torch.compile(model, dynamic=True)."
                 f" Or pad each batch to a multiple of {LENGTHS} tokens: {why}"

@@ -98,8 +98,8 @@ batches explain it. The slope of each phase says which part of the step grows. S
 first third of the time against those of the last third name the function. Usual causes: a list that
 is kept, a metric over all steps so far, a graph that is kept (`loss` in place of `loss.item()`), a
 hook that is registered in each step, a history that is written as a whole.
-From 40 steps and 20 seconds on, a run of fewer than 200 steps is judged by its steps themselves,
-and must grow by half."""
+A run of 40 to 200 steps that lasts 20 seconds or more is judged in smaller blocks of steps. The
+step time must then grow by half."""
 
     def judge(self, case: Case) -> Finding:
         growth = case.value("trend.growth_ratio")

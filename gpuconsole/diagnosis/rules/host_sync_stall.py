@@ -60,13 +60,14 @@ In a job of your own no step is profiled. In a few steps the agent times the cal
 GPU. Without these waits a step would take as long as the host's own work or the GPU's work,
 whichever is longer. The waits therefore cost the time of the waits or the idle time of the GPU,
 whichever is shorter. Up to four waits at the end of a pass cost nothing, because the GPU works
-meanwhile. Where the host is ahead of the GPU again at the end of the step, the backward pass shows
-how long the GPU needs: the work of the forward pass is at most two thirds of it, if the whole model
-is trained. Time without a kernel that the driver measures (GPU-Util) counts as well. Without GPM
-the idle time is estimated from MFU, so the confidence is low. Torch also waits in functions that
-the agent does not time (x[mask], nonzero, torch.where(mask), torch.tensor(number, device=...)).
-CUDA events show how far the host was ahead of the GPU before such a wait. The place is then the
-line of the program at which stack samples find the thread outside of Python most often."""
+meanwhile. If the host is ahead of the GPU again at the end of the step, the time of the backward
+pass shows how long the GPU needs. The work of the forward pass is then at most two thirds of this
+time, if the whole model is trained. Time without a kernel that the driver measures (GPU-Util)
+counts as well. Without GPM the idle time is estimated from MFU, so the confidence is low. Torch
+also waits in functions that the agent does not time (x[mask], nonzero, torch.where(mask),
+torch.tensor(number, device=...)). CUDA events show how far the host was ahead of the GPU before
+such a wait. The place is then the line of the program at which stack samples find the thread
+outside of Python most often."""
 
     def judge(self, case: Case) -> Finding:
         step = case.value("step_s")
@@ -171,9 +172,9 @@ line of the program at which stack samples find the thread outside of Python mos
         )
 
     def _idle(self, case: Case, ahead: bool) -> float:
-        """Share of a step in which the GPU has no work, at least. `ahead`: the host is ahead of the
-        GPU again at the end of a step: the GPU then has no work in the forward pass alone, or for
-        as long as the driver measures. Raises Missing."""
+        """Return the least share of a step in which the GPU has no work. `ahead`: the host is ahead
+        of the GPU again at the end of a step. The GPU then lacks work only in the forward pass, or
+        for the time that the driver measures. Raises Missing."""
         least = max(0.0, device.idle(case).least - _beside(case))
         forward = max(least, device.idle_in_forward(case)) if ahead else MAX_SHARE
         if forward < SHARE or (ahead and not case.has("gpu.sm_active_ratio")):

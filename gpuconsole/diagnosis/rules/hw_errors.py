@@ -42,7 +42,7 @@ REPORTS = {
 }
 NEEDED = "hw.xid_errors"
 UNSURE = ["hw.nvlink_xids"]
-"""Only the kernel log says whether these are fatal."""
+"""XIDs of NVLink: only the kernel log says whether they are fatal."""
 
 
 class HwErrors(Rule):
@@ -57,14 +57,15 @@ class HwErrors(Rule):
         "hw.row_remap_failed", "hw.row_remap_pending", "hw.nvlink_errors", "hw.nvlink_crc_per_s",
     )  # fmt: skip
     ignore = "Never: results may be wrong, and the GPU may stop."
-    text = """XID events that indicate hardware by NVIDIA's catalog: 48, 61, 62, 64, 74, 79, 95,
-110, 136, 140, 143, 158, 167, 171 and 172. From Blackwell on also 144 to 146, 149 and 150 of
-NVLink, of which the kernel log says whether one is fatal. Left out are events that programs or the
-driver's software cause (13, 31, 94, 119, 120), and events without effect (63, 92, 121, 147, 148).
-Also memory errors that could not be corrected since the driver was loaded, memory rows that wait
-for replacement or could not be replaced, and NVLinks that send again, recover or receive damaged
-packets while this console watches. Such a GPU may compute wrong results or stop, so this finding
-comes before all others, although it is not about speed."""
+    text = """The rule counts XID events that mean a hardware fault by NVIDIA's catalog: 48, 61, 62,
+64, 74, 79, 95, 110, 136, 140, 143, 158, 167, 171 and 172. From Blackwell on, it also counts 144
+to 146, 149 and 150 of NVLink; the kernel log says whether such an event is fatal. The rule
+ignores events that programs or the driver's software cause (13, 31, 94, 119, 120), and events
+without effect (63, 92, 121, 147, 148). It also counts memory errors that could not be corrected
+since the driver was loaded, and memory rows that wait for replacement or could not be replaced.
+It counts NVLinks that send again, recover or receive damaged packets while this console
+watches. Such a GPU may compute wrong results or stop, so this finding comes before all others,
+although it is not about speed."""
 
     def judge(self, case: Case) -> Finding:
         measured = {name: report for name, report in REPORTS.items() if case.has(name)}

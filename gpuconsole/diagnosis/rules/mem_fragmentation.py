@@ -54,17 +54,17 @@ class MemFragmentation(Rule):
     text = """The allocator's reserved memory and the memory that tensors use are both known:
 torch.cuda.memory_stats keeps the peaks of both over the run. On a CPU, glibc's mallinfo2 is read
 during a few passes; its heap holds the whole process with its libraries. The two are compared at
-the peak, because memory that is unused between steps only waits for the next step. On a GPU whole
-free segments are cache, as long as no allocation has failed at first (num_alloc_retries): no more
-is lost then than torch's own count of free parts in segments of which another part is in use
-(inactive_split_bytes). The same holds where the program has reset the peaks. If a third is lost,
-tensors of different sizes are allocated and freed in an order that leaves gaps, mostly because
-some tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding
-to a multiple leaves few sizes. glibc before 2.38 gains nothing from few sizes: a freed aligned
-block cannot hold the next block of the same size. There, a fixed mmap threshold or another malloc
-returns large blocks to the system. On a GPU with less than half of its memory reserved, the
-finding is a note: the lost memory makes no allocation fail. The confidence is high only if an
-allocation has failed at first. Pools of CUDA graphs look the same and are not judged."""
+the peak, because memory that is unused between steps only waits for the next step. On a GPU, whole
+free segments are cache, as long as no allocation has failed at first (num_alloc_retries). The lost
+memory is then at most torch's own count of free parts in segments that are partly in use
+(inactive_split_bytes). The same holds if the program has reset the peaks. If a third is lost,
+tensors of different sizes are allocated and freed in an order that leaves gaps, mostly because some
+tensors live longer than others. On a GPU, expandable_segments lets segments grow, and padding to a
+multiple leaves few sizes. glibc before 2.38 gains nothing from few sizes: a freed aligned block
+cannot hold the next block of the same size. There, a fixed mmap threshold or another malloc returns
+large blocks to the system. On a GPU with less than half of its memory reserved, the finding is a
+note: the lost memory makes no allocation fail. The confidence is high only if an allocation has
+failed at first. Pools of CUDA graphs look like fragmentation, so the rule does not judge them."""
 
     def judge(self, case: Case) -> Finding:
         limit = case.value("memory.limit_bytes")
@@ -107,7 +107,7 @@ allocation has failed at first. Pools of CUDA graphs look the same and are not j
 
 
 def _level(lost: float, reserved: float, limit: float) -> float:
-    """How far the lost bytes are above both thresholds."""
+    """Return how far the lost bytes are above both thresholds."""
     return min(lost / max(reserved, 1.0) / LOST, lost / limit / MATTERS)
 
 

@@ -95,7 +95,7 @@ def _sharded(case: Case, memory: ProcessMemory) -> list[Freed | None]:
     stages = (
         (
             "zero2",
-            # FSDP2 keeps its shard beside the gathered parameters
+            # FSDP2 stores its shard in addition to the gathered parameters
             memory.optimizer + memory.gradients - memory.parameters / (n - 1),
             f"4P + 16P/{n} bytes instead of 16P, with the same traffic as DDP",
             zero2,

@@ -22,7 +22,7 @@ INVALID = Threshold(
     "invalid",
     0.05,
     "of the requests",
-    "1 request in 20: clients make mistakes; more come from a wrong client or a wrong limit",
+    "1 request in 20: clients make mistakes; more refusals mean a wrong client or a wrong limit",
 )
 MIN_COUNT = 3
 """Fewer such requests are chance."""
@@ -69,10 +69,10 @@ class ServeRequestsFail(Rule):
     )  # fmt: skip
     text = """Latencies and rates describe the requests that were answered. The rule counts those
 that were not: by the load client, and by the server's own counts of requests that ended with an
-error, were refused, or were aborted by their clients. What is refused with HTTP 4xx never reached
-the engine; the pages of vLLM and SGLang count such answers. An aborted request has cost its tokens,
-and nobody got the answer. The words of the failures are in the summary of a load, and in the log of
-the server."""
+error, were refused, or were aborted by their clients. Requests that are refused with HTTP 4xx never
+reach the engine; the metrics pages of vLLM and SGLang count such answers. The server has computed
+the tokens of an aborted request, but no client gets the answer. The summary of a load and the log
+of the server show the error messages."""
 
     def judge(self, case: Case) -> Finding:
         shares = {

@@ -58,13 +58,14 @@ has room, a larger batch would serve them at once. Each iteration then takes lon
 the weights serves more sequences. The device decides how much longer an iteration takes: a device
 that computes at half of its peak gains little, and every token comes later. So the rule predicts no
 gain: a trial measures it.
-A request that has just ended is out of the count of running requests before the next one is in it.
-So a reading may be below the limit by the requests that end between two readings.
-Where nothing reports the limit, it is inferred: while requests wait, the count stays at its top,
-and those that end are replaced at once. Such a limit is a least value, and the confidence is
-medium at most. Few running requests, or answers of which hardly one ends in this time, may have
-other causes, which the finding names; below four the rule has no conclusion. In an open loop,
-requests above the capacity fill any number of slots: see serve.over_capacity."""
+The server removes an ended request from the count of running requests before it adds the next
+request. So a reading may be below the limit by the number of requests that end between two
+readings. If the server does not report the limit, the rule infers it: while requests wait, the
+count stays at its maximum, and new requests replace ended ones at once. The true limit is at least
+this count, and the confidence is medium at most. With few running requests, or if hardly an answer
+ends in this time, other causes are possible, and the finding names them. With fewer than four
+running requests the rule has no conclusion. In an open loop, requests above the capacity fill any
+number of slots: see serve.over_capacity."""
 
     def judge(self, case: Case) -> Finding:
         waiting = case.value("server.requests_waiting")
@@ -157,6 +158,6 @@ def _confidence(case: Case, limit: float, known: bool) -> Confidence:
 
 
 def _doubtful(case: Case, limit: float) -> bool:
-    """Return whether an inferred limit may be something else: few requests run, or hardly one of
+    """Return whether an inferred limit may have another cause: few requests run, or hardly one of
     them has ended and was replaced."""
     return limit < FEW or case.get("server.requests_ended", 0.0) < REPLACED * limit

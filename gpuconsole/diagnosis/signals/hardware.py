@@ -33,13 +33,13 @@ REPLAYS_S = 120.0
 MIN_REPLAYS_S = 30.0
 MIN_STEPS = 50
 HARDWARE_XIDS = frozenset((48, 61, 62, 64, 74, 79, 95, 110, 136, 140, 143, 158, 167, 171, 172))
-"""XIDs that indicate a hardware fault (NVIDIA, "XID Catalog"): the driver asks for a reset of the
-GPU or a restart of the machine, and no software is to be investigated first. Programs cause, or may
-cause, most other XIDs. The catalog says to ignore 63, 92, 121, 147 and 148, to restart the
-application after 94, and to investigate software after 119 and 120."""
+"""XIDs that indicate a hardware fault (NVIDIA, "XID Catalog"): NVIDIA asks for a reset of the GPU
+or a restart of the machine, before any look at software. Most other XIDs are caused, or may be
+caused, by programs. The catalog says to ignore 63, 92, 121, 147 and 148, to restart the application
+after 94, and to investigate software after 119 and 120."""
 NVLINK_XIDS = frozenset((144, 145, 146, 149, 150))
-"""XIDs of NVLink from Blackwell on. Their text in the kernel log says whether one is fatal; NVML's
-events have no text."""
+"""XIDs of NVLink from Blackwell on. Only their text in the kernel log says whether they are fatal;
+NVML's events carry no text."""
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """PCIe: one lane in one direction by generation, without the line code (PCI-SIG)."""
 HELD = {
@@ -94,7 +94,7 @@ class HardwareWatch:
 
     def signals(self, state: SessionState, record: RunRecord) -> Signals:
         host = _host_signals(state) if record.run.serves and is_here(record) else {}
-        # before the start of a server of ours is complete, its device is not known
+        # while our server still starts, its device is not known
         if record.run.serves and not record.run.elsewhere and "max_num_seqs" not in record.facts:
             return {"is_gpu": Signal(0.0, "", "device")} if record.run.device == "cpu" else {}
         devices = server_devices(state, record)
@@ -205,9 +205,9 @@ def is_here(record: RunRecord) -> bool:
 
 
 def server_devices(state: SessionState, record: RunRecord) -> list[str]:
-    """The devices of a run. Of a server that was not started here: those of its processes; else the
-    only GPU of this machine, or its CPU, where the server is here. Empty where they are not
-    known."""
+    """Return the devices of a run; empty if the devices are not known. A server that was not
+    started here has the devices of its processes. If these are not known and the server is on this
+    machine: the machine's only GPU, or its CPU."""
     if record.run.server_devices or not record.run.elsewhere:
         return record.run.server_devices or [record.run.device]
     gpus = [device.id for device in state.devices if device.is_gpu]

@@ -120,8 +120,8 @@ async def examine(
     on_progress: Callable[[Progress], None],
     stop: asyncio.Event,
 ) -> list[ProbeDone]:
-    """The answers of a model server, in the order of the questions; those so far once `stop` is
-    set. `gpus`: see `Start`. Raises JobFailed."""
+    """Return the answers of a model server, in the order of the questions. Once `stop` is set,
+    return the answers so far. `gpus`: see `Start`. Raises JobFailed."""
     answers: list[ProbeDone] = []
 
     def on_event(event: AnyEvent) -> None:

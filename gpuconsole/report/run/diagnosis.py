@@ -561,9 +561,9 @@ def firing_report(run: Run) -> Report:
 
 
 def open_words(run: Run) -> list[tuple[str, str, list[str]]]:
-    """Return what stays open below findings, each with its title, one clause, and the clauses that
-    explain it: where all findings are notes, why there is no conclusion; else the function that no
-    rule judges, and the time that no finding explains."""
+    """Return the open questions below the findings, each with a title, one clause, and the clauses
+    that explain it. If all findings are notes, the question is why there is no conclusion. Else it
+    is the function that no rule judges, and the time that no finding explains."""
     one, gap = unjudged(run), unexplained(run)
     if question := still_open(run):
         return [("No conclusion", question, gap_clauses(gap) if gap is not None else [])]
@@ -728,7 +728,7 @@ def _evidence(evidence: Sequence[Evidence]) -> Table:
 
 
 def source_of(reading: Evidence) -> str:
-    """Return the source of a reading, with the code that it is about."""
+    """Return the source of a reading, with the place in the code of this reading."""
     return (
         f"{reading.source}: {placed(reading.place)}"
         if reading.place is not None

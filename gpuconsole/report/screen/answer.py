@@ -192,15 +192,15 @@ def _open_question_answer(view: View, run: Run) -> Answer:
 
 
 def _not_judged(one: Unjudged, question: tuple[str, str], notes: list[Finding]) -> Answer:
-    """No finding names a cause, and most of a part of the step is in one function. `question`: why
-    rules have no conclusion, and how to get their data."""
+    """Answer a run in which no finding names a cause and one function takes most of a part of the
+    step. `question`: why rules have no conclusion, and how to get their data."""
     why, how = question
     clauses = filter(None, ("no rule judges it", how, *(note.title for note in notes), why))
     return Answer("wait", [(one.time, "title")], [(clause, "dim") for clause in clauses])
 
 
 def _no_conclusion(question: str, notes: list[Finding]) -> Answer:
-    """All findings are notes, and the question stays open."""
+    """Answer a run in which all findings are notes: the question stays open."""
     return Answer(
         "wait",
         [(f"No conclusion: {question}", "title")],

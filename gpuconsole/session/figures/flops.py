@@ -38,8 +38,8 @@ class SampleFlops(NamedTuple):
     `full`: with all scores of attention, as torch's counter and PaLM count. `causal`: without the
     half that a causal mask leaves out; None where attention is not causal, or its shape is not
     known. `source`: how the FLOPs were found where they were not counted, and which count `full` is
-    where there are two. `at_least`: operators ran whose FLOPs nobody knows, or the estimate leaves
-    attention out.
+    where there are two. `at_least`: the FLOPs of some operators are not known, or the estimate
+    leaves attention out.
     """
 
     full: float

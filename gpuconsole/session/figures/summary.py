@@ -202,13 +202,13 @@ ISSUED_ONLY = (
     " step time was steady"
 )
 OF_ITS_TIME = 0.5
-"""Steps that take less of the time of a job than this, though the job does nothing else, are not
-the GPU's."""
+"""If steps take less than this share of the time of a job that does nothing else, the step times
+are those of the host, not of the GPU."""
 
 
 def _issued_only(record: RunRecord, steps: Sequence[Step]) -> bool:
-    """Whether the steps of a job on a GPU, which was never steady, have the times of the host that
-    issues them: a launch queue takes a thousand replays of a CUDA graph."""
+    """Return whether the step times of a job on a GPU that was never steady are only the times in
+    which the host issues the steps. A launch queue holds a thousand replays of a CUDA graph."""
     run = record.run
     if not run.is_job or run.device == "cpu" or record.closed_t is None or record.steady_t:
         return False

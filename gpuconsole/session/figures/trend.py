@@ -37,10 +37,10 @@ MIN_BLOCKS = 3 * PARTS
 MIN_STEPS = 200
 """Two rounds of what a program does every 100 steps: a sawtooth falls back once."""
 EARLY_STEPS, EARLY_S = 40, 20.0
-"""Steps and seconds from which on the steps themselves are looked at, while they are fewer than
-MIN_STEPS: a step of 0.3 s would otherwise be slow for minutes without a word."""
+"""The least steps and seconds of a short run (fewer than MIN_STEPS steps) that is judged. Without
+this, steps of 0.3 s could slow down for minutes before a finding."""
 EARLY_BLOCKS = 64
-"""Most blocks of such a look."""
+"""The most blocks of a short run."""
 MIN_S = 5.0
 """Seconds of steps. A processor changes its clock, or another program starts, within a few
 seconds."""
@@ -131,7 +131,8 @@ class StepBlocks:
                 self._of_block *= 2
 
     def _early_blocks(self) -> list[StepBlock]:
-        """The steps of a short run in smaller blocks; empty while they are too few."""
+        """Return the steps of a short run in smaller blocks; empty while there are too few
+        steps."""
         count = len(self._first)
         if count < EARLY_STEPS:
             return []

@@ -121,7 +121,7 @@ class GpmReader:
         self._never: CallFailed | None = None
         self._asked = list(metrics)
         self._dropped: dict[str, CallFailed] = {}
-        """The metrics that make a call fail as a whole: they are not asked for again."""
+        """The metrics that make a whole call fail; the reader does not ask for them again."""
         self._has_searched = False
 
     def read(self, have: Container[str] = ()) -> tuple[dict[str, float], dict[str, CallFailed]]:
@@ -206,8 +206,9 @@ class GpmReader:
         call("nvmlGpmMetricsGet", query)
 
     def _leave_out_refused(self, failure: CallFailed) -> None:
-        """A driver may refuse the whole call for one id that it lacks: ask for the base set, then
-        for the others one by one, once. Raises `failure` where it refuses all of them."""
+        """Find the metrics that the driver supports. A driver may refuse a whole call because of
+        one id that it lacks. Ask for the base set, then once for each other metric. Raise `failure`
+        if the driver refuses all of them."""
         self._has_searched = True
         base = [name for name in self._asked if self._metrics[name].identifier in BASE]
         accepted = set(base) if base and self._refusal(base) is None else set[str]()
@@ -226,7 +227,7 @@ class GpmReader:
         self._query = self._query_of(self._asked)
 
     def _refusal(self, names: list[str]) -> CallFailed | None:
-        """Why a call for these metrics fails as a whole. Raises CallFailed for a lost device."""
+        """Return why a whole call for these metrics fails. Raises CallFailed for a lost device."""
         try:
             self._ask(self._query_of(names))
         except CallFailed as failure:
@@ -256,7 +257,7 @@ class GpmReader:
 
 
 def _free(sample: Any) -> None:
-    """Give the buffer of a sample back to the driver, which may have gone."""
+    """Give the buffer of a sample back to the driver; do nothing if the driver is gone."""
     with contextlib.suppress(CallFailed):
         call("nvmlGpmSampleFree", sample)
 

@@ -180,13 +180,13 @@ class LabelChoice(NamedTuple):
 
     def takes(self, labels: Mapping[str, str]) -> bool:
         text = labels.get(self.label, "")
-        # the class of a status: some pages report 404, others 4xx
+        # some pages report the status 404, others its class 4xx
         of_class = f"{text[0]}xx" if len(text) == 3 and text.isdigit() else text
         return (text in self.values or of_class in self.values) != self.excludes
 
 
 class MetricPart(NamedTuple):
-    """A metric of the page, by its whole name: the samples that all `choices` take, times
+    """A metric of the page, by its full name: the samples that pass all `choices`, times
     `factor`."""
 
     name: str

@@ -534,8 +534,8 @@ def no_room(devices: Sequence[str], share: float) -> str:
 
     vLLM ends after its start of a minute where the free memory is less than `share` of the whole
     (vllm/v1/worker/utils.py, request_memory: "Free memory on device ... is less than desired GPU
-    memory utilization"). With several GPUs, the first that lacks room counts. Of a slice of a GPU
-    nothing is known.
+    memory utilization"). With several GPUs, the answer is about the first GPU that lacks room.
+    Nothing is known about a MIG slice.
     """
     for device in devices:
         index = device.removeprefix("gpu:")
@@ -696,8 +696,8 @@ class NotReady(aiohttp.ClientError):
 async def check_usable(
     answer: aiohttp.ClientResponse, session: aiohttp.ClientSession, url: str, page: str
 ) -> None:
-    """Raise ServerFailed for a refusal that lasts and that no other page of the server at `url`
-    will take back; NotReady where the server starts or is overloaded."""
+    """Raise ServerFailed for a lasting refusal that no other page of the server at `url` can
+    change. Raise NotReady if the server starts or is overloaded."""
     if elsewhere := redirection(answer):
         raise ServerFailed(f"{page} answers {elsewhere}")
     if answer.status in (401, 403):

@@ -317,7 +317,8 @@ class SeveralServers:
 
     The process that answers names the time of its start; one that has answered before, or is older
     than the last one, is no restart. SGLang, TGI, llama.cpp, and vLLM with several API servers do
-    not tell that time: there the counters return to those of an earlier reading.
+    not report this time. There, counters that return to those of an earlier reading show a second
+    server.
     """
 
     def __init__(self) -> None:
@@ -357,7 +358,8 @@ class SeveralServers:
         self._last_start = start
 
     def _take_counters(self, t: float, counters: dict[str, float]) -> None:
-        """The reading is of the server whose counters are the highest that it can continue."""
+        """Assign the reading to the server with the highest counters that the reading can
+        continue."""
         self._servers = [one for one in self._servers if t - one[0] <= REMEMBERED_S]
         known = [one for one in self._servers if _continues(one[1], counters)]
         nearest = max(known, key=lambda one: sum(one[1].values()), default=None)
@@ -369,8 +371,8 @@ class SeveralServers:
 
 
 def _continues(before: dict[str, float], counters: dict[str, float]) -> bool:
-    """Whether one server can have counted on. One metric of many that falls is the fault of an
-    exporter. The sum and the count of a histogram are one metric."""
+    """Return whether the counters can be a later reading of the same server. If only one metric of
+    many falls, the exporter is at fault. The sum and the count of a histogram are one metric."""
     fallen = {name for name, value in counters.items() if value < before.get(name, 0.0)}
     return len(_metrics(fallen)) < min(2, len(_metrics(before)))
 

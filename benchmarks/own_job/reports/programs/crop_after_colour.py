@@ -1,4 +1,4 @@
-"""The colours of the whole picture are distorted, and then a part of it is cut out. Fixed: cut out first."""
+"""The program changes the colours of the whole picture and then crops it. Fixed: it crops first."""
 
 import numpy as np
 import pace

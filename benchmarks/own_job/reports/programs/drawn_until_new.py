@@ -1,4 +1,5 @@
-"""The items of a user are drawn until enough new ones are found, each looked up in a list. Fixed: random.sample."""
+"""The program draws items for a user until enough of them are new, and looks each item up in a
+list. Fixed: random.sample."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Texts are cut into word pieces in collate_fn, in each epoch again. Fixed: once, before training."""
+"""collate_fn tokenizes the texts again in each epoch. Fixed: the program tokenizes them once,
+before training."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""The loss of the discriminator goes back through the generator, whose gradients nobody uses. Fixed: the fake pictures are detached."""
+"""The backward pass of the discriminator's loss also runs through the generator, and nobody uses
+these gradients. Fixed: the fake pictures are detached."""
 
 import pace
 import torch

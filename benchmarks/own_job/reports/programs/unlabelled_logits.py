@@ -1,4 +1,5 @@
-"""A masked language model computes the scores of all tokens, and 85 % of them have no label. Fixed: only those of the masked tokens."""
+"""A masked language model computes the scores of all tokens, and 85 % of them have no label. Fixed:
+it computes the scores of the masked tokens only."""
 
 import pace
 import torch

@@ -264,8 +264,8 @@ class Monitor:
                 self._arm(START)
 
     def _call(self, frame: FrameType) -> None:
-        """The program calls a module, outside of other modules that it calls; in the step whose
-        operators are counted, also within them."""
+        """Handle a call of a module that lies in no other call of a module. In the step whose
+        operators are counted, also handle the calls within such a call."""
         if state.counting is not None and recorder.stack[-1] == FORWARD:
             state.counting.called(frame)
             return

@@ -167,9 +167,9 @@ class TorchCompile(Change):
 
 
 def mode_of(compiled: Iterable[Any]) -> str:
-    """The mode of torch.compile of modules that it has compiled: one with CUDA graphs, by the
-    settings that Dynamo keeps with the module or by the graphs that exist, before `default`; `off`
-    where there are no such modules."""
+    """Return the mode of torch.compile for the compiled modules; `off` if there are none. A mode
+    with CUDA graphs wins over `default`. Such a mode is known from the settings that Dynamo keeps
+    with the module, or from existing graphs."""
     modes = {_mode(module) for module in compiled}
     if modes and graphs.of_compiler_are_there():
         modes.add("reduce-overhead")
@@ -182,7 +182,7 @@ def _mode(module: Any) -> str:
     if settings is None:
         read = ask(ask(module, "_compiled_call_impl"), "get_compiler_config")
         settings = read() if read is not None else None
-    # another backend than Inductor has no such settings
+    # only the Inductor backend has such settings
     if not isinstance(settings, dict) or not settings.get("triton.cudagraphs"):
         return "default"
     return "max-autotune" if settings.get("max_autotune") else "reduce-overhead"

@@ -144,9 +144,9 @@ class StepCount:
     the number type of the operands. `convolved`: those of convolutions. `masked`: those of
     attention that a causal mask leaves out, where it computes the scores for the first time;
     `flops` counts all scores. `operators`: how many ran. `unknown`: operators that may
-    multiply, and have no formula. `waits`: operators that wait for the GPU; the host is slower
-    than usual in this step, so these operators wait for less time than usual. `scores`: the
-    bytes that operators on the scores of attention read and write.
+    multiply, and have no formula. `waits`: operators that wait for the GPU. The host is slower than
+    usual in this step, so these operators wait for a shorter time than usual. `scores`: the bytes
+    that operators on the scores of attention read and write.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class StepCount:
         self.waits, self.scores, self.tables = Waits(), Scores(), Tables()
         self.decompositions, self.repeats = Decompositions(), Repeats()
         self._before_pass = 0
-        """The operators before the pass under way."""
+        """The number of operators that ran before the current pass."""
         self.operators = 0
         self._last_end = now()
         """When the last operator has returned."""
@@ -262,7 +262,7 @@ class StepCount:
 
     @entry("arithmetic.called")
     def called(self, frame: FrameType) -> None:
-        """A module is called within a forward pass. `frame`: that of the call."""
+        """Handle a call of a module within a forward pass. `frame`: the frame of the call."""
         if self._counts:
             names = frame.f_locals
             operators = self.operators - self._before_pass
@@ -327,8 +327,8 @@ class StepCount:
 
 
 def nodes_of(loss: Any) -> list[Any]:
-    """Return the nodes of the graph of `loss`, a tensor or several; some of them where there are
-    more than MAX_NODES."""
+    """Return the nodes of the graph of `loss` (one tensor or several), but not many more than
+    MAX_NODES."""
     losses = loss if isinstance(loss, (tuple, list)) else [loss]
     nodes = [node for tensor in losses if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen = dict.fromkeys(nodes)
@@ -341,8 +341,8 @@ def nodes_of(loss: Any) -> list[Any]:
 
 
 def has_products(nodes: list[Any]) -> bool:
-    """Return whether one of the nodes of a graph rounds differently while operators are counted;
-    also where the graph is too large to be searched."""
+    """Return whether a node of the graph rounds differently while operators are counted. Return
+    True if the graph is too large to search."""
     return len(nodes) > MAX_NODES or any(map(_rounds_otherwise, nodes))
 
 
@@ -511,7 +511,7 @@ class Scores:
         self._matrices = set[Kind]()
         """Matrices of scores, and their transposes."""
         self._places = Counter[tuple[bool, str]]()
-        """Whether torch computes the attention, and the line of the program that calls it."""
+        """Whether torch computes the attention, and the program's line that calls the attention."""
         self._product: Kind | None = None
         self._weights: Kind | None = None
         """The last product that may be scores, and the softmax of it."""
@@ -556,8 +556,8 @@ class Scores:
             self._product = self._weights = None
 
     def signals(self) -> Signals:
-        """Return the bytes of the step, and whether torch or the program computes the attention
-        with most of the calls."""
+        """Return the bytes of the step, and whether torch or the program makes most of the calls of
+        attention."""
         moved = sum(self._bytes[matrix] for matrix in self._matrices)
         source = "operators on the scores of attention in the counted step"
         scores = Signal(float(moved), "B", source)

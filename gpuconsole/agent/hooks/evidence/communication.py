@@ -55,7 +55,8 @@ class Replica:
         self.number = number
         self.ref = weakref.ref(module)
         self.bytes = self.buffer_bytes = 0.0
-        """Of its gradients; and of the buffers that process 0 sends before each forward pass."""
+        """The bytes of the gradients, and of the buffers that process 0 sends before each forward
+        pass."""
         self.buckets = self.first_buckets = 0
         """Into how many pieces the gradients are divided, and were in the first iteration."""
         self.hook: str | None = None
@@ -189,9 +190,9 @@ class DdpExchanges:
         return [replica for replica in self.replicas if replica.bytes and replica.ref() is not None]
 
     def facts(self) -> dict[str, float]:
-        """Bytes of gradients that an exchange sends, those of the buffers that are sent before each
-        forward pass, and the pieces of the gradients now and in the first iteration; empty
-        before the first readings."""
+        """Return the bytes of gradients that an exchange sends, the bytes of the buffers that are
+        sent before each forward pass, and the number of gradient pieces now and in the first
+        iteration. Empty before the first readings."""
         used = self._in_use()
         if not used:
             return {}

@@ -1,5 +1,5 @@
-"""Decompositions of matrices in the graph of a loss: which, and how many FLOPs they take. Only the
-names of nodes and the shapes of their results are read."""
+"""Find decompositions of matrices in the graph of a loss, and their FLOPs. The code reads only the
+names of nodes and the shapes of their results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COSTS = {
     "solveex": 2 / 3,
     "slogdet": 2 / 3,
 }
-"""FLOPs over m n min(m, n) of a matrix of m rows and n columns (Golub and Van Loan, chapters 3, 5,
-7 and 8), by the name that torch gives to the node of the backward pass."""
+"""FLOPs divided by m n min(m, n), for a matrix with m rows and n columns (Golub and Van Loan,
+chapters 3, 5, 7 and 8). Key: torch's name of the node in the backward pass."""
 WORDS = {
     "svd": "singular value decomposition",
     "pinv": "pseudo-inverse",
@@ -41,14 +41,14 @@ WORDS = {
 
 
 class Decompositions:
-    """Those of the losses of one step."""
+    """The decompositions in the losses of one step."""
 
     def __init__(self) -> None:
         self.flops = 0.0
         self._found = Counter[str]()
 
     def see(self, nodes: Iterable[Any]) -> None:
-        """Look at the nodes of the graph of a loss."""
+        """Add the decompositions in the graph of a loss."""
         for node in nodes:
             name = node.name().lower()
             kind = name.removeprefix("linalg").partition("backward")[0]
@@ -65,7 +65,7 @@ class Decompositions:
             self._found[f"{WORDS[kind]} ({'x'.join(map(str, (*matrices[0][:-1], columns)))})"] += 1
 
     def signals(self, passes: float) -> Signals:
-        """Return the FLOPs of all decompositions over those of the passes."""
+        """Return the FLOPs of all decompositions divided by the FLOPs of the passes."""
         source = "the graph of the loss of the counted step"
         for most, _ in self._found.most_common(1):
             source += f": {most}"

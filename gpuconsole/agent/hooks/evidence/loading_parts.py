@@ -83,7 +83,7 @@ class LoadingPart(NamedTuple):
 
     @property
     def code(self) -> CodePlace:
-        """Return the place of the part in the program."""
+        """Return the place in the program of this part of loading."""
         return CodePlace(place_name(self.file, self.line) if self.file else "", self.name)
 
 

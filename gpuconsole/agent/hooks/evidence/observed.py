@@ -51,9 +51,10 @@ def memory_parts() -> Signals:
 
 
 def peaks(figures: OwnerCounts, states: float) -> Signals:
-    """Return the peaks of torch's allocator since the start of the program, its free parts of
-    segments in use, its retries, and the size of the GPU's memory, as signals. `states`: the bytes
-    of parameters, gradients and optimizer states. The rest of the peak counts as activations."""
+    """Return signals of the memory: the peaks of torch's allocator since the start of the program,
+    the free parts of its segments in use, its retries, and the size of the GPU's memory. `states`:
+    the bytes of parameters, gradients and optimizer states. The rest of the peak counts as
+    activations."""
     values = {
         "memory.activations_bytes": max(0.0, figures.peak - states),
         "memory.allocated_peak_bytes": figures.peak,
@@ -149,7 +150,7 @@ class Waits:
         return sum(self.seconds.values())
 
     def where(self) -> CodePlace | None:
-        """Return the line of the program with most of the seconds; None if no line is known."""
+        """Return the program's line that takes most of the seconds; None if no line is known."""
         place = max(self.seconds, key=self.seconds.__getitem__, default="")
         return CodePlace(place) if place else None
 
@@ -278,8 +279,8 @@ class CopyCount:
 
     @entry("copies.filled")
     def _note_filled(self, target: Any, args: Any, kwargs: Any, seconds: float) -> None:
-        """`target.copy_(source, non_blocking)` has returned: a copy as `Tensor.to` makes it, in
-        memory that is there already."""
+        """Handle the return of `target.copy_(source, non_blocking)`. The copy is like that of
+        `Tensor.to`, but into memory that exists already."""
         source = args[0] if args else next(iter(kwargs.values()))
         ahead = kwargs.get("non_blocking", False) or args[1:2] == (True,)
         if not tracing.capturing() and not evaluated() and type(source) in self._plain_types:

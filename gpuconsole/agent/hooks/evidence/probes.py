@@ -292,7 +292,8 @@ def last_pass(loop: Any) -> Generator[None, None, LastPass]:
 
 
 def refuse_several(knobs: Knobs) -> None:
-    """Raises ProbeError in a job of several processes: the others would wait for this one."""
+    """Raise ProbeError in a job of several processes: the other processes would wait for this
+    one."""
     if knobs.get("nproc", 1) != 1:
         raise ProbeError(
             "several processes train together; a pass of one of them alone would disturb their"
@@ -598,13 +599,13 @@ def script_lines() -> Probing:
 # --- steps of the optimizer on copies -------------------------------------------------------------
 
 COPIES = 8
-"""Copies of the parameters in memory: for both sides the parameters and two moments, once the
-gradients, and one to spare."""
+"""How many times the bytes of the parameters the probe needs: parameters and two moments for each
+of the two sides, the gradients once, and one copy in reserve."""
 
 
 def swap_optim(loop: Any) -> Probing:
-    """P5: an update of Adam or AdamW on copies of the parameters, as the program runs it, and
-    fused."""
+    """Run P5: time updates of Adam or AdamW on copies of the parameters, in the program's
+    implementation and in the fused one."""
     refuse_several(loop.knobs)
     yield
     if has_modes() or is_profiled():
@@ -616,9 +617,10 @@ def swap_optim(loop: Any) -> Probing:
 def updates_on_copies(
     optimizers: list[Any],
 ) -> tuple[Any, Callable[[], None], Callable[[], None]]:
-    """Return the device of the parameters, and updates of copies of them: in the implementation of
-    the last Adam or AdamW of `optimizers`, and fused. The optimizer is only read. Raises ProbeError
-    where there is no fused form of it, or no room for the copies."""
+    """Return the device of the parameters and two updates of copies of the parameters: one in the
+    implementation of the last Adam or AdamW of `optimizers`, one fused. The function only reads the
+    optimizer. Raises ProbeError if the optimizer has no fused form, or memory has no room for the
+    copies."""
     import torch
 
     of_adam = [
@@ -656,10 +658,10 @@ def updates_on_copies(
         "eps": group["eps"],
         "maximize": bool(group.get("maximize")),
     }
-    # the function, not an object: hooks of the program see each optimizer
+    # calls the function: hooks of the program would see a new optimizer object
     name = type(of_adam[-1]).__name__.lower()
     update: Any = getattr(importlib.import_module(f"torch.optim.{name}"), name)
-    # the cost does not depend on the values
+    # the cost of an update does not depend on the values
     gradients = [torch.full_like(parameter, 1e-3) for parameter in parameters]
 
     def side(**form: bool) -> Callable[[], None]:

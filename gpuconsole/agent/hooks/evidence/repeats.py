@@ -1,9 +1,10 @@
-"""Modules that a forward pass calls again and again with inputs that could be one batch.
+"""Find modules that a forward pass calls many times with inputs that could be one batch.
 
-The operators of the counted step show which tensors come from which parameters. The input of a call
-that comes from a parameter of the module itself depends on an earlier call: a cell of a recurrent
-network, a layer with shared weights, a step of a sampler. Such calls must follow each other. Calls
-with inputs of one shape that depend on no earlier call could be one call.
+The operators of the counted step show from which parameters each tensor is computed. If the input
+of a call is computed from the module's own parameters, the call depends on an earlier call.
+Examples are a cell of a recurrent network, a layer with shared weights, and a step of a sampler.
+Such calls must run one after the other. Calls with inputs of one shape that depend on no earlier
+call could be one call.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from .tables import is_plain
 
 CALLS, RATIO = "repeated.calls", "repeated.operators_ratio"
 MIN_CALLS = 4
-"""Two calls are those of a siamese network, three those of a triplet loss."""
+"""The least number of calls: a siamese network makes two calls, a triplet loss three."""
 MAX_CALLS = 20_000
-"""Calls of modules in one pass that are looked at."""
+"""The most calls of modules in one pass that are examined."""
 PLAIN = (type(None), bool, int, float, str)
 """Classes of arguments that hold no state."""
 READS_A_NUMBER = "_local_scalar_dense"
 
 
 class Calls:
-    """The calls of one module in one pass. `shapes`: of the tensors of the first call. `starts`:
-    the number of operators before each call. `parameters`: bits of the parameters. `holds_state`:
-    an argument is an object, in which an earlier call may have left something: then this call, and
-    those within it, follow each other."""
+    """The calls of one module in one pass. `shapes`: the shapes of the tensors in the first call.
+    `starts`: the number of operators before each call. `parameters`: the bits of the module's
+    parameters. `holds_state`: an argument is an object in which an earlier call may have left data.
+    Such calls, and the calls within them, must run one after the other."""
 
     def __init__(self, module: Any, parameters: int, size: int, shapes: list[Any]) -> None:
         self.name = type(module).__name__
@@ -51,16 +52,17 @@ class Repeats:
         self._bits: dict[int, int] = {}
         """A bit for each parameter, by identity."""
         self._from: dict[int, int] = {}
-        """The bits of the parameters that a memory block comes from, by its address."""
+        """For each address of memory: the bits of the parameters from which its data is
+        computed."""
         self._numbers = 0
-        """The bits of the parameters that numbers of the program come from."""
+        """The bits of the parameters from which the program has read numbers."""
         self._calls: dict[int, Calls | None] = {}
-        """By the identity of the module; None for a module without parameters."""
+        """The repeated calls by identity of the module; None for a module without parameters."""
         self._seen = 0
         self._best: tuple[float, Calls] | None = None
 
     def see(self, name: str, args: Any, out: Any) -> None:
-        """Look at an operator of a forward pass that has run."""
+        """Record an operator of a forward pass after it has run."""
         bits = 0
         for tensor in tensors_in(args):
             bits |= self._bits_of(tensor)
@@ -72,7 +74,8 @@ class Repeats:
     def called(
         self, module: Any, args: Any, kwargs: dict[str, Any], operators: int, frame: FrameType
     ) -> None:
-        """A module is called within the pass. `operators`: those of the pass so far."""
+        """Record the call of a module within the pass. `operators`: how many the pass has run so
+        far."""
         self._seen += 1
         given = [args, list(kwargs.values())]
         inputs = list(tensors_in(given))
@@ -97,7 +100,7 @@ class Repeats:
         calls.starts.append(operators)
 
     def end_pass(self, operators: int) -> None:
-        """The pass is over. `operators`: all of the pass."""
+        """Record the end of the pass. `operators`: how many the pass has run."""
         follow = 0
         for calls in self._calls.values():
             if calls is not None and calls.holds_state and len(calls.starts) > 1:
@@ -120,8 +123,8 @@ class Repeats:
         self._numbers = self._seen = 0
 
     def signals(self) -> Signals:
-        """Return how often the module is called whose calls could be one, and the share of the
-        operators of the forward pass in these calls."""
+        """Return two signals of the module whose calls could be one call: the number of these
+        calls, and their share of the operators of the forward pass."""
         if self._best is None:
             source = "the forward passes of the counted step: calls that could be one"
             return {CALLS: Signal(0.0, "", source), RATIO: Signal(0.0, "ratio", source)}
@@ -151,7 +154,7 @@ class Repeats:
 
 
 def address_of(tensor: Any) -> int:
-    """Return the address of the memory of a tensor; 0 for one that has none."""
+    """Return the address of the memory of a tensor; 0 if the tensor has no memory."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except RuntimeError:  # NotImplementedError too
@@ -159,8 +162,8 @@ def address_of(tensor: Any) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors in plain memory in a value: in tuples, lists and dictionaries. Objects of the
-    program, and its classes of containers and tensors, are not asked anything."""
+    """Yield the tensors in plain memory in a value, also inside tuples, lists and dictionaries. The
+    function calls no method of the program's own objects, containers or tensors."""
     if type(value) in (tuple, list):
         for item in value:
             yield from tensors_in(item)
@@ -171,8 +174,8 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def may_hold_state(value: Any) -> bool:
-    """Return whether a value contains an object of a class of the program or of a library, such as
-    a cache of keys and values: what an earlier call has left there is not known."""
+    """Return whether a value contains an object of the program or of a library, such as a cache of
+    keys and values. The agent does not know what an earlier call has left in such an object."""
     if type(value) in (tuple, list):
         return any(map(may_hold_state, value))
     if type(value) is dict:

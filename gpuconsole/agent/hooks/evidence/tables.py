@@ -1,5 +1,5 @@
-"""Embedding tables with dense gradients, as the operators of the counted step show them: how large
-they are, and how many of their rows a step can have read. No value is read, only sizes."""
+"""Find embedding tables with dense gradients, their sizes, and how many of their rows a step reads
+at most. The source is the operators of the counted step. The code reads only sizes, no values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DENSE = {"embedding_dense_backward": 2, "_embedding_bag_dense_backward": 5}
 
 class EmbeddingTable:
     """A table whose rows operators have read. `read`: the number of indices, so at least the number
-    of different rows. `dense`: an operator has made the dense gradient of such a table. `shared`:
-    another operator has read the table too, as that of an output layer with the same weights: its
-    gradient has no empty rows."""
+    of different rows. `dense`: an operator has made a dense gradient of the table. `shared`:
+    another operator has read the table too, such as an output layer with the same weights. The
+    gradient of a shared table has no empty rows."""
 
     def __init__(self, rows: int, columns: int, element: int) -> None:
         self.rows, self.columns, self.element = rows, columns, element
@@ -38,7 +38,7 @@ class Tables:
         self._tables: dict[int, EmbeddingTable] = {}
 
     def see(self, name: str, args: Any) -> None:
-        """Look at an operator of torch that has run."""
+        """Record an operator of torch after it has run."""
         if name in LOOKUPS:
             weight, indices, sparse = args[0], args[1], args[LOOKUPS[name] :]
             if is_trained(weight) and not (sparse and sparse[0]):
@@ -57,7 +57,7 @@ class Tables:
             self._note_reader(args)
 
     def _note_reader(self, args: Any) -> None:
-        """Another operator than a lookup has run with these arguments."""
+        """Record an operator that is not a lookup, with its arguments."""
         for argument in args:
             if is_trained(argument):
                 table = self._tables.get(argument.data_ptr())
@@ -65,8 +65,8 @@ class Tables:
                     table.shared = True
 
     def facts(self) -> dict[str, float]:
-        """The bytes of the tables with dense gradients, the largest share of their rows that the
-        step can have read, and their share of the trained parameters."""
+        """Return the bytes of the tables with dense gradients, the share of their rows that the
+        step reads at most, and the tables' share of the trained parameters."""
         dense = [table for table in self._tables.values() if table.dense and not table.shared]
         elements = sum(table.elements for table in dense)
         facts = {
@@ -89,14 +89,13 @@ class Tables:
 
 
 def is_plain(argument: Any) -> bool:
-    """Return whether an argument of an operator is a tensor in plain memory, of no class of the
-    program."""
+    """Return whether an argument of an operator is a tensor in plain memory, and not of a class of
+    the program."""
     torch = sys.modules["torch"]
     is_tensor = type(argument) in (torch.Tensor, torch.nn.Parameter)
     return is_tensor and argument.layout is torch.strided
 
 
 def is_trained(argument: Any) -> bool:
-    """Return whether an argument of an operator is a parameter in plain memory that gets a
-    gradient."""
+    """Return whether an argument of an operator is a trained parameter in plain memory."""
     return is_plain(argument) and argument.requires_grad and argument.is_leaf

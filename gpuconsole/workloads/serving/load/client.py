@@ -336,7 +336,7 @@ async def refusal(response: aiohttp.ClientResponse) -> str:
 async def post_json(
     session: aiohttp.ClientSession, address: str, body: dict[str, Any], timeout_s: float
 ) -> Any:
-    """The JSON answer to a request that is no stream. Raises RequestFailed."""
+    """Return the JSON answer to a request without streaming. Raises RequestFailed."""
     try:
         async with (
             asyncio.timeout(timeout_s),
