@@ -17,6 +17,7 @@ same answer as the run had.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -331,7 +332,7 @@ def located(finding: Finding, case: Case) -> Finding:
             return finding
         place = most.code
     summary = finding.summary
-    if place.line not in summary:
+    if not re.search(rf"(?<!\w){re.escape(place.line)}(?!\d)", summary):
         summary += f". Most of this time is in {placed(place)}"
     return msgspec.structs.replace(finding, place=place, summary=summary)
 

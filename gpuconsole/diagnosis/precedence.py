@@ -96,7 +96,6 @@ def _on_gpu(case: Case) -> bool:
 
 
 _MORE_TO_GAIN = "that finding still gains time"
-_NAMED = "that finding names what the device is busy with"
 _FILLED = "that finding names what fills the memory"
 _OWN_CODE = "that finding names the program's own code that takes this time"
 _LOCKED = (

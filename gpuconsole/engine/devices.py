@@ -25,11 +25,6 @@ class DeviceChoiceError(ValueError):
     """The requested device does not exist or cannot be used; the message is one line."""
 
 
-def choose_device(devices: Sequence[Device], wanted: str | None, lost: Container[str]) -> Device:
-    """The device of a run in one process. See `choose_devices`."""
-    return choose_devices(devices, wanted, lost)[0]
-
-
 def choose_devices(
     devices: Sequence[Device], wanted: str | None, lost: Container[str], visible: str | None = None
 ) -> list[Device]:

@@ -3,7 +3,7 @@ memory grows with the time, not with the events."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from gpuconsole.model.machine import Process
@@ -155,17 +155,23 @@ class History:
         """The times in which requests ran, and neither a token nor the end of a request came."""
         engine = str((self._facts or {}).get("engine", ""))
         found: list[MachineEvent] = []
+        longest = deque[tuple[float, float]]()
+        """The ends and lengths of the usual pauses lately, each longer than those after it."""
         pauses = [*self._pauses, *([(self._still[0], self._still[1])] if self._still else [])]
-        for number, (begun, ended) in enumerate(pauses):
+        for begun, ended in pauses:
             limit_s = standstill_limit_s(engine)
             if CACHE not in self._sums:
-                recent = [after - t for t, after in pauses[:number] if after > begun - USUAL_S]
-                limit_s = max(
-                    [limit_s, STILL_ALONE_S, *(STILL_RISE * pause_s for pause_s in recent)]
-                )
+                while longest and longest[0][0] <= begun - USUAL_S:
+                    longest.popleft()
+                usual_s = longest[0][1] if longest else 0.0
+                limit_s = max(limit_s, STILL_ALONE_S, STILL_RISE * usual_s)
             if ended - begun >= limit_s:
                 words = "requests ran, and no token and no end of a request came"
                 found.append(MachineEvent(begun, "standstill", words, ended))
+                continue
+            while longest and longest[-1][1] <= ended - begun:
+                longest.pop()
+            longest.append((ended, ended - begun))
         return found
 
     # --- how it is built --------------------------------------------------------------------------

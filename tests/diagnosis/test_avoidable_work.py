@@ -55,6 +55,11 @@ def job(signals: dict[str, float]) -> Case:
     for name, place in PLACES.items():
         if name in own.signals:
             own.signals[name] = dataclasses.replace(own.signals[name], place=place)
+    if "elsewhere" in own.signals:
+        place = CodePlace("net.py:40", "Attention.forward", "forward")
+        own.signals["stack.operator_ratio"] = dataclasses.replace(
+            own.signals["stack.operator_ratio"], place=place
+        )
     return own
 
 
@@ -104,6 +109,8 @@ def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
         # a small matrix beside large products
         (SVD, {"decomposition__flops_ratio": 0.001}),
         (SVD, {"stack__operator_ratio": 0.05}),
+        # attention has most operators, and a regularizer has a small decomposition
+        (SVD, {"elsewhere": 1.0}),
         # checkpoints that memory needs
         (AGAIN, {"memory_used_ratio": 0.8}),
         (AGAIN, {"recomputed__flops_ratio": 0.02}),

@@ -706,10 +706,9 @@ def test_generation_is_counted_and_its_share_is_that_of_the_account() -> None:
         "host.slow_function",
         stacks(without=0.8, generation_ratio=0.85, generation__passes_per_step=40.0),
     )
-    assert finding.note and finding.summary == (
-        "generation takes 85 % of the step, with 40 passes per step. Most of these passes are"
-        " called at train.py:9 generate"
-    )
+    assert finding.note
+    for fact in ("85 % of the step", "40 passes", "train.py:9 generate"):
+        assert fact in finding.summary
 
 
 def test_only_jobs_have_such_functions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.run import PHASES, Run, Step
 from gpuconsole.model.snapshot import Environment
@@ -185,10 +186,13 @@ def test_a_counter_that_restarts_loses_nothing_that_was_counted() -> None:
     assert total is not None and total[0] == pytest.approx(2.1e6)
 
 
-@pytest.mark.parametrize("host_s", [0.1, 0.0001])
-def test_launches_are_no_rate_of_a_gpu(host_s: float) -> None:
+@pytest.mark.parametrize(
+    ("host_s", "graphs"), [(0.1, True), (0.0001, True), (0.0001, False)], ids=str
+)
+def test_launches_are_no_rate_of_a_gpu(host_s: float, graphs: bool) -> None:
     """200 replays of a CUDA graph: the launch queue takes all of them, and the job ends before it
-    is steady. 100 us a step are those of the host."""
+    is steady. 100 us a step are those of the host. Without graphs the job may have written files
+    after its steps."""
     state = SessionState()
     state.apply(Hello(0.0, "runtime", 1, "x", 1e9))
     state.apply(Devices(0.0, [Device("gpu:0", "H200", uuid="GPU-0")]))
@@ -199,9 +203,11 @@ def test_launches_are_no_rate_of_a_gpu(host_s: float) -> None:
     # its step time has a trend, so it is never steady
     steps = [Step(n, n * host_s, host_s * (1 + n / 20), 8, 4096, phases) for n in range(20)]
     state.apply(Steps(3.0, steps, 0.0, 0.0, 0.0, 1e9))
+    if graphs:
+        state.records[0].probe_signals["memory.graph_pools"] = Signal(1.0, "", "CUDA graphs")
     state.apply(RunClosed(3.1, "1", "finished"))
     found = run_now(state, state.records[0])
     assert found.steady_from_s is None
-    known = host_s == 0.1
+    known = host_s == 0.1 or not graphs
     assert (found.summary.tokens_per_s is not None) == known
     assert ("workload.mfu_ratio" in found.unavailable) != known

@@ -46,7 +46,7 @@ from .evidence.communication import exchanges
 from .evidence.loading import loading
 from .evidence.loading_parts import window
 from .evidence.memory_lines import history
-from .evidence.observed import CopyCount, memory_parts, peaks, why_unpatched
+from .evidence.observed import CopyCount, memory_parts, peaks, state, why_unpatched
 from .evidence.probes import LOADING_PARTS, PROBES, WINDOWED, Probing, ProfilerWindow, why_refused
 from .guard import entry, from_outside, switch, unseen, without_failures
 from .memory import at_end, memory
@@ -1036,15 +1036,14 @@ class Agent:
             self._send("probedone", request=0, probe="observed", signals=signals)
 
     def _send_owners(self, job: JobLoop, device: int) -> None:
-        """Send who owns how much of the GPU's memory now, and the peaks that rules read."""
-        if owners := memory.owners(device):
-            figures = memory.at_peak
-            own = figures is not None and job.peaks_are_own(figures.peak, figures.reserved_peak)
+        """Send who owns how much of the GPU's memory now, the state of the allocator, and its peaks
+        where the program has made them."""
+        owners = memory.owners(device)
+        if owners and (figures := memory.figures) is not None:
+            own = job.peaks_are_own(figures.peak, figures.reserved_peak)
+            known = peaks(figures, memory.states) if own and not memory.peak_failed else {}
             self._send(
-                "memoryowners",
-                rank=self.rank,
-                owners=owners,
-                signals=peaks(figures, memory.states) if figures and own else {},
+                "memoryowners", rank=self.rank, owners=owners, signals=known | state(figures)
             )
         else:
             switch.notes.append(

@@ -316,8 +316,8 @@ class OwnedMemory:
         self._failed_peak = 0.0
         """The peak when an allocation last failed: a peak that is not above it says nothing about
         the steps after it."""
-        self.at_peak: OwnerCounts | None = None
-        """The figures of the last look; None where their peak is that of a failed attempt."""
+        self.figures: OwnerCounts | None = None
+        """The figures of the last look."""
         self._due = 0.0
         self._period = FIRST_SAMPLE_S
         self._tensors = Tensors()
@@ -335,6 +335,11 @@ class OwnedMemory:
         """Whether the owners are to be looked at after the step that ended at `t`: after the first
         and the third step, which is the first with its batch known, then ever more rarely."""
         return not self.off and (t >= self._due or recorder.index == BATCH_KNOWN)
+
+    @property
+    def peak_failed(self) -> bool:
+        """Whether the peak of the last look is that of an allocation that failed."""
+        return self.figures is not None and self.figures.peak <= self._failed_peak
 
     @property
     def states(self) -> float:
@@ -368,8 +373,8 @@ class OwnedMemory:
             "kept": max(0.0, figures.allocated - states),
             "total": figures.total,
         }
-        self.at_peak = figures if figures.peak > self._failed_peak else None
-        if self.at_peak is None:  # the peak is that of the failed attempt
+        self.figures = figures
+        if self.peak_failed:
             return owners | {"unknown": max(0.0, figures.reserved - states)}
         self.step_peak, self.step_batch = figures.peak, watch.batch_size
         return owners | {

@@ -25,7 +25,7 @@ class Structure:
     """What a walk over `modules` has found. No parameter is kept alive by it."""
 
     compiled: Sequence[weakref.ref[Any]] = ()
-    """Whether a module is compiled, as far as the last look has shown."""
+    """The modules of the last look that are compiled."""
 
     def __init__(self, modules: list[Any]) -> None:
         from torch.nn import Embedding, EmbeddingBag, Linear

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuconsole.diagnosis.rule import MAX_SHARE, Case, Evidence, Threshold, percent
+from gpuconsole.diagnosis.rule import (
+    MAX_SHARE,
+    Case,
+    CodePlace,
+    Evidence,
+    Threshold,
+    percent,
+)
 
 # --- clocks ---------------------------------------------------------------------------------------
 
@@ -187,8 +194,8 @@ def waited_ratio(case: Case) -> float:
     )
 
 
-def waiting_place(case: Case) -> tuple[str, bool]:
-    """Return the line of the program at which the host waits for the GPU, in words; empty if it is
+def waiting_code(case: Case) -> tuple[CodePlace | None, bool]:
+    """Return the line of the program at which the host waits for the GPU, None if it is
     not known. Return also whether stack samples name this line: the agent then neither times nor
     counts the calls at this line. Raises Missing.
 
@@ -205,11 +212,18 @@ def waiting_place(case: Case) -> tuple[str, bool]:
         and sampled >= max(WAITED, case.get("host.ahead_ratio", 0.0) / 2)
         and case.has("host.ahead_ratio")
     ):
-        place = case.place("stack.outside_ratio")
-        called = f", called by {place.caller}" if place is not None and place.caller else ""
-        return (f"{place}{called}{BY_SAMPLES}", True) if place is not None else ("", True)
-    place = case.place("sync.wait_s")
-    return str(place) if place is not None else "", False
+        return case.place("stack.outside_ratio"), True
+    return case.place("sync.wait_s"), False
+
+
+def waiting_place(case: Case) -> tuple[str, bool]:
+    """Return what `waiting_code` returns, with the line in words; empty if it is not known. Raise
+    Missing."""
+    place, sampled = waiting_code(case)
+    if place is None:
+        return "", sampled
+    called = f", called by {place.caller}" if sampled and place.caller else ""
+    return f"{place}{called}{BY_SAMPLES if sampled else ''}", sampled
 
 
 def host_is_limit(case: Case) -> bool:
@@ -293,11 +307,13 @@ def idle(case: Case) -> Idle:
     """
     if not case.get("is_gpu", 0.0):
         return Idle(0.0, 1.0)
+    # the driver's list of processes is often not reliable in a container: the GPU's work then
+    # counts as the job's
     alone = not case.get("hw.other_processes", 0.0)
     util = case.get("gpu.util_ratio", 1.0) if case.has("gpu.util_ratio") else None
     least = 0.0 if util is None else max(0.0, 1 - util)
     limits = [1.0]
-    if case.has("gpu.sm_active_ratio"):
+    if case.has("gpu.sm_active_ratio") and alone:
         busy = case.value("gpu.sm_active_ratio")
         limits.append(1 - (busy / SM_BUSY if util is None else busy))
     if case.has("sync.wait_s", "step_s"):

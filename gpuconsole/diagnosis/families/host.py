@@ -121,7 +121,7 @@ def waits_for_lock(case: Case) -> bool:
     interpreter's lock; False where the signals were not measured."""
     if not case.has("stack.thread_ratio", "host.training_idle_ratio"):
         return False
-    if case.value("stack.thread_ratio") < OTHER_THREAD:
+    if case.value("stack.thread_ratio") < OTHER_THREAD or not device.knows_idle(case):
         return False
     return idle_ratio(case) >= IDLE and device.idle(case).most >= IDLE
 

@@ -140,6 +140,8 @@ def embedding_claim(case: Case) -> float:
         + case.value("backward_ratio")
         - passes
     )
+    if again := case.get("recomputed.flops_ratio", 0.0):
+        table -= again * compute_ratio(case)
     return max(0.0, table) * (1 - INDEXED * touched) if touched <= TOUCHED else 0.0
 
 

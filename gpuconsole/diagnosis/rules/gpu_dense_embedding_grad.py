@@ -39,6 +39,7 @@ class GpuDenseEmbeddingGrad(Rule):
         "model.embeddings",
         "forward_ratio",
         "loss_ratio",
+        "recomputed.flops_ratio",
     )
     text = """The dense gradient of an embedding table has the size of the table and is zero except
 for the rows in the batch. The backward pass writes it, and the optimizer reads it and updates the
@@ -52,6 +53,12 @@ ignores a table that another operator reads too, such as an output layer with th
 
     def judge(self, case: Case) -> Finding:
         share = case.value("backward_ratio") + case.value("optimizer_ratio")
+        rest = share - 2 * (case.value("forward_ratio") + case.get("loss_ratio", 0.0))
+        if rest < TABLE:  # whatever tables there are
+            return self.clear(
+                short_of(max(0.0, rest) / TABLE),
+                case.evidence("backward_ratio", "optimizer_ratio", "forward_ratio"),
+            )
         table_bytes = passes.dense_table_bytes(case)
         if not table_bytes:
             return self.clear(summary="no embedding table with dense gradients")

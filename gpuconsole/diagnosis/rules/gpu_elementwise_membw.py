@@ -65,7 +65,7 @@ class GpuElementwiseMembw(Rule):
         "attention.scores_bytes", "hw.memory_bytes_per_s", "step_s", "is_gpu",
         "profile.elementwise_bytes_per_s", "embedding.rows_touched_ratio", "gpu.dram_active_ratio",
         "gpu.tensor_active_ratio", "embedding.table_bytes", "embedding.trained_ratio",
-        "model.embeddings",
+        "model.embeddings", "recomputed.flops_ratio",
     )  # fmt: skip
     text = """A short profiler window measures which classes of kernels a pass consists of.
 Elementwise operations, norms and reductions do a few FLOPs per value, so they take the time of

@@ -35,6 +35,7 @@ class GpuSmallBatch(Rule):
         "backward_ratio", "optimizer_ratio", "probe.optim_present_step_s", "memory_used_ratio",
         "probe.batch_cost_spread", "embedding.rows_touched_ratio", "probe.optim_fused_step_s",
         "embedding.table_bytes", "embedding.trained_ratio", "model.embeddings",
+        "recomputed.flops_ratio",
     )  # fmt: skip
     text = """Probe P2 runs forward and backward passes at the current batch, at twice and at four
 times the batch. If a 4x batch takes at most 3.1x the time, launches and other fixed cost dominate

@@ -185,8 +185,9 @@ def _waits_for_gpu(case: Case) -> bool:
         return False
     if device.waits_per_pass(case) < device.CALLS:
         return False
-    line, (place, _) = host.line_of(case, "stack.line_ratio"), device.waiting_place(case)
-    return device.waited_ratio(case) >= device.WAITED and bool(line) and line in place
+    place, (waits, _) = case.place("stack.line_ratio"), device.waiting_code(case)
+    same = place is not None and waits is not None and place.line == waits.line
+    return same and device.waited_ratio(case) >= device.WAITED
 
 
 def _differs(case: Case) -> str:

@@ -157,12 +157,13 @@ are kept from token to token, several sequences at once."""
             if share >= SHARE > min(share - waited, device.idle(case).most):
                 return self.clear(0.0, evidence, device.idle_words(case))
         caller = case.place("stack.no_grad_ratio")
+        most = f", most of them called at {caller}" if caller is not None else ""
         generation = case.get("generation_ratio", 0.0)
         if generation >= WITHOUT and case.has("generation.passes_per_step"):
             passes = case.value("generation.passes_per_step")
             summary = (
                 f"generation takes {percent(generation)} of the step, with {passes:.0f} passes per"
-                f" step. Most of these passes are called at {caller}"
+                f" step{most}"
             )
             evidence += case.evidence(("generation_ratio", WITHOUT), "generation.passes_per_step")
             return self.note(
@@ -176,7 +177,7 @@ are kept from token to token, several sequences at once."""
         if without >= WITHOUT:
             summary = (
                 f"{percent(without)} of each step is in passes without gradients that are no"
-                f" evaluation, most of them called at {caller}"
+                f" evaluation{most}"
             )
             evidence += case.evidence(("stack.no_grad_ratio", WITHOUT))
             return self.note(

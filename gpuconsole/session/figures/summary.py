@@ -212,6 +212,9 @@ def _issued_only(record: RunRecord, steps: Sequence[Step]) -> bool:
     run = record.run
     if not run.is_job or run.device == "cpu" or record.closed_t is None or record.steady_t:
         return False
+    # without graphs, the rest of the time may be an evaluation, or files that are written
+    if "memory.graph_pools" not in record.probe_signals:
+        return False
     return 0 < sum(step.wall_s for step in steps) < OF_ITS_TIME * run.duration_s
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gpuconsole.agent.hooks import memory as hook
-from gpuconsole.agent.hooks.evidence.observed import memory_parts
+from gpuconsole.agent.hooks.evidence.observed import memory_parts, state
 from gpuconsole.agent.hooks.evidence.observed import peaks as memory_peaks
 from gpuconsole.agent.hooks.memory import (
     OwnedMemory,
@@ -235,9 +235,10 @@ def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(
     own.owners(0)
     peaks[0] = (10.0, 20.0)
     own.owners(0)
-    assert own.at_peak is not None
-    seen = {name: signal.value for name, signal in memory_peaks(own.at_peak, own.states).items()}
-    assert seen == {
+    assert own.figures is not None
+    assert not own.peak_failed
+    signals = memory_peaks(own.figures, own.states) | state(own.figures)
+    assert {name: signal.value for name, signal in signals.items()} == {
         "memory.activations_bytes": 6.0,
         "memory.allocated_peak_bytes": 10.0,
         "memory.reserved_peak_bytes": 20.0,
@@ -248,7 +249,8 @@ def test_the_peaks_are_known_again_later_and_not_those_of_a_failed_attempt(
     }
     own._failed_peak = 10.0
     own.owners(0)
-    assert own.at_peak is None
+    assert own.peak_failed
+    assert state(own.figures)["memory.alloc_retries"].value == 2.0
 
 
 @pytest.mark.parametrize(("place", "peak"), [("cpu", 0.0), ("cuda:1", 7e9)])
@@ -280,5 +282,5 @@ def test_peaks_that_fall_were_reset_by_the_program(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hook, "_highest", {})
     seen = [hook.counted(0) for _ in range(5)]
     assert [figures.was_reset for figures in seen] == [False, False, False, True, True]
-    assert "memory.peaks_reset" in memory_peaks(seen[-1], 1.0)
-    assert memory_peaks(seen[0], 1.0)["memory.alloc_retries"].value == 1
+    assert "memory.peaks_reset" in state(seen[-1])
+    assert state(seen[0])["memory.alloc_retries"].value == 1

@@ -178,9 +178,10 @@ def mode_of(compiled: Iterable[Any]) -> str:
 
 
 def _mode(module: Any) -> str:
-    settings = ask(ask(module, "dynamo_ctx"), "compiler_config")
+    attributes = ask(module, "__dict__", {})  # a module may have a `__getattr__` of the program's
+    settings = ask(attributes.get("dynamo_ctx"), "compiler_config")
     if settings is None:
-        read = ask(ask(module, "_compiled_call_impl"), "get_compiler_config")
+        read = ask(attributes.get("_compiled_call_impl"), "get_compiler_config")
         settings = read() if read is not None else None
     # only the Inductor backend has such settings
     if not isinstance(settings, dict) or not settings.get("triton.cudagraphs"):

@@ -224,6 +224,7 @@ class StepCount:
             self.tables.see(name, args)
         if not self._backward:
             self.repeats.see(name, args, out)
+            self.decompositions.called(name, frame)
         plain = name.rstrip("_")
         learned = plain == "masked_fill" and getattr(args[2], "requires_grad", False)
         self._products = self._products or learned or plain in PRODUCTS

@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 from ...loop import Signals
-from ...protocol import Signal
+from ...protocol import CodePlace, Signal
+from ..watch import place_name, program_frame
 
 SIGNAL = "decomposition.flops_ratio"
 COSTS = {
@@ -45,6 +47,9 @@ class Decompositions:
 
     def __init__(self) -> None:
         self.flops = 0.0
+        self._places = Counter[CodePlace]()
+        """The functions of the program that call an operator of `torch.linalg` in a forward pass.
+        Operators in the loss are not counted."""
         self._found = Counter[str]()
 
     def see(self, nodes: Iterable[Any]) -> None:
@@ -64,9 +69,17 @@ class Decompositions:
             self.flops += COSTS[kind] * batch * rows * columns * min(rows, columns)
             self._found[f"{WORDS[kind]} ({'x'.join(map(str, (*matrices[0][:-1], columns)))})"] += 1
 
+    def called(self, name: str, frame: FrameType) -> None:
+        """An operator has run in a forward pass. `frame`: that of its caller."""
+        if "linalg" in name and (program := program_frame(frame)) is not None:
+            function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
+            line = place_name(program.f_code.co_filename, program.f_lineno)
+            self._places[CodePlace(line, function)] += 1
+
     def signals(self, passes: float) -> Signals:
         """Return the FLOPs of all decompositions divided by the FLOPs of the passes."""
         source = "the graph of the loss of the counted step"
         for most, _ in self._found.most_common(1):
             source += f": {most}"
-        return {SIGNAL: Signal(self.flops / passes, "ratio", source)}
+        place = next((place for place, _ in self._places.most_common(1)), None)
+        return {SIGNAL: Signal(self.flops / passes, "ratio", source, place)}

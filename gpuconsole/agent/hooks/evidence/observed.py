@@ -46,27 +46,36 @@ def memory_parts() -> Signals:
     return (
         signals
         if device is None or device.type != "cuda"
-        else signals | peaks(counted(device.index), sum(parts.values()))
+        else signals | peaks(figures := counted(device.index), sum(parts.values())) | state(figures)
     )
 
 
 def peaks(figures: OwnerCounts, states: float) -> Signals:
-    """Return signals of the memory: the peaks of torch's allocator since the start of the program,
-    the free parts of its segments in use, its retries, and the size of the GPU's memory. `states`:
-    the bytes of parameters, gradients and optimizer states. The rest of the peak counts as
-    activations."""
+    """Return signals of the memory: the peaks of torch's allocator since the start of the program.
+    `states`: the bytes of parameters, gradients and optimizer states. The rest of the peak counts
+    as activations."""
     values = {
         "memory.activations_bytes": max(0.0, figures.peak - states),
         "memory.allocated_peak_bytes": figures.peak,
         "memory.reserved_peak_bytes": figures.reserved_peak,
+    }
+    source = (
+        "torch's allocator, the peaks of the run (since the program reset them, if it does);"
+        " activations are what is neither parameter nor gradient nor optimizer state"
+    )
+    return {name: Signal(value, "B", source) for name, value in values.items()}
+
+
+def state(figures: OwnerCounts) -> Signals:
+    """Return signals of the memory that hold whoever made its peaks: the free parts of the segments
+    in use, the retries of torch's allocator, the size of the GPU's memory and what other processes
+    hold of it."""
+    values = {
         "memory.inactive_split_bytes": figures.split,
         "memory.limit_bytes": figures.total,
         "memory.others_bytes": figures.others,
     }
-    source = (
-        "torch's allocator and the driver, the peaks of the run (since the program reset them, if"
-        " it does); activations are what is neither parameter nor gradient nor optimizer state"
-    )
+    source = "torch's allocator and the driver"
     signals = {name: Signal(value, "B", source) for name, value in values.items()}
     signals["memory.alloc_retries"] = Signal(figures.retries, "", "torch's allocator")
     if figures.was_reset:

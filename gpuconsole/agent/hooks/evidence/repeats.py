@@ -17,7 +17,8 @@ from typing import Any
 from ...loop import Signals
 from ...protocol import CodePlace, Signal
 from ...step_breakdown import median
-from ..structure import parameters_of
+from ..guard import ask
+from ..structure import inner_modules, parameters_of
 from ..watch import place_name, program_frame
 from .tables import is_plain
 
@@ -93,6 +94,8 @@ class Repeats:
         if calls.starts and (bits & calls.parameters or shapes != calls.shapes):
             calls.could_be_one = False
         calls.holds_state |= may_hold_state(given)
+        if len(calls.starts) == 1:
+            calls.holds_state |= self._has_kept(module, calls.parameters)
         if len(calls.starts) == 1 and (program := program_frame(frame)) is not None:
             function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
             line = place_name(program.f_code.co_filename, program.f_lineno)
@@ -145,6 +148,17 @@ class Repeats:
             bits |= self._bit(parameter)
             size += parameter.numel()
         return Calls(module, bits, size, shapes) if bits else None
+
+    def _has_kept(self, module: Any, parameters: int) -> bool:
+        """Return whether a module, or one in it, holds a tensor that comes from these parameters,
+        as a recurrent module that keeps its state in an attribute."""
+        return any(
+            self._bits_of(tensor) & parameters
+            for inner in inner_modules([module])
+            for name, value in ask(inner, "__dict__", {}).items()
+            if name != "_parameters"
+            for tensor in tensors_in(value)
+        )
 
     def _bit(self, parameter: Any) -> int:
         return self._bits.setdefault(id(parameter), 1 << len(self._bits))

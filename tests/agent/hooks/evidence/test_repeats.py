@@ -135,6 +135,36 @@ class Cached(Model):
         return out
 
 
+class Remembers(nn.Module):
+    """A module that keeps its state in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(24, 24)
+        self.state = torch.zeros(2, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = self.cell(x, self.state)
+        return self.state
+
+
+class Stateful(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.remembers = Remembers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.remembers(x[:, i]) for i in range(x.shape[1])]).mean(0)
+
+
+class Normalized(Views):
+    """Running statistics are no state that a result depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(24, 24), nn.BatchNorm1d(24), nn.Linear(24, 24))
+
+
 def calls_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Signal, Signal]:
     """What the counted step says of a forward pass of `model`, for two samples of 12 parts."""
     # another test of this process may have compiled a model: no step would be counted
@@ -154,7 +184,7 @@ def calls_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Signal,
     return signals["repeated.calls"], signals["repeated.operators_ratio"]
 
 
-@pytest.mark.parametrize("kind", [Views, FrozenViews])
+@pytest.mark.parametrize("kind", [Views, FrozenViews, Normalized])
 def test_calls_that_could_be_one_are_counted_with_their_line(
     kind: type[Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +195,7 @@ def test_calls_that_could_be_one_are_counted_with_their_line(
 
 
 @pytest.mark.parametrize(
-    "kind", [Sizes, Siamese, Recurrent, Shared, Unrolled, Chosen, InPlace, Cached]
+    "kind", [Sizes, Siamese, Recurrent, Shared, Unrolled, Chosen, InPlace, Cached, Stateful]
 )
 def test_calls_that_need_each_other_or_differ_are_left_alone(
     kind: type[Model], monkeypatch: pytest.MonkeyPatch
