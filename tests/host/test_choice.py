@@ -6,7 +6,6 @@ import pytest
 
 from gpuconsole.engine.devices import (
     DeviceChoiceError,
-    choose_device,
     choose_devices,
     cuda_names,
     visible_gpus,
@@ -37,14 +36,14 @@ SLICED = [
 def test_the_first_usable_gpu_else_the_cpu(
     devices: list[Device], lost: tuple[str, ...], expected: str
 ) -> None:
-    assert choose_device(devices, None, lost).id == expected
+    assert choose_devices(devices, None, lost)[0].id == expected
 
 
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(
         DeviceChoiceError, match=r"there is no device 'gpu:9'; there are: gpu:0, gpu:1, cpu"
     ):
-        choose_device([*GPUS, CPU], "gpu:9", ())
+        choose_devices([*GPUS, CPU], "gpu:9", ())
 
 
 BOX = [*(Device(f"gpu:{n}", "H200", uuid=f"GPU-{n}{n}{n}{n}-aaaa") for n in range(4)), CPU]

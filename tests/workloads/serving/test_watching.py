@@ -639,9 +639,9 @@ def test_a_slow_page_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         await channel.until(lambda: any("takes" in note.text for note in channel.of(Note)))
 
     channel, _ = watch(answer, use)
-    assert [note.text for note in channel.of(Note) if "takes" in note.text] == [
-        "the metrics page takes 0.1 s, so it is read seldom"
-    ]
+    said = [note.text for note in channel.of(Note) if "takes" in note.text]
+    assert len(said) == 1, said
+    assert float(said[0].split(" s,")[0].rpartition(" ")[2]) >= 0.1
 
 
 def test_a_page_that_is_slow_from_the_start_is_waited_for(
