@@ -33,7 +33,7 @@ from gpuconsole.experiments.trial import (
     refusal,
 )
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
-from gpuconsole.experiments.watch_kept import Rates, rates_of, watch
+from gpuconsole.experiments.watch_kept import ClockRates, rates_of, watch
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial
@@ -276,7 +276,7 @@ class Trials:
                     self._background.start(self._watch(outcome.trial, before))
             return outcome.trial
 
-    async def _watch(self, trial: Trial, before: Rates | None) -> None:
+    async def _watch(self, trial: Trial, before: ClockRates | None) -> None:
         """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial,
         and take the change back if the run is slower than before."""
         undo = self._control.undo

@@ -760,8 +760,8 @@ def limit_s(changes: Knobs, run: Run, limits: TrialLimits) -> float:
 def least_s(changes: Knobs, run: Run) -> float:
     """Return the expected seconds of the fewest pairs that can decide a trial of `changes` to
     `run`; 0 where the time of a step is not known."""
-    mean = run.summary.step_time_s
-    step_s = mean.mean if mean is not None else 0.0
+    mean, signal = run.summary.step_time_s, run.signals.get("step_s")
+    step_s = mean.mean if mean is not None else signal.value if signal is not None else 0.0
     sides = plans(run.knobs, changes, run.summary.phases_ratio or None, of_job=run.is_job)
     return MIN_PAIRS * sum(
         MEAN_STRETCH * plan.least_s(step_s) + plan.settling * step_s for plan in sides.values()

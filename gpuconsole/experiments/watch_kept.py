@@ -31,12 +31,12 @@ from gpuconsole.session.figures.rate import contention_free
 from gpuconsole.session.run import RunRecord
 
 WATCH_S = 60.0
-LEAST_S = 10.0
+MIN_WATCHED_S = 10.0
 """Seconds of steps after the change that can withdraw a verdict, where the run ends earlier."""
 EVERY_S = 1.0
 
 
-class Rates(NamedTuple):
+class ClockRates(NamedTuple):
     """The rate of steps on the wall clock, and without the run-queue delay of the training
     thread."""
 
@@ -44,14 +44,14 @@ class Rates(NamedTuple):
     free: RunRate
 
 
-def rates_of(steps: Sequence[Step], by_steps: bool) -> Rates | None:
+def rates_of(steps: Sequence[Step], by_steps: bool) -> ClockRates | None:
     """Return the rates of `steps` with their evaluations and checkpoints; None for too few steps.
     `by_steps`: see `Trial`."""
     wall = of_blocks(run_blocks(steps, one_step if by_steps else work_of_step))
     if wall is None:
         return None
     per_s = contention_free(math.exp(wall.log_rate), runq_ratio(steps))
-    return Rates(wall, wall._replace(log_rate=math.log(per_s)))
+    return ClockRates(wall, wall._replace(log_rate=math.log(per_s)))
 
 
 def change_of(before: RunRate, after: RunRate) -> tuple[float, float, float]:
@@ -62,7 +62,7 @@ def change_of(before: RunRate, after: RunRate) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
-def judged(trial: Trial, before: Rates | None, after: Rates | None) -> Trial:
+def judged(trial: Trial, before: ClockRates | None, after: ClockRates | None) -> Trial:
     """Return `trial` as the minute after its change shows it: `worse` where the run is slower than
     before the trial, on both clocks; `undecided` where the gain is below the interval of the trial.
     Unchanged where the gain is still there, or where the rates are not known."""
@@ -83,7 +83,7 @@ def judged(trial: Trial, before: Rates | None, after: Rates | None) -> Trial:
 
 
 async def watch(
-    trial: Trial, before: Rates | None, record: Callable[[], RunRecord | None]
+    trial: Trial, before: ClockRates | None, record: Callable[[], RunRecord | None]
 ) -> Trial:
     """Wait for WATCH_S of steps of the run that begins with the change of `trial`, or for its end.
     Return `trial` as `judged` by these steps; unchanged if they are few, or if other settings are
@@ -93,7 +93,7 @@ async def watch(
         steps = list(watched.steps)
         seconds = sum(step.wall_s for step in steps)
         over = watched.closed_t is not None
-        if seconds >= (LEAST_S if over else WATCH_S):
+        if seconds >= (MIN_WATCHED_S if over else WATCH_S):
             return judged(trial, before, rates_of(steps, trial.by_steps))
         if over:
             break

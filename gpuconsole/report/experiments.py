@@ -192,7 +192,8 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.spread_s >= SPREAD_S:
         spread = (
             "evaluations and checkpoints in the blocks took"
-            f" {units.duration(trial.spread_s).strip()}: each step has their mean on its side instead"
+            f" {units.duration(trial.spread_s).strip()}: each step has their mean on its side"
+            " instead"
         )
         report.append(Line([(spread, "dim")], indent=2))
     if trial.after_switch:

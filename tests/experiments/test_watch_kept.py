@@ -10,7 +10,7 @@ import random
 import pytest
 
 from gpuconsole.experiments import watch_kept
-from gpuconsole.experiments.watch_kept import Rates, judged, rates_of, watch
+from gpuconsole.experiments.watch_kept import ClockRates, judged, rates_of, watch
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.report.experiments import verdict
@@ -37,7 +37,7 @@ def steps(mean: float, stall: float = 0.0, count: int = 1400, wait: float = 0.0)
     ]
 
 
-def rates(mean: float, stall: float = 0.0, wait: float = 0.0) -> Rates | None:
+def rates(mean: float, stall: float = 0.0, wait: float = 0.0) -> ClockRates | None:
     return rates_of(steps(mean, stall, wait=wait), by_steps=False)
 
 
@@ -54,7 +54,7 @@ def rates(mean: float, stall: float = 0.0, wait: float = 0.0) -> Rates | None:
         (None, "win"),
     ],
 )
-def test_a_gain_that_is_gone_is_withdrawn(after: Rates | None, expected: str) -> None:
+def test_a_gain_that_is_gone_is_withdrawn(after: ClockRates | None, expected: str) -> None:
     seen = judged(KEPT, rates(0.05), after)
     assert seen.verdict == expected
     assert (seen is KEPT) == (expected == "win")
