@@ -71,9 +71,9 @@ from gpuconsole.session.api import SessionError
 from gpuconsole.session.figures.rate import Work
 
 MAX_PAIRS = 60
-FOR_EVENTS = 2.0
-"""A trial takes up to this multiple of its limit where it waits for an evaluation or a
-checkpoint."""
+LONGEST = 2.0
+"""A trial takes at most this multiple of its limit, where it waits for an evaluation or a
+checkpoint, or where it has fewer than MIN_PAIRS pairs."""
 JOB_ENDED = "the job ended before the trial was decided"
 """The error of such a trial."""
 AGE_S = 15.0
@@ -361,7 +361,7 @@ async def run_trial(
 
 
 class _TimeIsUp(Exception):
-    """The limit of the trial has passed within a block."""
+    """The longest time of the trial has passed within a block."""
 
 
 class _Measurement:
@@ -444,7 +444,7 @@ class _Measurement:
         return self._concluded(measured)
 
     async def _block(self, block: Block) -> list[Step]:
-        """The counted steps of `block`. Raises _TimeIsUp at the limit of the trial.
+        """The counted steps of `block`. Raises _TimeIsUp after the longest time of a trial.
 
         The first steps with the change may compile for minutes, which is no part of the
         measurement.
@@ -457,7 +457,8 @@ class _Measurement:
         compiles = block.arm == CHANGED and not self._compiled
         # a start takes its time, and so does a server that settles
         by_steps = not plan.serving and self._sides.method != "restarts ABBA"
-        limit_s = self._limit_s if by_steps and not compiles else math.inf
+        most_s = LONGEST * (self._trial.limit_s or math.inf)
+        limit_s = most_s if by_steps and not compiles else math.inf
         while (counted := arriving.counted(worker.trial_steps)) is None:
             if time.monotonic() - self._start > limit_s:
                 raise _TimeIsUp
@@ -512,7 +513,7 @@ class _Measurement:
     def _limit_s(self) -> float:
         """The longest time of the trial in seconds. A decided trial goes on for an evaluation or a
         checkpoint that matters and has not come on both sides."""
-        return (self._trial.limit_s or math.inf) * (FOR_EVENTS if self._decided else 1.0)
+        return (self._trial.limit_s or math.inf) * (LONGEST if self._decided else 1.0)
 
     def _is_over(self, measured: MeasuredPairs, exhausted: bool) -> bool:
         """Return whether the trial ends after this pair."""
