@@ -33,13 +33,13 @@ from gpuconsole.experiments.trial import (
     refusal,
 )
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
-from gpuconsole.experiments.watch_kept import ClockRates, rates_of, watch
+from gpuconsole.experiments.watch_kept import watch
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.model.run import Run, RunState
+from gpuconsole.model.run import Run, RunState, Step
 from gpuconsole.model.serving import LatencyBound
 from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.session.run import LIVE_STEPS
@@ -270,13 +270,13 @@ class Trials:
             if outcome.lost:
                 await control.fail(outcome.lost)
             elif outcome.trial.kept:
-                before = rates_of(record.steady_steps(LIVE_STEPS), outcome.trial.by_steps)
+                before = record.steady_steps(LIVE_STEPS)
                 control.keep({name: run.knobs[name] for name in changes}, changes)
                 if not run.serves:
                     self._background.start(self._watch(outcome.trial, before))
             return outcome.trial
 
-    async def _watch(self, trial: Trial, before: ClockRates | None) -> None:
+    async def _watch(self, trial: Trial, before: Sequence[Step]) -> None:
         """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial,
         and take the change back if the run is slower than before."""
         undo = self._control.undo

@@ -31,6 +31,7 @@ from gpuconsole.session.figures.rate import contention_free
 from gpuconsole.session.run import RunRecord
 
 WATCH_S = 60.0
+THIRDS = 3
 MIN_WATCHED_S = 10.0
 """Seconds of steps after the change that can withdraw a verdict, where the run ends earlier."""
 EVERY_S = 1.0
@@ -62,28 +63,39 @@ def change_of(before: RunRate, after: RunRate) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
-def judged(trial: Trial, before: ClockRates | None, after: ClockRates | None) -> Trial:
-    """Return `trial` as the minute after its change shows it: `worse` where the run is slower than
+def judged(trial: Trial, before: Sequence[Step], after: Sequence[Step]) -> Trial:
+    """Return `trial` as the steps after its change show it: `worse` where the run is slower than
     before the trial, on both clocks; `undecided` where the gain is below the interval of the trial.
-    Unchanged where the gain is still there, or where the rates are not known."""
-    if trial.speedup is None or before is None or after is None:
+    Unchanged where the gain is still there, or where the rates are not known.
+
+    All steps count, for stalls and evaluations, and so does the last third of them alone: a gain
+    that heat takes away is there at first.
+    """
+    was = rates_of(before, trial.by_steps)
+    if trial.speedup is None or was is None:
         return trial
-    clocks = [change_of(*pair) for pair in zip(before, after, strict=True)]
-    estimate, low, high = max(clocks, key=lambda change: change[0])
-    if high >= math.log(trial.speedup.low):
+    lowest = min(
+        (
+            max(change_of(*clock) for clock in zip(was, now, strict=True))
+            for steps in (after, after[-len(after) // THIRDS :])
+            if (now := rates_of(steps, trial.by_steps)) is not None
+        ),
+        key=lambda change: change[2],
+        default=None,
+    )
+    if lowest is None or lowest[2] >= math.log(trial.speedup.low):
         return trial
     return msgspec.structs.replace(
         trial,
-        verdict="worse" if high < 0 else "undecided",
+        verdict="worse" if lowest[2] < 0 else "undecided",
         reason=(
-            f"{units.measured(*map(math.exp, (estimate, low, high)))} in the minute after the"
-            " change was kept"
+            f"{units.measured(*map(math.exp, lowest))} in the minute after the change was kept"
         ),
     )
 
 
 async def watch(
-    trial: Trial, before: ClockRates | None, record: Callable[[], RunRecord | None]
+    trial: Trial, before: Sequence[Step], record: Callable[[], RunRecord | None]
 ) -> Trial:
     """Wait for WATCH_S of steps of the run that begins with the change of `trial`, or for its end.
     Return `trial` as `judged` by these steps; unchanged if they are few, or if other settings are
@@ -94,7 +106,7 @@ async def watch(
         seconds = sum(step.wall_s for step in steps)
         over = watched.closed_t is not None
         if seconds >= (MIN_WATCHED_S if over else WATCH_S):
-            return judged(trial, before, rates_of(steps, trial.by_steps))
+            return judged(trial, before, steps)
         if over:
             break
         await asyncio.sleep(EVERY_S)

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from gpuconsole.experiments import watch_kept
-from gpuconsole.experiments.watch_kept import ClockRates, judged, rates_of, watch
+from gpuconsole.experiments.watch_kept import judged, watch
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.report.experiments import verdict
@@ -37,25 +37,22 @@ def steps(mean: float, stall: float = 0.0, count: int = 1400, wait: float = 0.0)
     ]
 
 
-def rates(mean: float, stall: float = 0.0, wait: float = 0.0) -> ClockRates | None:
-    return rates_of(steps(mean, stall, wait=wait), by_steps=False)
-
-
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        (rates(0.045), "win"),
-        (rates(0.046), "win"),
-        (rates(0.05), "undecided"),  # the gain is gone
-        (rates(0.045, stall=0.5), "undecided"),
-        (rates(0.055), "worse"),
-        (rates(0.045, stall=1.5), "worse"),
-        (rates(0.06, wait=0.25), "win"),  # other programs take the cores since then
-        (None, "win"),
+        (steps(0.045), "win"),
+        (steps(0.046), "win"),
+        (steps(0.05), "undecided"),  # the gain is gone
+        (steps(0.045, stall=0.5), "undecided"),
+        (steps(0.055), "worse"),
+        (steps(0.045, stall=1.5), "worse"),
+        (steps(0.045) + steps(0.05), "undecided"),  # it gets hot, or its memory is in pieces
+        (steps(0.06, wait=0.25), "win"),  # other programs take the cores since then
+        ([], "win"),
     ],
 )
-def test_a_gain_that_is_gone_is_withdrawn(after: ClockRates | None, expected: str) -> None:
-    seen = judged(KEPT, rates(0.05), after)
+def test_a_gain_that_is_gone_is_withdrawn(after: list[Step], expected: str) -> None:
+    seen = judged(KEPT, steps(0.05), after)
     assert seen.verdict == expected
     assert (seen is KEPT) == (expected == "win")
     if expected == "undecided":
@@ -67,9 +64,9 @@ def test_a_small_gain_that_is_gone_is_seen_too(gain: float) -> None:
     """The rates are of one process: no noise between equal processes belongs here."""
     interval = Speedup(gain, gain - 0.02, gain + 0.02)
     trial = Trial("1", "1", {"optim": "adamw_fused"}, "done", interval, verdict="win", kept=True)
-    assert judged(trial, rates(0.05), rates(0.05 / gain)).verdict == "win"
-    assert judged(trial, rates(0.05), rates(0.05 * 1.01)).verdict == "undecided"
-    assert judged(trial, rates(0.05), rates(0.05 / 0.95)).verdict == "worse"
+    assert judged(trial, steps(0.05), steps(0.05 / gain)).verdict == "win"
+    assert judged(trial, steps(0.05), steps(0.05 * 1.01)).verdict == "undecided"
+    assert judged(trial, steps(0.05), steps(0.05 / 0.95)).verdict == "worse"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +88,6 @@ def test_the_run_is_watched_for_a_minute_of_its_steps_or_until_its_end(
             record.closed_t = float(sleeps)
 
     monkeypatch.setattr(watch_kept.asyncio, "sleep", sleep)
-    after = asyncio.run(watch(KEPT, rates(0.05), lambda: record))
+    after = asyncio.run(watch(KEPT, steps(0.05), lambda: record))
     assert sleeps == (judged_after or ends_at)
     assert (after is KEPT) is (judged_after is None)
