@@ -123,6 +123,6 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(
             trial.forecast,
             took,
         )
-        assert notes == [forecast_line(trial.forecast)]
+        assert notes == [forecast_line(trial.forecast, server=True)]
 
     asyncio.run(play())
