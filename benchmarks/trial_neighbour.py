@@ -1,5 +1,5 @@
 """Trials of a change without effect beside a real process that is busy for 2 of every 4 s: false
-wins, and the rhythm that the trials name.
+wins.
 
     python -m benchmarks.trial_neighbour [--trials 40] [--scenario tiny-batch] [--set num_workers=2]
         [--neighbours 1 --busy 2 --period 4] [--keep]
@@ -35,8 +35,6 @@ while time.monotonic() - begin < 7200:
     if late >= {busy}:
         time.sleep({period} - late)
 """
-NEAR = 0.15
-"""A named period is right if it differs by less than this share."""
 
 
 async def measure(scenario: str, count: int, settings: Knobs) -> list[Trial]:
@@ -68,21 +66,12 @@ def line(trial: Trial) -> str:
         if speedup
         else trial.error or "not measured"
     )
-    rhythm = (
-        (
-            f"   rhythm {trial.rhythm.period_s:.2f} s, ±{trial.rhythm.amplitude_ratio:.1%},"
-            f" {trial.rhythm.clock}"
-        )
-        if trial.rhythm
-        else ""
-    )
-    return f"{trial.verdict} {measured}, {trial.blocks} blocks, {trial.elapsed_s:.1f} s{rhythm}"
+    return f"{trial.verdict} {measured}, {trial.blocks} blocks, {trial.elapsed_s:.1f} s"
 
 
-def figures(trials: Sequence[Trial], period_s: float) -> dict[str, object]:
+def figures(trials: Sequence[Trial]) -> dict[str, object]:
     """The counts of a series of trials without effect."""
     done = [trial for trial in trials if trial.state == "done" and trial.speedup is not None]
-    named = [trial.rhythm for trial in done if trial.rhythm is not None]
     return {
         "trials": len(trials),
         "failed": len(trials) - len(done),
@@ -95,11 +84,6 @@ def figures(trials: Sequence[Trial], period_s: float) -> dict[str, object]:
             for trial in done
             if trial.speedup is not None
         ),
-        "rhythm_named": len(named),
-        "rhythm_near": sum(abs(rhythm.period_s / period_s - 1) < NEAR for rhythm in named),
-        "amplitude_median_ratio": statistics.median(rhythm.amplitude_ratio for rhythm in named)
-        if named
-        else None,
         "estimate_mean": statistics.fmean(
             trial.speedup.estimate for trial in done if trial.speedup is not None
         )
@@ -145,7 +129,7 @@ def main() -> int:
         args.neighbours if args.busy else 0, NEIGHBOUR.format(period=args.period, busy=args.busy)
     ):
         trials = asyncio.run(measure(args.scenario, args.trials, settings))
-    result = figures(trials, args.period)
+    result = figures(trials)
     print(result)
     if args.keep:
         asked = {
@@ -172,11 +156,6 @@ def main() -> int:
             row["wall_speedup"] = (
                 [trial.wall_speedup.estimate, trial.wall_speedup.low, trial.wall_speedup.high]
                 if trial.wall_speedup
-                else None
-            )
-            row["rhythm"] = (
-                [trial.rhythm.period_s, trial.rhythm.amplitude_ratio, trial.rhythm.clock]
-                if trial.rhythm
                 else None
             )
         print(keep("trial-neighbour", {**asked, **result, "each": kept}))

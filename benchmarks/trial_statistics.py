@@ -3,7 +3,7 @@ blocks and with the fixed order A B, B A.
 
     python -m benchmarks.trial_statistics --trials 2000 --keep
 
-Order, lengths, pairs, intervals, verdicts and the rhythms that are named are those of the functions
+Order, lengths, pairs, intervals and verdicts are those of the functions
 that a trial uses. Rates have a standard deviation of 3 % or 10 % between blocks. A rhythm has this
 standard deviation too, and independent noise of a fifth of it is added; its period is given in
 blocks of mean length.
@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from benchmarks.machine import keep
 from gpuconsole.experiments.block_order import MEAN_STRETCH, Block, order
-from gpuconsole.experiments.rhythm import MeasuredBlock, rhythm_of
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, Pairs, speedup, verdict
 
 DEVIATIONS = (0.03, 0.10)
@@ -145,12 +144,6 @@ class Ended(NamedTuple):
     pairs: int
     covered: bool
     """Whether the interval holds the true effect when the trial stops."""
-    blocks: list[MeasuredBlock]
-
-    @property
-    def named(self) -> bool:
-        """Whether the trial names a rhythm."""
-        return rhythm_of(self.blocks) is not None
 
 
 def fixed_order() -> Iterator[tuple[Block, Block]]:
@@ -186,7 +179,6 @@ def trial(
     """A simulated trial, which ends like a real trial: the verdict is asked after every pair."""
     chance = random.Random(f"{noise} {seed} {effect}")
     mean_log_rate = NOISES[noise](chance, deviation)
-    blocks: list[MeasuredBlock] = []
     pairs: Pairs = NeighbourPairs() if fixed else Pairs()
     decided, end = None, chance.uniform(0.0, 100.0)
     for pair in itertools.islice(fixed_order(), MAX_PAIRS) if fixed else random_order(seed):
@@ -196,7 +188,6 @@ def trial(
             log_rates[block.arm] = mean_log_rate(start, end) + (
                 math.log(effect) if block.arm == CHANGED else 0.0
             )
-            blocks.append(MeasuredBlock(block.arm, start, end, log_rates[block.arm]))
         pairs.add(pair[0].arm, log_rates)
         decided = verdict(pairs.log_ratios, pairs.null_log_ratios)
         if decided:
@@ -204,15 +195,14 @@ def trial(
     measured = speedup(pairs.log_ratios)
     assert measured is not None
     covered = measured.low <= effect <= measured.high
-    return Ended(decided or "undecided", len(pairs.log_ratios), covered, blocks)
+    return Ended(decided or "undecided", len(pairs.log_ratios), covered)
 
 
-def row(noise: str, trials: int, named: int, fixed: bool, deviation: float) -> dict[str, float]:
-    """The figures of one kind of noise: `trials` without effect, and as many with EFFECT. The first
-    `named` of them are asked for their rhythm."""
+def row(noise: str, trials: int, fixed: bool, deviation: float) -> dict[str, float]:
+    """The figures of one kind of noise: `trials` without effect, and as many with EFFECT."""
     equal = [trial(noise, seed, 1.0, fixed, deviation) for seed in range(trials)]
     faster = [trial(noise, seed, EFFECT, fixed, deviation) for seed in range(trials)]
-    figures = {
+    return {
         "false_wins_ratio": statistics.fmean(ended.verdict == "win" for ended in equal),
         "false_worse_ratio": statistics.fmean(ended.verdict == "worse" for ended in equal),
         "coverage_without_effect_ratio": statistics.fmean(ended.covered for ended in equal),
@@ -220,18 +210,12 @@ def row(noise: str, trials: int, named: int, fixed: bool, deviation: float) -> d
         "found_ratio": statistics.fmean(ended.verdict == "win" for ended in faster),
         "pairs": statistics.fmean(ended.pairs for ended in faster),
     }
-    if not fixed:
-        figures["named_ratio"] = statistics.fmean(ended.named for ended in equal[:named])
-        figures["named_with_effect_ratio"] = statistics.fmean(
-            ended.named for ended in faster[:named]
-        )
-    return figures
 
 
 HEAD = (
     "| noise between blocks | false wins | false worse | coverage, no effect | coverage, effect"
-    " 1.10 | effect found | pairs | rhythm named, no effect | with effect |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    " 1.10 | effect found | pairs |\n"
+    "|---|---|---|---|---|---|---|"
 )
 FORMATS = {
     "pairs": ".1f",
@@ -263,12 +247,6 @@ def main() -> None:
         help="simulated trials of each kind, without and with the effect",
     )
     parser.add_argument(
-        "--named",
-        type=int,
-        default=500,
-        help="so many of each kind are asked for their rhythm, which takes most of the time",
-    )
-    parser.add_argument(
         "--processes", type=int, help="processes that simulate (default: one for each core)"
     )
     parser.add_argument(
@@ -281,7 +259,7 @@ def main() -> None:
             print(f"\nstandard deviation {deviation:.0%}\n\n{HEAD}")
             waiting = {
                 noise: [
-                    pool.submit(row, noise, args.trials, args.named, fixed, deviation)
+                    pool.submit(row, noise, args.trials, fixed, deviation)
                     for fixed in (False, True)
                 ]
                 for noise in NOISES
@@ -297,7 +275,6 @@ def main() -> None:
                 "trial-statistics",
                 {
                     "trials": args.trials,
-                    "named_of": args.named,
                     "effect": EFFECT,
                     "rows_by_deviation": rows,
                 },

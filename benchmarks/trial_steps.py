@@ -267,7 +267,6 @@ def simulated(row: Row, seed: int) -> Trial:
     with (
         mock.patch.object(trials, "time", job),
         mock.patch.object(trials, "order", _order),
-        mock.patch.object(trials, "first_rhythm", return_value=None),
     ):
         return asyncio.run(trials.run_trial(asked, run, job, lambda trial: None))  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ baselines."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,25 +19,27 @@ from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.engine.engine import Engine
 from gpuconsole.engine.job import ScreenJob
 from gpuconsole.engine.run_control import RunControl
-from gpuconsole.experiments.rate_watch import WATCHED, BaselineWatch, Keeps, rate_of, watch
-from gpuconsole.experiments.runs import RunRate
+from gpuconsole.experiments.rate_watch import BaselineWatch, Keeps
 from gpuconsole.experiments.traffic_trial import TrafficTrial
 from gpuconsole.experiments.trial import (
     USUAL,
     LiveTrial,
     TrialLimits,
+    cap_s,
     forecast_line,
     forecast_restart,
+    least_s,
     noise_s,
     refusal,
 )
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
+from gpuconsole.experiments.watch_kept import watch
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
-from gpuconsole.model.run import Run, RunState
+from gpuconsole.model.run import Run, RunState, Step
 from gpuconsole.model.serving import LatencyBound
 from gpuconsole.session.api import Busy, SessionApi, SessionError
 from gpuconsole.session.run import LIVE_STEPS
@@ -249,7 +252,7 @@ class Trials:
             run = run_now(self._state, record)
             forecast = await self._forecast(run, worker, changes, predicted, limits)
             if forecast is not None:
-                self._emit(Note(time.monotonic(), forecast_line(forecast)))
+                self._emit(Note(time.monotonic(), forecast_line(forecast, run.serves)))
             number, effect = str(len(self._state.trials) + 1), run.effect(changes)
             trial = Trial(
                 number, run.id, changes, predicted=predicted, forecast=forecast, effect=effect
@@ -267,29 +270,35 @@ class Trials:
             if outcome.lost:
                 await control.fail(outcome.lost)
             elif outcome.trial.kept:
-                before = rate_of(run, record.steady_steps(LIVE_STEPS))
+                before = record.steady_steps(LIVE_STEPS)
                 control.keep({name: run.knobs[name] for name in changes}, changes)
-                if not WATCHED.isdisjoint(changes):
+                if not run.serves:
                     self._background.start(self._watch(outcome.trial, before))
             return outcome.trial
 
-    async def _watch(self, trial: Trial, before: RunRate | None) -> None:
+    async def _watch(self, trial: Trial, before: Sequence[Step]) -> None:
         """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial,
-        and say what to do."""
+        and take the change back if the run is slower than before."""
+        undo = self._control.undo
         after = await watch(trial, before, lambda: self._state.record)
-        if after is not trial and trial.speedup is not None:
-            self._report(after)
-            what = (
-                f"{describe_changes(trial.changes)}: {after.reason}, but the trial measured"
-                f" {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
-            )
-            self._emit(
-                Note(
-                    time.monotonic(),
-                    f"{what}. The verdict is withdrawn: take the change back, or measure it again",
-                    "warning",
-                )
-            )
+        if after is trial or trial.speedup is None:
+            return
+        what = (
+            f"{describe_changes(trial.changes)}: {after.reason}, but the trial measured"
+            f" {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
+        )
+        taken_back = False
+        if after.verdict == "worse" and undo and undo == self._control.undo:
+            with contextlib.suppress(SessionError):
+                await self._control.revert()
+                taken_back = True
+        self._report(msgspec.structs.replace(after, kept=not taken_back))
+        end = (
+            "The change is taken back"
+            if taken_back
+            else "The verdict is withdrawn: take the change back, or measure it again"
+        )
+        self._emit(Note(time.monotonic(), f"{what}. {end}", "warning"))
 
     def _report(self, trial: Trial) -> None:
         self._control.lock.asked = {}
@@ -303,15 +312,18 @@ class Trials:
         predicted: Interval | None,
         limits: TrialLimits,
     ) -> Forecast | None:
-        """The forecast of a trial that starts a second model server, as soon as the run has shown
-        its noise; None for other trials.
+        """The forecast of a trial of slow steps, and of one that starts a second model server, as
+        soon as the run has shown its noise; None for other trials.
 
         Raises SessionError if the run ends, or if the trial cannot resolve the predicted gain. A
         trial without a prediction is the user's own choice.
         """
         record = self._state.record
         assert record is not None
-        if not run.serves or run.applies_live(changes) or record.start_s is None:
+        if not run.serves:
+            needed_s = least_s(changes, run)
+            return Forecast(needed_s) if needed_s > cap_s(changes, limits) else None
+        if run.applies_live(changes) or record.start_s is None:
             return None
         needed_s = noise_s(run, changes)
         try:

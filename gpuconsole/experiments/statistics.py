@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-import msgspec
-
 from gpuconsole.model.comparison import BaselineVerdict, RateChange
 from gpuconsole.model.experiments import Method, Speedup, Verdict
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs
@@ -334,8 +332,8 @@ RARER = 10
 event. Without any such event the gain would be overstated by a tenth at most, and some blocks do
 contain the event."""
 SPREAD = ("checkpoint", "eval")
-"""Phases of a user's own program whose time is spread over the steps of a block: see
-`BlockPlan.spread`."""
+"""Phases of a user's own program whose time is spread over the steps of a trial: see
+`blocks.Events`."""
 NEGLIGIBLE = 0.01
 """Share of step time. An event with a smaller share need not happen equally often in both blocks of
 a pair."""
@@ -459,40 +457,27 @@ class BlockPlan:
             for phase in SPREAD
             if of_job and phases_ratio and step_s is not None and phase not in unknown
         ]
-        self._spread_s = {
+        self.events_s = {
             PHASES.index(phase): shares.get(phase, 0.0) * (step_s or 0.0) for phase in spread
         }
-        """By the index of a phase, the seconds of each step that stand for the events of this
-        phase."""
+        """By the index of a phase, the seconds of its events in a step before the trial. See
+        `blocks.Events`."""
 
-    def spread(self, steps: Sequence[Step]) -> tuple[list[Step], float]:
-        """The steps of a user's own program with the time of SPREAD spread evenly: each has the
-        mean before the trial, in place of its own. And the seconds that they had of their own.
+    def without_events(self, step: Step) -> tuple[float, float]:
+        """Return the seconds of a step, and the run-queue delay in it, both without the events of a
+        user's own program."""
+        if not self.events_s or not step.phases:
+            return step.wall_s, sum(step.runq or ())
+        events_s = sum(step.phases[index] for index in self.events_s)
+        waited = sum(
+            delay for index, delay in enumerate(step.runq or ()) if index not in self.events_s
+        )
+        return step.wall_s - events_s, waited
 
-        A program may evaluate for seconds after every few hundred steps. A block of a second has
-        such an event or not, by chance, so one event would outweigh the whole trial. The change is
-        taken to leave the events as they are; their share of the time counts.
-        """
-        spread_s = sum(self._spread_s.values())
-        own_s, evened = 0.0, []
-        for step in steps:
-            if not self._spread_s or not step.phases:
-                evened.append(step)
-                continue
-            of_step = sum(step.phases[index] for index in self._spread_s)
-            own_s += of_step
-            phases = tuple(
-                self._spread_s.get(index, seconds) for index, seconds in enumerate(step.phases)
-            )
-            runq = step.runq and tuple(
-                0.0 if index in self._spread_s else delay for index, delay in enumerate(step.runq)
-            )
-            evened.append(
-                msgspec.structs.replace(
-                    step, wall_s=step.wall_s - of_step + spread_s, phases=phases, runq=runq
-                )
-            )
-        return evened, own_s
+    def wall_s(self, step: Step) -> float:
+        """Return the seconds of a step with the mean of its events before the trial in place of its
+        own events."""
+        return self.without_events(step)[0] + sum(self.events_s.values())
 
     def count(self, step_s: float, stretch: float = 1.0, cycle: int = 1) -> int:
         """The number of steps of a block that is `stretch` times as long as the shortest, where a
@@ -580,9 +565,9 @@ def rate(steps: Sequence[Step], contention_free: bool, work: Work = work_of_step
     return per_s * seconds / max(seconds - sum(sum(step.runq or ()) for step in steps), 1e-9)
 
 
-def run_blocks(steps: Sequence[Step]) -> list[RateBlock]:
+def run_blocks(steps: Sequence[Step], work: Work = work_of_step) -> list[RateBlock]:
     """Successive blocks of a run: about a second each, at least MIN_STEPS steps, at most
     MAX_RUN_BLOCKS blocks."""
     total = sum(step.wall_s for step in steps)
     block_s = max(MIN_RUN_BLOCK_S, min(RUN_BLOCK_S, total / MIN_RUN_BLOCKS), total / MAX_RUN_BLOCKS)
-    return blocks_of(steps, work_of_step, block_s, MIN_STEPS)
+    return blocks_of(steps, work, block_s, MIN_STEPS)

@@ -110,9 +110,8 @@ class Lengths:
         every = [seconds for block in self._recent.get(arm, ()) for seconds in block]
         return bool(every) and statistics.pstdev(every) >= UNEQUAL * statistics.fmean(every)
 
-    def add(self, arm: int, steps: Sequence[Step]) -> None:
-        """Add the steps of a block."""
-        walls = [step.wall_s for step in steps]
+    def add(self, arm: int, walls: list[float]) -> None:
+        """Add the seconds of the steps of a block."""
         seconds, count = self._sums.get(arm, (0.0, 0))
         self._sums[arm] = seconds + sum(walls), count + len(walls)
         self._recent.setdefault(arm, deque(maxlen=RECENT_BLOCKS)).append(walls)
@@ -153,7 +152,7 @@ class NextBlock:
         if self._count is None or len(steps) < self._count:
             return None
         counted = steps[: self._count]
-        self._lengths.add(self._arm, self._plan.spread(counted)[0])
+        self._lengths.add(self._arm, [self._plan.wall_s(step) for step in counted])
         return counted
 
 
@@ -179,16 +178,6 @@ def cycle_of(blocks: Sequence[Sequence[float]] | deque[list[float]]) -> int:
         if together > best + 0.05:  # a multiple of the cycle is as good, and longer
             best, cycle = together, lag
     return cycle
-
-
-def whole_cycles(steps: Sequence[Step], cycle: int) -> Sequence[Step]:
-    """Return the steps of a block without the last ones that are no whole cycle; no steps where the
-    block is shorter than a cycle.
-
-    The first blocks end before the cycle is known. By chance, one such block has a long step more
-    than another.
-    """
-    return steps[: len(steps) // cycle * cycle]
 
 
 class _Chunks:
@@ -236,8 +225,8 @@ class StepNoise:
     the sum over a cycle does not depend on the order in it.
     """
 
-    def __init__(self, work: Work, contention_free: bool) -> None:
-        self._work, self._free = work, contention_free
+    def __init__(self, work: Work, plan: BlockPlan, contention_free: bool) -> None:
+        self._work, self._plan, self._free = work, plan, contention_free
         self._blocks: dict[int, list[list[tuple[float, float]]]] = {BASELINE: [], CHANGED: []}
         self._single = {arm: _Chunks(1) for arm in self._blocks}
         self._cycles = {arm: _Chunks(1) for arm in self._blocks}
@@ -245,7 +234,11 @@ class StepNoise:
     def add(self, arm: int, steps: Sequence[Step]) -> None:
         """Add the counted steps of a block."""
         block = [
-            (self._work(step), step.wall_s - (sum(step.runq or ()) if self._free else 0.0))
+            (
+                self._work(step),
+                self._plan.wall_s(step)
+                - (self._plan.without_events(step)[1] if self._free else 0.0),
+            )
             for step in steps
         ]
         self._blocks[arm].append(block)

@@ -17,7 +17,6 @@ from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
 from gpuconsole.engine.children.worker import SERVING, TRAINING, WorkerGone, WorkerHandle
 from gpuconsole.experiments.block_order import random_stretch
-from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
 from gpuconsole.experiments.statistics import (
     MIN_PAIRS,
     NO_WORK,
@@ -160,7 +159,6 @@ class Sweeper:
             clock,
         )
         sweep.order_seed = seed = secrets.randbits(32)
-        on_clock = no_blocks(free)
         work: Work | None = None
         for number, order in enumerate(rounds(len(points), repeats + 1, seed)):
             for index, stretch in order:
@@ -178,13 +176,11 @@ class Sweeper:
                         point.error = NO_WORK
                     elif number:
                         point.rates.append(rate(steps, free, work))
-                        add_block(on_clock, index, steps, work)
                 sweep.elapsed_s = round(time.monotonic() - begun, 1)
                 on_update(sweep)
             evaluate(sweep)
         if all(point.error for point in sweep.points):
             raise SessionError(sweep.points[0].error)
-        sweep.rhythm = first_rhythm(on_clock)
         return sweep
 
     def _check_count(self, points: list[Knobs]) -> None:

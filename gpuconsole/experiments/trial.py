@@ -4,6 +4,7 @@ better side running."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import secrets
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,15 +21,24 @@ from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
 from gpuconsole.engine.devices import lacks_memory
 from gpuconsole.engine.run_control import RunControl
 from gpuconsole.experiments.block_order import MEAN_STRETCH, Block, order
-from gpuconsole.experiments.rhythm import add_block, first_rhythm, no_blocks
+from gpuconsole.experiments.blocks import (
+    CHANCE,
+    CHANCE_OF_MORE,
+    THIRDS,
+    Events,
+    MeasuredPairs,
+    confirms,
+    first_third,
+    last_third,
+    middle_third,
+    whole,
+)
 from gpuconsole.experiments.statistics import (
     BASELINE,
     BETWEEN,
     CHANGED,
     MIN_PAIRS,
     NO_WORK,
-    BlockPlan,
-    Pairs,
     exhausted,
     one_step,
     other_variant,
@@ -37,11 +47,12 @@ from gpuconsole.experiments.statistics import (
     rate,
     resolution,
     speedup,
+    student,
     verdict,
     work_in,
     work_of_step,
 )
-from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise, whole_cycles
+from gpuconsole.experiments.steps import Lengths, NextBlock, StepNoise
 from gpuconsole.model import units
 from gpuconsole.model.experiments import (
     NOT_FINITE,
@@ -50,6 +61,7 @@ from gpuconsole.model.experiments import (
     Method,
     Perplexity,
     Trial,
+    Verdict,
 )
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, describe_changes, show
@@ -59,6 +71,9 @@ from gpuconsole.session.api import SessionError
 from gpuconsole.session.figures.rate import Work
 
 MAX_PAIRS = 60
+LONGEST = 2.0
+"""A trial takes at most this multiple of its limit, where it waits for an evaluation or a
+checkpoint, or where it has fewer than MIN_PAIRS pairs."""
 JOB_ENDED = "the job ended before the trial was decided"
 """The error of such a trial."""
 AGE_S = 15.0
@@ -328,166 +343,195 @@ async def run_trial(
     reason. The side of the last block keeps running.
 
     Run-queue delay is subtracted on a CPU only. It is not subtracted if the change affects that
-    delay (`num_threads`), or affects processes other than the training process (the dataloader, a
-    model server).
+    delay (`num_threads`, or as the blocks show), or affects processes other than the training
+    process (the dataloader, a model server).
     """
-    before = run.summary
-    step_s = before.step_time_s.mean if before.step_time_s is not None else None
-    of_side = plans(
-        run.knobs, trial.changes, before.phases_ratio or None, of_job=run.is_job, step_s=step_s
-    )
-    plan = of_side[CHANGED]
-    contention_free = (
-        run.device == "cpu"
-        and not plan.through_loader
-        and not plan.serving
-        and "num_threads" not in trial.changes
-    )
-    measured: list[Mapping[int, Sequence[Step]]] = []
-    work: Work = work_of_step
-    noise: StepNoise | None = None
-    losses: list[tuple[list[float], list[float]]] = []
-    firsts: list[int] = []
-    on_clock, watched_loss = no_blocks(contention_free), FiniteLoss(changes_numerics(trial))
-    between = BETWEEN[sides.method]
-    start, compiled = time.monotonic(), False
-    cap_s = (
-        limits.serving_cap_s
-        if plan.serving
-        else limits.loader_cap_s
-        if plan.through_loader
-        else limits.cap_s
-    )
-    trial = msgspec.structs.replace(
-        trial,
-        method=sides.method,
-        between=between,
-        clock="contention_free" if contention_free else "wall",
-        changes_training=any(CATALOGUE[name].changes_training for name in trial.changes),
-        limit_s=cap_s,
-        order_seed=secrets.randbits(32) if trial.order_seed is None else trial.order_seed,
-    )
-    assert trial.order_seed is not None
-    lengths = Lengths(step_s, trial.order_seed)
-    on_update(trial)
-    decided = None
+    measurement = _Measurement(trial, run, sides, on_update, limits)
     try:
-        for pair in itertools.islice(order(trial.order_seed), MAX_PAIRS):
-            blocks, spread_s = {}, trial.spread_s
-            for block in pair:
-                asked = time.monotonic()
-                await sides.switch_to(block.arm)
-                # the first time torch.compile works for minutes, which are no part of the
-                # measurement
-                if block.arm == CHANGED and not compiled:
-                    start, compiled = start + time.monotonic() - asked, True
-                blocks[block.arm], of_block = await _block(
-                    sides, block, of_side[block.arm], lengths
-                )
-                spread_s += of_block
-                watched_loss.add(block.arm, blocks[block.arm])
-            if noise is None:
-                work = _work_of(blocks, trial.changes)
-                noise, trial = (
-                    StepNoise(work, contention_free),
-                    msgspec.structs.replace(trial, by_steps=work is one_step),
-                )
-            if not all(rate(steps, False, work) > 0 for steps in blocks.values()):
-                raise TrialFailed(NO_WORK)
-            losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
-            firsts.append(pair[0].arm)
-            measured.append(blocks)
-            for arm, steps in blocks.items():
-                add_block(on_clock, arm, steps, work)
-                noise.add(arm, steps)
-            cycles = {arm: lengths.cycle(arm) for arm in blocks}
-            whole = {arm: lengths.whole(arm, of_side[arm]) for arm in blocks}
-            pairs = _pairs(firsts, measured, whole, contention_free, work)
-            ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
-            least = noise.deviation(
-                {arm: math.lcm(of_side[arm].unit, cycle) for arm, cycle in cycles.items()}
-            )
-            decided = verdict(ratios, nulls, between, least)
-            trial = msgspec.structs.replace(
-                trial,
-                speedup=speedup(ratios, between, least),
-                wall_speedup=speedup(
-                    _pairs(firsts, measured, whole, False, work).log_ratios, between, least
-                ),
-                step_deviation=least,
-                stalls_from=noise.stalls_from,
-                blocks=2 * len(ratios),
-                log_ratios=tuple(ratios),
-                null_log_ratios=tuple(nulls),
-                resolution_ratio=resolution(nulls, len(ratios), between),
-                elapsed_s=time.monotonic() - start,
-                spread_s=spread_s,
-            )
-            on_update(trial)
-            if (
-                decided
-                or exhausted(ratios, nulls, between, least)
-                or (trial.elapsed_s > cap_s and len(ratios) >= MIN_PAIRS)
-            ):
-                break
+        ended = await measurement.run()
     except LossNotFinite:
-        return msgspec.structs.replace(
-            trial,
-            state="done",
-            verdict="worse",
-            reason=NOT_FINITE,
-            checked=False,
-            elapsed_s=time.monotonic() - start,
-        )
+        return measurement.ended(state="done", verdict="worse", reason=NOT_FINITE, checked=False)
     except (TrialFailed, WorkerGone) as error:
         # where the job itself ended, the cause of the end is in the error of the run
         why = JOB_ENDED if run.is_job and isinstance(error, WorkerGone) else str(error)
-        return msgspec.structs.replace(
-            trial,
-            state="failed",
-            verdict="undecided",
-            error=why,
-            elapsed_s=time.monotonic() - start,
+        return measurement.ended(state="failed", verdict="undecided", error=why)
+    if run.is_job and changes_numerics(trial):
+        return with_training_loss(ended, measurement.losses, measurement.firsts)
+    return ended
+
+
+class _TimeIsUp(Exception):
+    """The longest time of the trial has passed within a block."""
+
+
+class _Measurement:
+    """The blocks of one trial, from its start to its verdict."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        run: Run,
+        sides: Variants,
+        on_update: Callable[[Trial], None],
+        limits: TrialLimits,
+    ) -> None:
+        mean = run.summary.step_time_s
+        step_s = mean.mean if mean is not None else None
+        self._of_side = plans(
+            run.knobs,
+            trial.changes,
+            run.summary.phases_ratio or None,
+            of_job=run.is_job,
+            step_s=step_s,
         )
-    trial = msgspec.structs.replace(
-        trial, state="done", verdict=decided or "undecided", rhythm=first_rhythm(on_clock)
-    )
-    return (
-        with_training_loss(trial, losses, firsts)
-        if run.is_job and changes_numerics(trial)
-        else trial
-    )
+        plan = self._of_side[CHANGED]
+        self._free = (
+            run.device == "cpu"
+            and not plan.through_loader
+            and not plan.serving
+            and "num_threads" not in trial.changes
+        )
+        seed = secrets.randbits(32) if trial.order_seed is None else trial.order_seed
+        self._trial = msgspec.structs.replace(
+            trial,
+            method=sides.method,
+            between=BETWEEN[sides.method],
+            clock="contention_free" if self._free else "wall",
+            changes_training=any(CATALOGUE[name].changes_training for name in trial.changes),
+            limit_s=limit_s(trial.changes, run, limits),
+            order_seed=seed,
+        )
+        self._sides, self._on_update, self._seed = sides, on_update, seed
+        self._lengths = Lengths(step_s, seed)
+        self._events = Events(plan.events_s)
+        self._finite = FiniteLoss(changes_numerics(trial))
+        self.losses: list[tuple[list[float], list[float]]] = []
+        self.firsts: list[int] = []
+        self._start, self._compiled = time.monotonic(), False
+        self._decided: Verdict | None = None
 
+    def ended(self, **changes: Any) -> Trial:
+        """The trial as it stands, with `changes`."""
+        elapsed_s = time.monotonic() - self._start
+        self._trial = msgspec.structs.replace(self._trial, elapsed_s=elapsed_s, **changes)
+        return self._trial
 
-def _pairs(
-    firsts: Sequence[int],
-    measured: Sequence[Mapping[int, Sequence[Step]]],
-    cycles: Mapping[int, int],
-    free: bool,
-    work: Work,
-) -> Pairs:
-    """Return the rates of the blocks of each pair, in whole `cycles` of each arm; without pairs in
-    which a block has no work in whole cycles. `firsts`: the arm that came first in each pair.
-    `free`: without run-queue delay."""
-    pairs = Pairs()
-    for first, blocks in zip(firsts, measured, strict=True):
-        rates = {
-            arm: rate(whole_cycles(steps, cycles[arm]), free, work) for arm, steps in blocks.items()
-        }
-        if all(per_s > 0 for per_s in rates.values()):
-            pairs.add(first, {arm: math.log(per_s) for arm, per_s in rates.items()})
-    return pairs
+    async def run(self) -> Trial:
+        """Measure pairs until the verdict, or until the limit. Raises TrialFailed, WorkerGone,
+        LossNotFinite."""
+        self._on_update(self._trial)
+        measured: MeasuredPairs | None = None
+        noise: StepNoise | None = None
+        with contextlib.suppress(_TimeIsUp):
+            for pair in itertools.islice(order(self._seed), MAX_PAIRS):
+                blocks = {block.arm: await self._block(block) for block in pair}
+                if measured is None or noise is None:
+                    work, plan = _work_of(blocks, self._trial.changes), self._of_side[CHANGED]
+                    measured = MeasuredPairs(plan, self._events, work)
+                    noise = StepNoise(work, plan, self._free)
+                    self._trial = msgspec.structs.replace(self._trial, by_steps=work is one_step)
+                if not all(sum(map(work, steps)) > 0 for steps in blocks.values()):
+                    raise TrialFailed(NO_WORK)
+                self.losses.append((losses_of(blocks[BASELINE]), losses_of(blocks[CHANGED])))
+                self.firsts.append(pair[0].arm)
+                measured.add(pair[0].arm, blocks)
+                for arm, steps in blocks.items():
+                    noise.add(arm, steps)
+                self._decided, exhausted = self._judge(measured, noise)
+                self._on_update(self._trial)
+                if self._is_over(measured, exhausted):
+                    break
+        return self._concluded(measured)
 
+    async def _block(self, block: Block) -> list[Step]:
+        """The counted steps of `block`. Raises _TimeIsUp after the longest time of a trial.
 
-async def _block(
-    sides: Variants, block: Block, plan: BlockPlan, lengths: Lengths
-) -> tuple[list[Step], float]:
-    """The counted steps of `block`, and the seconds that `plan` spreads over them."""
-    worker = sides.worker(block.arm)
-    arriving = NextBlock(plan, lengths, block.arm, block.stretch)
-    while (counted := arriving.counted(worker.trial_steps)) is None:
-        await worker.next_steps()
-    return plan.spread(counted)
+        The first steps with the change may compile for minutes, which is no part of the
+        measurement.
+        """
+        asked = time.monotonic()
+        await self._sides.switch_to(block.arm)
+        worker = self._sides.worker(block.arm)
+        plan = self._of_side[block.arm]
+        arriving = NextBlock(plan, self._lengths, block.arm, block.stretch)
+        compiles = block.arm == CHANGED and not self._compiled
+        # a start takes its time, and so does a server that settles
+        by_steps = not plan.serving and self._sides.method != "restarts ABBA"
+        most_s = LONGEST * (self._trial.limit_s or math.inf)
+        limit_s = most_s if by_steps and not compiles else math.inf
+        while (counted := arriving.counted(worker.trial_steps)) is None:
+            if time.monotonic() - self._start > limit_s:
+                raise _TimeIsUp
+            await worker.next_steps()
+        if compiles:
+            self._compiled = True
+            took_s = time.monotonic() - asked
+            self._start += max(0.0, took_s - sum(step.wall_s for step in counted))
+        self._finite.add(block.arm, counted)
+        return counted
+
+    def _judge(self, measured: MeasuredPairs, noise: StepNoise) -> tuple[Verdict | None, bool]:
+        """Compute the figures of the trial from all pairs so far. Return the verdict, if the pairs
+        prove one, and whether more pairs add little."""
+        cycles = {arm: self._lengths.cycle(arm) for arm in self._of_side}
+        units = {arm: math.lcm(self._of_side[arm].unit, cycle) for arm, cycle in cycles.items()}
+        measured.cycles = {arm: self._lengths.whole(arm, self._of_side[arm]) for arm in cycles}
+        free = self._free and not measured.waits_differ()
+        after_switch = measured.settles(free, units, first_third, CHANCE)
+        lasting = after_switch and measured.settles(free, units, middle_third, CHANCE_OF_MORE)
+        part = last_third if after_switch else whole
+        pairs, on_wall = measured.pairs(free, part), measured.pairs(False, part)
+        ratios, nulls = pairs.log_ratios, pairs.null_log_ratios
+        least = noise.deviation(units) * (math.sqrt(THIRDS) if after_switch else 1.0)
+        anyway = BETWEEN[self._sides.method]
+        between = math.hypot(
+            anyway, self._events.error({arm: measured.step_s(arm) for arm in cycles})
+        )
+        decided = verdict(ratios, nulls, between, least)
+        if lasting or (decided == "win" and free and not confirms(on_wall.log_ratios)):
+            decided = None  # the waits for a core may use up the gain
+        self._trial = msgspec.structs.replace(
+            self._trial,
+            clock="contention_free" if free else "wall",
+            between=between,
+            speedup=speedup(ratios, between, least),
+            wall_speedup=speedup(on_wall.log_ratios, between, least),
+            step_deviation=least,
+            stalls_from=noise.stalls_from,
+            blocks=2 * len(ratios),
+            log_ratios=tuple(ratios),
+            null_log_ratios=tuple(nulls),
+            resolution_ratio=resolution(nulls, len(ratios), between),
+            elapsed_s=time.monotonic() - self._start,
+            spread_s=self._events.total_s,
+            after_switch=after_switch,
+            lasting=lasting,
+        )
+        return decided, exhausted(ratios, nulls, anyway, least)
+
+    @property
+    def _limit_s(self) -> float:
+        """The longest time of the trial in seconds. A decided trial goes on for an evaluation or a
+        checkpoint that matters and has not come on both sides."""
+        return (self._trial.limit_s or math.inf) * (LONGEST if self._decided else 1.0)
+
+    def _is_over(self, measured: MeasuredPairs, exhausted: bool) -> bool:
+        """Return whether the trial ends after this pair."""
+        if self._decided and not self._events.unseen(measured.step_s(BASELINE)):
+            return True
+        over = self._trial.elapsed_s > self._limit_s or (exhausted and not self._decided)
+        return over and len(self._trial.log_ratios) >= MIN_PAIRS
+
+    def _concluded(self, measured: MeasuredPairs | None) -> Trial:
+        """The trial with its verdict, and with what was not looked for."""
+        decided, unseen = self._decided or "undecided", list[str]()
+        if measured is not None and self._trial.speedup is not None:
+            step_s = measured.step_s(BASELINE)
+            unseen = self._events.unseen(step_s)
+            worst = self._events.at_worst_ratio(step_s)
+            if decided == "win" and unseen and self._trial.speedup.low <= worst:
+                decided = "undecided"
+        return self.ended(state="done", verdict=decided, unseen=tuple(unseen))
 
 
 def _work_of(blocks: Mapping[int, Sequence[Step]], changes: Knobs) -> Work:
@@ -592,8 +636,8 @@ def with_training_loss(
 
     The job has no held-out batches. The blocks of a pair follow each other, so the progress between
     them is half of that from one pair to the next, which the middles of the pairs show: they do not
-    depend on the change. This progress is taken off. `drift` is twice the standard error of what is
-    left.
+    depend on the change. This progress is taken off. `drift` is half of the 95 % interval of what
+    is left.
     """
     without, changed = ([loss for pair in pairs for loss in pair[side]] for side in (0, 1))
     was_finite = any(map(math.isfinite, without + changed))
@@ -618,7 +662,8 @@ def with_training_loss(
         for place, (sign, (before, after)) in enumerate(zip(signs, means, strict=True))
     ]
     before = statistics.fmean(before for before, _ in means)
-    drift = 2 * statistics.stdev(differences) / math.sqrt(len(differences))
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    drift = student(len(differences) - 1) * error
     return msgspec.structs.replace(
         trial,
         held_out_loss=HeldOutLoss(
@@ -694,6 +739,36 @@ async def _with_loss(trial: Trial, sides: Variants) -> Trial:
 # --- how long a trial will take and what it can resolve, before it starts -------------------------
 # Pure: numbers in, numbers out.
 
+ROOM = 1.5
+"""The limit of a trial of slow steps over the expected time of its first MIN_PAIRS pairs: a change
+may make the steps slower."""
+
+
+def cap_s(changes: Knobs, limits: TrialLimits) -> float:
+    """Return the longest time of a trial of `changes` in seconds, where its steps are not slow."""
+    knobs = [CATALOGUE[name] for name in changes]
+    if any(knob.serving for knob in knobs):
+        return limits.serving_cap_s
+    return limits.loader_cap_s if any(knob.loader for knob in knobs) else limits.cap_s
+
+
+def limit_s(changes: Knobs, run: Run, limits: TrialLimits) -> float:
+    """Return the longest time of a trial of `changes` to `run` in seconds: `cap_s`, or the time
+    that the fewest pairs of slow steps need."""
+    return max(cap_s(changes, limits), 0.0 if run.serves else ROOM * least_s(changes, run))
+
+
+def least_s(changes: Knobs, run: Run) -> float:
+    """Return the expected seconds of the fewest pairs that can decide a trial of `changes` to
+    `run`; 0 where the time of a step is not known."""
+    mean, signal = run.summary.step_time_s, run.signals.get("step_s")
+    step_s = mean.mean if mean is not None else signal.value if signal is not None else 0.0
+    sides = plans(run.knobs, changes, run.summary.phases_ratio or None, of_job=run.is_job)
+    return MIN_PAIRS * sum(
+        MEAN_STRETCH * plan.least_s(step_s) + plan.settling * step_s for plan in sides.values()
+    )
+
+
 NOISE_BLOCKS = 8
 """Number of blocks of the run that show its noise. They take 16 s, a small part of a trial that
 starts a server."""
@@ -750,9 +825,11 @@ def null_log_ratios(steps: Sequence[Step], block_s: float) -> list[float]:
     ]
 
 
-def forecast_line(forecast: Forecast) -> str:
-    """What a trial with a second model server will take, in one or two sentences."""
-    sentence = f"The trial starts a second model server: {units.about(forecast.seconds)}."
+def forecast_line(forecast: Forecast, server: bool) -> str:
+    """What a trial will take, in one or two sentences. `server`: it starts a second model
+    server."""
+    what = "starts a second model server" if server else "of such slow steps takes long"
+    sentence = f"The trial {what}: {units.about(forecast.seconds)}."
     if forecast.resolution_ratio is not None:
         sentence += (
             f" It can resolve a change of {units.precise_percent(forecast.resolution_ratio)} at"

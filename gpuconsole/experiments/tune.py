@@ -12,8 +12,8 @@ import msgspec
 
 from gpuconsole.diagnosis.engine import DiagnosisStatus, in_doubt, probes_waiting
 from gpuconsole.diagnosis.rule import TRIAL_ERROR
-from gpuconsole.experiments.block_order import MEAN_STRETCH
-from gpuconsole.experiments.statistics import MIN_EFFECT_BETWEEN_PROCESSES, MIN_PAIRS, plans
+from gpuconsole.experiments.statistics import MIN_EFFECT_BETWEEN_PROCESSES
+from gpuconsole.experiments.trial import least_s
 from gpuconsole.model.certificate import Attempt, Certificate, LeftAlone, Tuning
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import CONFIDENCE_WEIGHT, Finding, Interval, Suggestion
@@ -168,12 +168,7 @@ def promise(finding: Finding, predicted: Interval | None) -> tuple[float, float]
 def trial_s(changes: Knobs, run: Run) -> float:
     """Expected duration of a trial of `changes` to `run`: the usual duration, or more if blocks
     need many steps or slow steps."""
-    step_s = run.signals["step_s"].value if "step_s" in run.signals else 0.0
-    sides = plans(run.knobs, changes, run.summary.phases_ratio or None)
-    return max(
-        usual_s(changes, run),
-        MIN_PAIRS * MEAN_STRETCH * sum(plan.least_s(step_s) for plan in sides.values()),
-    )
+    return max(usual_s(changes, run), least_s(changes, run))
 
 
 def usual_s(changes: Knobs, run: Run) -> float:

@@ -17,14 +17,14 @@ from gpuconsole.model.knobs.catalogue import Knobs
 Verdict = Literal["win", "no_gain", "worse", "undecided"]
 MAX_PERPLEXITY_COST = 0.05
 """A change that raises perplexity by more than 5 % is not kept."""
-MAX_LOSS_NOISE = 0.10
-"""The noise of a loss excuses a rise of at most 10 %. A noisier loss cannot show the effect of a
-change."""
+MAX_LOSS_RISE = 0.05
+"""The upper end of the rise of the loss that a change is kept with, its noise included.
+train-doctor allows 5 %."""
 NOT_FINITE = "the loss is not finite"
 """The reason of a verdict, if the loss is NaN or infinite."""
 MAX_LOSS_COST = 0.02
-"""A change of numerics that raises the held-out loss by more than 2 % is not kept. bf16 instead of
-fp32 raises the loss by some tenths of a percent; train-doctor allows 5 %."""
+"""A change of numerics that raises the loss by more than 2 % is not kept. bf16 instead of fp32
+raises the loss by some tenths of a percent."""
 Clock = Literal["wall", "contention_free"]
 TrialState = Literal["running", "done", "failed", "cancelled"]
 Method = Literal["live ABBA", "live traffic", "two workers ABBA", "restarts ABBA"]
@@ -79,8 +79,9 @@ class Perplexity(msgspec.Struct, frozen=True):
 
 class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
     """Loss of the same held-out batches, without and with the change; the progress of the training
-    between the two measurements is subtracted. `drift`: the noise of the difference. `training`:
-    the losses are instead those of a user's job on its own training batches."""
+    between the two measurements is subtracted. `drift`: half of the 95 % interval of the
+    difference. `training`: the losses are instead those of a user's job on its own training
+    batches."""
 
     before: float
     after: float
@@ -95,19 +96,14 @@ class HeldOutLoss(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def too_high(self) -> bool:
-        noise = min(self.drift, MAX_LOSS_NOISE * abs(self.before))
         # true for nan too
-        return not self.after - self.before <= max(MAX_LOSS_COST * abs(self.before), noise)
+        return not self.after - self.before <= MAX_LOSS_COST * abs(self.before)
 
-
-class Rhythm(msgspec.Struct, frozen=True):
-    """A disturbance that comes and goes with a period, on all sides of a trial or a sweep alike.
-    `amplitude_ratio`: how far the rate rises above its mean and falls below it, as a share, on
-    `clock` (see `Trial.clock`)."""
-
-    period_s: float
-    amplitude_ratio: float
-    clock: Clock = "wall"
+    @property
+    def too_noisy(self) -> bool:
+        """Whether the loss may have risen by more than MAX_LOSS_RISE within its noise: no proof of
+        harm is no proof of its absence."""
+        return not self.after - self.before + self.drift <= MAX_LOSS_RISE * abs(self.before)
 
 
 Meets = Literal["yes", "no", "unknown"]
@@ -140,22 +136,25 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     of pairs can distinguish from noise. `perplexity` (model server) and `held_out_loss` (training)
     are measured where the change alters them; `checked` is false where the loss could not be
     measured. `effect`: what the change does to the numbers of a user's own job
-    (`model.job.EFFECTS`). `forecast`: known before the start of a trial that starts a second model
-    server. `limit_s`: the longest time of the measurement, for `elapsed_s`. `begun_s`, `ended_s`:
-    session times of the start and the end of the trial; only in a snapshot. `order_seed`: from it
-    follow the order of the two sides in each pair and the lengths of the blocks
-    (`block_order.order`); None in trials with the fixed order A B, B A of earlier versions.
-    `rhythm`: the periodic disturbance that the blocks show, on `clock`, or else on the wall clock;
-    known when the trial is done. `spread_s`: seconds of evaluations and checkpoints of a user's own
-    program in the blocks. Each step of a block has their mean before the trial in their place.
-    `reason`: the reason of a verdict that does not follow from the pairs. `step_deviation`: the
-    standard deviation of a pair according to the steps within the blocks; the intervals use at
-    least this deviation. `stalls_from`: the trial would have seen a stall in one of this number of
-    steps, or a more frequent stall, on both sides; 0: not known. `by_steps`: the rates are steps
-    per second, because the number of samples in a step is not known. Of a trial under the traffic
-    of a server's own clients: `figure` is the name of what `speedup` is about, `effects` are those
-    of the other figures (more is better: latencies are inverted), and `load_ratio` is the load with
-    the change over that without it. `objective`: the bounds that the user wants kept (`--slo`).
+    (`model.job.EFFECTS`). `forecast`: known before the start of a trial of slow steps, or of one
+    that starts a second model server. `limit_s`: the longest time of the measurement, for
+    `elapsed_s`. `begun_s`, `ended_s`: session times of the start and the end of the trial; only in
+    a snapshot. `order_seed`: from it follow the order of the two sides in each pair and the lengths
+    of the blocks (`block_order.order`); None in trials with the fixed order A B, B A of earlier
+    versions. `spread_s`: seconds of evaluations and checkpoints of a user's own program in the
+    blocks. Each step has their mean on its side in their place (`blocks.Events`). `unseen`: the
+    phases of such events that take time and did not come on both sides: the trial is undecided if
+    they could use up the gain. `after_switch`: the steps soon after a switch take another time than
+    later ones, so only the last third of each block counts; `lasting`: this difference lasts longer
+    than a third of a block, so the trial is undecided. `reason`: the reason of a verdict that does
+    not follow from the pairs. `step_deviation`: the standard deviation of a pair according to the
+    steps within the blocks; the intervals use at least this deviation. `stalls_from`: the trial
+    would have seen a stall in one of this number of steps, or a more frequent stall, on both sides;
+    0: not known. `by_steps`: the rates are steps per second, because the number of samples in a
+    step is not known. Of a trial under the traffic of a server's own clients: `figure` is the name
+    of what `speedup` is about, `effects` are those of the other figures (more is better: latencies
+    are inverted), and `load_ratio` is the load with the change over that without it. `objective`:
+    the bounds that the user wants kept (`--slo`).
     """
 
     id: str
@@ -186,8 +185,10 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: float | None = None
     effect: str = ""
     order_seed: int | None = None
-    rhythm: Rhythm | None = None
     spread_s: float = 0.0
+    unseen: tuple[str, ...] = ()
+    after_switch: bool = False
+    lasting: bool = False
     reason: str = ""
     step_deviation: float = 0.0
     stalls_from: int = 0
@@ -219,6 +220,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
             and not any(
                 cost is not None and cost.too_high for cost in (self.perplexity, self.held_out_loss)
             )
+            and not (self.held_out_loss is not None and self.held_out_loss.too_noisy)
         )
 
 
@@ -365,7 +367,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
 
     Repeats are interleaved: each round measures all points in random order, so that drift affects
     all points alike. From `order_seed` follow the order and the lengths of the blocks
-    (`sweep.rounds`). `rhythm`: of the machine, as the blocks show it.
+    (`sweep.rounds`).
     """
 
     scenario: str
@@ -377,7 +379,6 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     clock: Clock = "wall"
     elapsed_s: float = 0.0
     order_seed: int | None = None
-    rhythm: Rhythm | None = None
 
     @property
     def varied(self) -> list[str]:

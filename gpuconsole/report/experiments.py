@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpuconsole.experiments.traffic import WORDS, in_words
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
-from gpuconsole.model.experiments import Sweep, SweepPoint, Trial
+from gpuconsole.model.experiments import HeldOutLoss, Sweep, SweepPoint, Trial
 from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, place, show
@@ -75,7 +75,7 @@ def verdict(trial: Trial) -> str:
     result = (
         f"{'worse' if trial.verdict == 'worse' else 'withdrawn'}, {trial.reason}"
         if trial.reason
-        else RESULTS.get(trial.verdict or "", UNFINISHED)
+        else RESULTS.get(trial.verdict or "", UNFINISHED) + _unseen(trial)
     )
     if trial.of_traffic:
         words = {
@@ -92,29 +92,20 @@ def verdict(trial: Trial) -> str:
     return f"{result}: {'kept' if trial.kept else 'reverted'}"
 
 
+EVENTS = {"eval": "evaluation", "checkpoint": "checkpoint"}
+
+
+def _unseen(trial: Trial) -> str:
+    """`, without evaluation`: what the job did not do on both sides although it takes time."""
+    unseen = [EVENTS.get(phase, phase) for phase in trial.unseen]
+    return f", without {' and '.join(unseen)}" if unseen else ""
+
+
 # --- before the start -----------------------------------------------------------------------------
 
 
 SPREAD_S = 0.1
 """Less time of evaluations and checkpoints is not worth a line."""
-
-
-def rhythm_note(measured: Trial | Sweep) -> str:
-    """One sentence about the rhythm that the blocks of a trial or a sweep show; empty without a
-    rhythm."""
-    rhythm = measured.rhythm
-    if rhythm is None:
-        return ""
-    on_clock = " on the wall clock" if rhythm.clock != measured.clock else ""
-    sides = "both sides" if isinstance(measured, Trial) else "all settings"
-    times = (
-        f"{units.about_period(rhythm.period_s)}"
-        f" (±{units.precise_percent(rhythm.amplitude_ratio)}{on_clock})"
-    )
-    return (
-        f"The rate of {sides} rises and falls with a period of {times}: another process may have a"
-        " rhythm."
-    )
 
 
 BY_STEPS = (
@@ -129,6 +120,15 @@ def stalls_note(trial: Trial) -> str:
         f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps"
         if trial.stalls_from > 1
         else ""
+    )
+
+
+def after_switch_note(trial: Trial) -> str:
+    """Say that the steps soon after a switch of sides differ from later ones, and what follows."""
+    return "the steps soon after a switch of sides differ from later ones: " + (
+        "the difference outlasts the blocks, so these blocks prove nothing"
+        if trial.lasting
+        else "only the last third of each block counts"
     )
 
 
@@ -170,11 +170,14 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
         if cost is not None:
             change = f" ({units.change(cost.cost_ratio)})" if cost.cost_ratio is not None else ""
             values = f"{units.plain(cost.before)} -> {units.plain(cost.after)}{change}"
+            problem = ": too high to keep the change" if cost.too_high else ""
+            if not problem and isinstance(cost, HeldOutLoss) and cost.too_noisy:
+                problem = ": too noisy to tell, so the change is measured and not kept"
             report.append(
                 Line(
                     [
                         (f"{name} {values}", ""),
-                        (": too high to keep the change" if cost.too_high else "", "alert"),
+                        (problem, "alert"),
                     ],
                     indent=2,
                 )
@@ -189,12 +192,12 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
     if trial.spread_s >= SPREAD_S:
         spread = (
             "evaluations and checkpoints in the blocks took"
-            f" {units.duration(trial.spread_s).strip()}: each step has their mean before the trial"
+            f" {units.duration(trial.spread_s).strip()}: each step has their mean on its side"
             " instead"
         )
         report.append(Line([(spread, "dim")], indent=2))
-    if trial.rhythm is not None:
-        report.append(Line([(rhythm_note(trial), "wait")], indent=2))
+    if trial.after_switch:
+        report.append(Line([(after_switch_note(trial), "wait")], indent=2))
     if trial.changes_training:
         report.append(Line([(CHANGES_TRAINING, "")], indent=2))
     if trial.error:
@@ -265,14 +268,13 @@ def _effect(trial: Trial) -> str:
 
 
 def verdict_line(trial: Trial) -> str:
-    """A finished trial in one sentence; its rhythm in another."""
+    """A finished trial in one sentence."""
     changes = describe_changes(trial.changes)
     if trial.state == "failed":
         return f"{changes}: the trial failed: {trial.error or NO_CAUSE}"
     if trial.state == "cancelled":
         return f"{changes}: the trial was cancelled, the change is taken back"
-    note = f". {rhythm_note(trial)}" if trial.rhythm is not None else ""
-    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}{note}"
+    return f"{changes}: {f'{measured(trial)}, ' if trial.speedup else ''}{verdict(trial)}"
 
 
 # --- on the screen --------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def paint_running(
 
 
 def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
-    """The outcome of the last trial, its rhythm, then the prediction and the measurement on one
+    """The outcome of the last trial, then the prediction and the measurement on one
     axis, as far as there is room."""
     if trial.state == "failed":
         text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
@@ -331,17 +333,10 @@ def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
         (f"{describe_changes(trial.changes)}  ", "title"),
         (outcome, "good" if trial.kept else ""),
     ]
-    notes = (
-        [line(width, (f"  {rhythm_note(trial)}", "wait"))]
-        if trial.rhythm is not None and height > 1
-        else []
-    )
-    scales = _scales(trial, width, height - 1 - len(notes))
+    scales = _scales(trial, width, height - 1)
     extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
     fits = row_width(head) + len(extra) <= width
-    return fill(
-        [line(width, *head, (extra if fits else "", "dim")), *notes, *scales], width, height
-    )
+    return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
 
 
 def trial_rows(trial: Trial | None) -> int:
@@ -352,12 +347,12 @@ def trial_rows(trial: Trial | None) -> int:
 
 
 def _left(trial: Trial, since_report_s: float) -> str:
-    """The time until the limit of a trial, `, up to about 9 s left`. A verdict can come sooner, and
-    a block that has begun is finished. Empty before the first block."""
+    """The time until the limit of a trial, `, up to about 9 s left`. A verdict can come sooner. A
+    decided trial may wait for an evaluation after the limit. Empty before the first block."""
     if trial.limit_s is None or not trial.blocks:
         return ""
     left_s = trial.limit_s - trial.elapsed_s - since_report_s
-    return f", up to about {left_s:.0f} s left" if left_s >= 1 else ", the last blocks run"
+    return f", up to about {left_s:.0f} s left" if left_s >= 1 else ", the last block runs"
 
 
 def _scales(trial: Trial, width: int, height: int) -> list[Row]:
@@ -668,7 +663,6 @@ def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
             ),
             "dim",
         ),
-        *([text(rhythm_note(sweep), "wait")] if sweep.rhythm is not None else []),
     ]
 
 

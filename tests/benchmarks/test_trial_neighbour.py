@@ -1,7 +1,7 @@
 """What the benchmark with a real neighbour counts."""
 
 from benchmarks.trial_neighbour import figures, line
-from gpuconsole.model.experiments import Rhythm, Speedup, Trial
+from gpuconsole.model.experiments import Speedup, Trial
 
 UNDECIDED = Trial(
     "1",
@@ -12,7 +12,6 @@ UNDECIDED = Trial(
     verdict="undecided",
     blocks=20,
     elapsed_s=20.0,
-    rhythm=Rhythm(4.2, 0.2),
 )
 FALSE_WIN = Trial(
     "2",
@@ -23,13 +22,12 @@ FALSE_WIN = Trial(
     verdict="win",
     blocks=8,
     elapsed_s=10.0,
-    rhythm=Rhythm(2.0, 0.1),
 )
 FAILED = Trial("3", "1", {}, "failed", verdict="undecided", error="the job ended")
 
 
-def test_verdicts_coverage_and_the_right_periods_are_counted() -> None:
-    counts = figures([UNDECIDED, FALSE_WIN, FAILED], period_s=4.0)
+def test_verdicts_and_coverage_are_counted() -> None:
+    counts = figures([UNDECIDED, FALSE_WIN, FAILED])
     assert (
         counts["trials"],
         counts["failed"],
@@ -37,22 +35,14 @@ def test_verdicts_coverage_and_the_right_periods_are_counted() -> None:
         counts["undecided"],
         counts["covered"],
     ) == (3, 1, 1, 1, 1)
-    assert (counts["rhythm_named"], counts["rhythm_near"]) == (2, 1)
     assert counts["elapsed_mean_s"] == 15.0
 
 
 def test_a_series_without_a_finished_trial_has_no_means() -> None:
-    counts = figures([FAILED], period_s=4.0)
-    assert (
-        counts["estimate_mean"] is None
-        and counts["amplitude_median_ratio"] is None
-        and counts["win"] == 0
-    )
+    counts = figures([FAILED])
+    assert counts["estimate_mean"] is None and counts["win"] == 0
 
 
 def test_a_line_says_what_was_measured() -> None:
-    assert (
-        line(UNDECIDED)
-        == "undecided 1.010x [0.900, 1.100], 20 blocks, 20.0 s   rhythm 4.20 s, ±20.0%, wall"
-    )
+    assert line(UNDECIDED) == "undecided 1.010x [0.900, 1.100], 20 blocks, 20.0 s"
     assert line(FAILED).startswith("undecided the job ended")

@@ -519,7 +519,7 @@ def test_a_trial_with_a_second_server_says_what_it_takes_or_is_refused(
             assert (trial.forecast, trial.error, notes.pop()) == (
                 forecast,
                 "not running after 0 s",
-                forecast_line(forecast),
+                forecast_line(forecast, server=True),
             )
 
     never = {"start_limit_s": 0.01, "starts": False}

@@ -4,10 +4,12 @@ import asyncio
 import math
 import random
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
+from gpuconsole.experiments import trial as trials
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_STEPS, BlockPlan, plans, rate
 from gpuconsole.experiments.trial import run_trial
 from gpuconsole.model.experiments import Trial
@@ -108,69 +110,105 @@ def step_of_job(eval_s: float = 0.0, work_s: float = 0.02) -> Step:
     return Step(0, 0.0, work_s + eval_s, 8, 0, phases, tuple(0.1 * seconds for seconds in phases))
 
 
-def test_evaluations_of_a_job_are_spread_over_the_steps_of_a_block() -> None:
+@pytest.mark.parametrize(
+    ("options", "changes", "events_s"),
+    [
+        ({"of_job": True, "step_s": 0.025}, "optim", 0.005),
+        ({"of_job": False, "step_s": 0.025}, "optim", None),
+        ({"of_job": True, "step_s": None}, "optim", None),
+        ({"of_job": True, "step_s": 0.025}, "eval_every", None),
+    ],
+    ids=["a job", "a scenario", "no steps yet", "the change is about evaluations"],
+)
+def test_evaluations_of_a_job_are_taken_out_of_its_steps(
+    options: dict[str, Any], changes: str, events_s: float | None
+) -> None:
     """A block of a second has an evaluation of two seconds or not, by chance."""
     shares = {"forward": 0.8, "eval": 0.2}
-    plan = plans({}, {"optim": "adamw_fused"}, shares, of_job=True, step_s=0.025)[2]
-    steps, own_s = plan.spread([step_of_job(), step_of_job(2.0), step_of_job()])
-    assert own_s == pytest.approx(2.0)
-    assert [step.wall_s for step in steps] == pytest.approx([0.025] * 3), (
-        "each has the mean: a fifth of 25 ms"
-    )
-    assert all(sum(step.phases) == pytest.approx(step.wall_s) for step in steps)
-    assert all(sum(step.runq or ()) == pytest.approx(0.002) for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("options", "changes"),
-    [
-        ({"of_job": False, "step_s": 0.025}, "optim"),
-        ({"of_job": True, "step_s": None}, "optim"),
-        ({"of_job": True, "step_s": 0.025}, "eval_every"),
-    ],
-    ids=["a scenario", "no steps yet", "the change is about evaluations"],
-)
-def test_other_evaluations_stay_where_they_are(options: dict[str, Any], changes: str) -> None:
-    steps = [step_of_job(), step_of_job(2.0)]
-    plan = plans({"eval_every": 10}, {changes: 20}, {"forward": 0.8, "eval": 0.2}, **options)[2]
-    assert plan.spread(steps)[0] == steps
+    plan = plans({"eval_every": 10}, {changes: 20}, shares, **options)[2]
+    evaluates, of_eval = step_of_job(2.0), PHASES.index("eval")
+    if events_s is None:
+        assert of_eval not in plan.events_s
+        assert plan.without_events(evaluates) == pytest.approx((2.02, 0.202))
+    else:
+        assert plan.events_s[of_eval] == pytest.approx(events_s)
+        assert plan.without_events(evaluates) == pytest.approx((0.02, 0.002))
+        assert plan.wall_s(evaluates) == pytest.approx(0.025)
 
 
 class Evaluates(FakeJob):
-    """A job whose changed steps take 20 ms and the others 26 ms, and which evaluates for a second
-    after every 90 steps."""
+    """A job that evaluates after every `every` steps. The steps of the baseline take 26 ms.
+    `changed_s`, `evals_s`: of a step with the change, and of an evaluation, by arm."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed_s: float, evals_s: tuple[float, float], every: int) -> None:
         super().__init__()
+        self._steps_s, self._evals_s, self._every = (0.026, changed_s), evals_s, every
         self._index, self._chance = 0, random.Random(4)
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     async def next_steps(self) -> None:
         self._index += 1
-        work_s = (0.020 if self.arm == 2 else 0.026) * math.exp(self._chance.gauss(0.0, 0.1))
-        step = step_of_job(1.0 if self._index % 90 == 0 else 0.0, work_s)
+        noise = math.exp(self._chance.gauss(0.0, 0.1))
+        of_arm = self.arm - 1
+        eval_s = 0.0 if self._index % self._every else self._evals_s[of_arm] * noise
+        step = step_of_job(eval_s, self._steps_s[of_arm] * noise)
+        self.now_s += step.wall_s
         self.trial_steps.append(
-            msgspec.structs.replace(step, runq=None, arm=self.arm, t=0.026 * self._index)
+            msgspec.structs.replace(step, runq=None, arm=self.arm, t=self.now_s)
         )
 
 
-def test_evaluations_do_not_spoil_the_trial_of_a_job() -> None:
-    mean_s = 0.026 + 1 / 90
-    shares = {"forward": 0.026 / mean_s, "eval": 1 / 90 / mean_s}
-    whole = mean_s / (mean_s - 0.006)
-    run = Run(
-        "1", "train.py", "job", {"optim": "adamw"}, "cpu", summary=Summary(phases_ratio=shares)
-    )
+def trial_of(job: Evaluates, seed: int, before: bool = True) -> Trial:
+    """A trial of `job` on its own clock. `before`: the time of a step before the trial is known."""
+    eval_s = job._evals_s[0] / job._every
+    mean_s = 0.026 + eval_s
+    summary = Summary(phases_ratio={"forward": 0.026 / mean_s, "eval": eval_s / mean_s})
+    summary.step_time_s = distribution([mean_s] * 20) if before else None
+    run = Run("1", "train.py", "job", {"optim": "adamw"}, "cpu", summary=summary)
+    asked = Trial("1", "1", {"optim": "adamw_fused"}, order_seed=seed)
+    with mock.patch.object(trials, "time", job):
+        return asyncio.run(run_trial(asked, run, job, lambda trial: None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed_s", "evals_s", "every", "verdict"),
+    [
+        (0.020, (1.0, 1.0), 90, "win"),
+        (0.020, (1.0, 0.7), 90, "win"),
+        (0.020, (0.5, 2.5), 60, "worse"),  # the steps gain, the evaluations lose more
+        (0.026, (1.0, 1.0), 90, None),
+    ],
+)
+def test_the_evaluations_of_each_side_count(
+    changed_s: float, evals_s: tuple[float, float], every: int, verdict: str | None
+) -> None:
+    truth = (every * 0.026 + evals_s[0]) / (every * changed_s + evals_s[1])
     verdicts = []
-    for mean in (None, distribution([mean_s] * 20)):
-        run.summary.step_time_s = mean
-        for seed in range(5):
-            trial = Trial("1", "1", {"optim": "adamw_fused"}, order_seed=seed)
-            ended = asyncio.run(run_trial(trial, run, Evaluates(), lambda trial: None))  # type: ignore[arg-type]
-            verdicts.append(ended.verdict)
-            if mean is not None:
-                assert ended.speedup is not None and ended.spread_s >= 1
-                assert (
-                    ended.speedup.low < whole < ended.speedup.high
-                    and ended.speedup.estimate == pytest.approx(whole, rel=0.05)
-                )
-    assert verdicts[:5] != ["win"] * 5 and verdicts[5:] == ["win"] * 5
+    for seed in range(6):
+        ended = trial_of(Evaluates(changed_s, evals_s, every), seed)
+        assert ended.speedup is not None and ended.spread_s >= 1
+        verdicts.append(ended.verdict)
+        if not ended.unseen:
+            assert ended.speedup.low < truth < ended.speedup.high
+    if verdict is None:
+        assert not {"win", "worse"} & set(verdicts)
+    else:
+        assert verdicts.count(verdict) >= 5 and set(verdicts) <= {verdict, "undecided"}
+
+
+def test_a_win_without_an_evaluation_is_undecided_where_a_slower_one_could_use_it_up() -> None:
+    """The next evaluation comes long after the trial."""
+    ended = trial_of(Evaluates(0.020, (20.0, 20.0), 10_000), 1)
+    assert (ended.verdict, ended.unseen) == ("undecided", ("eval",))
+    rare = trial_of(Evaluates(0.013, (20.0, 20.0), 50_000), 1)
+    assert (rare.verdict, rare.unseen) == ("win", ("eval",)), "2 % of the time, 2x faster"
+
+
+def test_a_trial_without_the_time_of_a_step_counts_evaluations_where_they_come() -> None:
+    verdicts = [
+        trial_of(Evaluates(0.020, (1.0, 1.0), 90), seed, before=False).verdict for seed in range(5)
+    ]
+    assert verdicts != ["win"] * 5

@@ -64,12 +64,15 @@ def test_a_noisy_run_takes_the_whole_time_and_resolves_large_changes_only() -> N
 def test_without_steady_steps_only_the_time_is_known() -> None:
     found = forecast_restart(a_run(1.0), [], CHANGES, None, USUAL, START_S)
     assert found.resolution_ratio is None and found.resolves(0.001)
-    assert forecast_line(found) == "The trial starts a second model server: about 1 min 40 s."
+    assert (
+        forecast_line(found, server=True)
+        == "The trial starts a second model server: about 1 min 40 s."
+    )
 
 
 def test_the_sentences() -> None:
     found = Forecast(130.0, 0.062)
-    assert forecast_line(found) == (
+    assert forecast_line(found, server=True) == (
         "The trial starts a second model server: about 2 min 10 s. It can resolve a change of"
         " 6.2 % at best."
     )
@@ -120,6 +123,6 @@ def test_the_forecast_holds_with_a_real_server_and_a_hopeless_trial_is_refused(
             trial.forecast,
             took,
         )
-        assert notes == [forecast_line(trial.forecast)]
+        assert notes == [forecast_line(trial.forecast, server=True)]
 
     asyncio.run(play())
