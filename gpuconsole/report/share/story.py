@@ -222,6 +222,8 @@ def sweep_answer(sweep: Sweep) -> StoryAnswer:
         )
     return StoryAnswer(
         f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings",
-        rate,
+        f"{rate}; the sweep was too short to see a stall rarer than one in {sweep.stalls_from} steps"
+        if sweep.stalls_from > 1
+        else rate,
         style="good",
     )
