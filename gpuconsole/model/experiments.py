@@ -372,7 +372,8 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
         mean, times = self.mean or 0.0, self._times
         usual = statistics.fmean(times or [1.0])
         return [
-            mean + (rate - mean) * time / usual for rate, time in zip(self.rates, times, strict=True)
+            mean + (rate - mean) * time / usual
+            for rate, time in zip(self.rates, times, strict=True)
         ]
 
     @property
