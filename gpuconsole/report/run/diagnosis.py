@@ -618,8 +618,8 @@ def core_wait(run: Run) -> float:
 
 
 def core_wait_words(run: Run) -> str:
-    """Why the shares and the MFU in the evidence of findings, and the predicted gains, are not those of the bar; empty where
-    they are, and where nothing fires."""
+    """Why the evidence and the predictions of findings do not agree with the bar; empty where they
+    do, and where nothing fires."""
     if not core_wait(run) or not facts.firing(run):
         return ""
     return (
