@@ -122,12 +122,14 @@ def _check_figures(value: object, where: str) -> None:
                 if isinstance(item, SeriesData) and str(name).partition("{")[0].endswith("_s"):
                     _check_range(item.v, f"{inside}.v", 0.0)
                 _check_figures(item, inside)
-        case msgspec.Struct():
+        case _:
             if isinstance(value, Distribution):
                 _check_range((value.mean, value.std, value.n, value.p50), where, 0.0)
             elif isinstance(value, SeriesData):
                 _check_range(value.w, f"{where}.w", 0.0)
-            for name in value.__struct_fields__:
+            of_kind = type(value)
+            plain = getattr(of_kind, "__dataclass_fields__", ())
+            for name in getattr(of_kind, "__struct_fields__", plain):
                 _check_figures(getattr(value, name), f"{where}.{name}")
 
 
