@@ -336,6 +336,10 @@ def _place(suggestion: Suggestion) -> int:
 # --- a sweep --------------------------------------------------------------------------------------
 
 
+MIN_RATE = 1e-40
+"""Smaller rates and times are damage: they have no inverse."""
+
+
 class SweepPoint(msgspec.Struct, omit_defaults=True):
     """One setting. `rates`: work per second of each repeat. `seconds`: the time of each repeat;
     empty in files of earlier versions. `steps`: of all repeats. `settled`: this point is proven not
@@ -357,7 +361,7 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.seconds and len(self.seconds) != len(self.rates):
             raise ValueError(f"{len(self.rates)} rates and {len(self.seconds)} times of repeats")
-        if min(self.rates + self.seconds, default=1.0) <= 0:
+        if min(self.rates + self.seconds, default=1.0) < MIN_RATE:
             raise ValueError("a rate or a time of a repeat is not above 0")
 
     @property
