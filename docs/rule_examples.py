@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpuconsole.diagnosis.claims import of_whole_step
 from gpuconsole.diagnosis.engine import evaluate, rule_ids
 from gpuconsole.diagnosis.rule import Case
 from gpuconsole.engine.catalog import read_scenario, shipped_folder
@@ -155,7 +156,9 @@ def _of_runs() -> Iterable[Example]:
             finding for finding in run.findings if finding.state == "fires"
         ):
             source = f"`gpuconsole run {run.scenario}`: a run {where}."
-            yield Example(finding, run, source, (1 if finding.rule == taught else 2, position))
+            # in this file, shares are of a step without its wait for a core
+            shown = of_whole_step(finding, Case.of(run, run.signals))
+            yield Example(shown, run, source, (1 if finding.rule == taught else 2, position))
 
 
 def _trial(row: dict[str, Any], finding: Finding) -> str:

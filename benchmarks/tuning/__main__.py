@@ -115,11 +115,12 @@ async def best_point(found: Grid) -> int:
     again, _ = await measured(
         found.scenario, [found.points[n].knobs for n in finalists], found.repeats
     )
-    rates = {
-        n: statistics.fmean(found.points[n].rates + point.rates)
-        for n, point in zip(finalists, again.points, strict=True)
-    }
-    return max(rates, key=lambda n: rates[n])
+    pairs = zip((found.points[n] for n in finalists), again.points, strict=True)
+    means = [
+        SweepPoint({}, old.rates + new.rates, old.seconds + new.seconds).mean or 0.0
+        for old, new in pairs
+    ]
+    return finalists[means.index(max(means))]
 
 
 async def compare(found: Grid, space: Space, budget_s: float, best: Knobs | None) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import errno
 import itertools
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,16 +58,6 @@ def read_snapshot_with_unknown(path: Path) -> tuple[Snapshot, dict[str, object]]
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
-
-
-@contextlib.contextmanager
-def in_range(path: Path) -> Iterator[None]:
-    """Raises UsageError where a number of the file `path` is too large or too small for the figures
-    that are made from it."""
-    try:
-        yield
-    except ArithmeticError as error:
-        raise UsageError(f"{path}: a number is out of range: {error}") from None
 
 
 def read_tuned(path: Path) -> tuple[Snapshot, Certificate]:

@@ -76,6 +76,8 @@ def _idle(case: Case) -> float:
 
 IDLE = "idle"
 """The name of the part of a step in which the GPU has no work although it should."""
+CORE_WAIT = "core_wait"
+"""The name of the part of a step in which the training thread waits for a core."""
 PASSES = ("generation", "forward", "loss", "backward", "optimizer")
 
 
@@ -130,7 +132,7 @@ TRAINING = (
         "slow launches of kernels, or waits for the GPU",
     ),
     ClaimedPart("busy", _busy),
-    ClaimedPart("core_wait", _phase("runq")),
+    ClaimedPart(CORE_WAIT, _phase("runq")),
 )
 SERVING = (
     ClaimedPart(
@@ -241,7 +243,28 @@ def _share(part: ClaimedPart, case: Case) -> float:
         share = part.share(case)
     except CantTell:
         return math.inf
+    if part.name != CORE_WAIT:
+        share *= beside_core_wait(case)
     return share if part.name in SIDE_WORK else share * _beside_side_work(case)
+
+
+def beside_core_wait(case: Case) -> float:
+    """Return the share of a step in which the training thread does not wait for a core, where the
+    rules see a step without this wait: on a CPU. Return 1 elsewhere."""
+    on_cpu = not case.serves and not case.get("is_gpu", 0.0)
+    return 1 - min(1.0, case.get("runq_ratio", 0.0)) if on_cpu else 1.0
+
+
+def of_whole_step(finding: Finding, case: Case) -> Finding:
+    """Return the conclusion of a rule as a share of the whole step.
+
+    On a CPU, rules judge a step without its wait for a core. Only the rule about this wait judges
+    the whole step. The claims of all findings need one base.
+    """
+    beside = beside_core_wait(case)
+    if beside == 1 or finding.resource != "time" or CORE_WAIT in parts_of(finding.rule, case):
+        return finding
+    return msgspec.structs.replace(finding, recoverable_ratio=beside * finding.recoverable_ratio)
 
 
 def _beside_side_work(case: Case) -> float:

@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from gpuconsole.diagnosis import rules as rules_package
-from gpuconsole.diagnosis.claims import open_question, share_out, unexplained, unjudged
+from gpuconsole.diagnosis.claims import (
+    of_whole_step,
+    open_question,
+    share_out,
+    unexplained,
+    unjudged,
+)
 from gpuconsole.diagnosis.families import serving
 from gpuconsole.diagnosis.precedence import rank, settle
 from gpuconsole.diagnosis.probes import ADDS_WORDS, IN_JOB, NO_CONSENT, ORDER, PROBE_OF
@@ -169,9 +175,8 @@ def rule_ids() -> dict[str, str]:
 def evaluate(case: Case) -> list[Finding]:
     """Return the conclusions of all rules for this kind of work, after precedence
     (precedence.settle), ranked, with what each may claim (claims.share_out)."""
-    return share_out(
-        settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case), case
-    )
+    settled = settle([conclude(rule, case) for rule in all_rules() if rule.applies(case)], case)
+    return share_out([of_whole_step(finding, case) for finding in settled], case)
 
 
 def conclude(rule: Rule, case: Case) -> Finding:

@@ -1,5 +1,5 @@
-"""The order and the lengths of the blocks of a trial and of a sweep: at random, and such that no
-rhythm of the machine looks like an effect."""
+"""The order and the lengths of the blocks of a trial and of a sweep, and the order of the runs of a
+gate: at random, and such that no rhythm of the machine looks like an effect."""
 
 from __future__ import annotations
 
@@ -68,6 +68,28 @@ def order(seed: int) -> Iterator[Pair]:
         _, exposure, pairs = min(tried, key=lambda draw: draw[0])
         yield from pairs
         count = 1
+
+
+def in_turn(count: int) -> list[int]:
+    """The order of `count` pairs of runs of equal length, drawn at random: for each pair, the arm
+    that comes first. Each arm is first in half of the pairs. For `action.yml` and `ci/gitlab.yml`.
+
+    The draw is repeated as in `order`. Without lengths to draw, a rhythm of two or four runs stays
+    in step with the runs, so pairs that are all alike and pairs that alternate are no random order.
+    """
+    tried: list[tuple[float, list[int]]] = []
+    for _ in range(TRIES):
+        more = random.choice((BASELINE, CHANGED))
+        arms = [other_variant(more) if n % 2 else more for n in range(count)]
+        firsts = random.sample(arms, count)
+        runs = [
+            (Block(arm, MEAN_STRETCH), Block(other_variant(arm), MEAN_STRETCH)) for arm in firsts
+        ]
+        danger = Exposure().after(runs).danger if count > 1 else 0.0
+        tried.append((round(danger, 6), firsts))  # that of the mirrored order is the same
+        if danger < 1:
+            break
+    return min(tried, key=lambda draw: draw[0])[1]
 
 
 def random_stretch(chance: random.Random) -> float:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.signals import kill_leftovers
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, NO_WORK, BlockPlan, rate, work_in
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, NO_WORK, BlockPlan, work_in
 from gpuconsole.experiments.steps import Lengths, NextBlock
-from gpuconsole.experiments.sweep import evaluate, rounds, unit_of
+from gpuconsole.experiments.sweep import add_repeat, evaluate, rounds, unit_of
 from gpuconsole.experiments.trial import TrialFailed
 from gpuconsole.model.experiments import Method, Sweep
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
@@ -154,9 +154,8 @@ async def sweep_by_restarts(
                 steps = await _block_of(start, point.knobs, stretch)
                 work = work or work_in(steps, sweep.varied)
                 sweep.unit = unit_of(steps, work)
-                if not (per_s := rate(steps, sweep.clock == "contention_free", work)):
+                if not add_repeat(point, steps, sweep.clock == "contention_free", work):
                     raise TrialFailed(NO_WORK)
-                point.rates.append(per_s)
             except (TrialFailed, WorkerGone, ValueError) as problem:
                 point.error = str(problem)
             finally:

@@ -73,7 +73,7 @@ class RunRate(NamedTuple):
 def of_blocks(blocks: Sequence[RateBlock]) -> RunRate | None:
     """The mean of a metric of a run with these `blocks`; None with too few blocks, or where the
     mean has no log."""
-    if len(blocks) < MIN_BLOCKS or not any(block.rate > 0 for block in blocks):
+    if len(blocks) < MIN_BLOCKS or sum(block.rate * block.seconds for block in blocks) <= 0:
         return None
     mean, error, _ = estimate(blocks)
     return RunRate(math.log(mean), error)

@@ -26,7 +26,7 @@ from gpuconsole.experiments.statistics import (
     simultaneous_interval,
     work_in,
 )
-from gpuconsole.experiments.steps import Lengths, NextBlock
+from gpuconsole.experiments.steps import LOOKED_FOR, Lengths, NextBlock
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -78,6 +78,16 @@ def rounds(count: int, repeats: int, seed: int) -> Iterator[list[tuple[int, floa
         yield [(index, random_stretch(chance)) for index in chance.sample(range(count), count)]
 
 
+def add_repeat(point: SweepPoint, steps: Sequence[Step], contention_free: bool, work: Work) -> bool:
+    """Add a block of `point`. Return whether work was done in the block."""
+    per_s = rate(steps, contention_free, work)
+    if per_s:
+        point.rates.append(per_s)
+        point.seconds.append(sum(map(work, steps)) / per_s)
+        point.steps += len(steps)
+    return per_s > 0
+
+
 def evaluate(sweep: Sweep) -> None:
     """Compute the interval of every point, and mark the points that are proven not to be the best.
 
@@ -86,7 +96,7 @@ def evaluate(sweep: Sweep) -> None:
     `simultaneous_interval`).
     """
     for point in sweep.points:
-        bounds = simultaneous_interval(point.rates, len(sweep.points))
+        bounds = simultaneous_interval(point.linear_rates, len(sweep.points))
         # no rate is negative
         point.low, point.high = (max(0.0, bounds[0]), bounds[1]) if bounds else (None, None)
     measured = [point for point in sweep.points if len(point.rates) >= MIN_REPEATS]
@@ -94,6 +104,8 @@ def evaluate(sweep: Sweep) -> None:
     for point in measured:
         if best is not None and point.high is not None:
             point.settled = point.settled or point.high < WORSE_BY * best
+    fewest = min((point.steps for point in measured if not point.settled), default=0)
+    sweep.stalls_from = round(fewest / LOOKED_FOR)
 
 
 def unit_of(steps: Sequence[Step], work: Work) -> str:
@@ -175,7 +187,7 @@ class Sweeper:
                     if not rate(steps, free, work):
                         point.error = NO_WORK
                     elif number:
-                        point.rates.append(rate(steps, free, work))
+                        add_repeat(point, steps, free, work)
                 sweep.elapsed_s = round(time.monotonic() - begun, 1)
                 on_update(sweep)
             evaluate(sweep)

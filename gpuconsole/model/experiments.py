@@ -338,9 +338,14 @@ def _place(suggestion: Suggestion) -> int:
 # --- a sweep --------------------------------------------------------------------------------------
 
 
+MIN_RATE = 1e-40
+"""Smaller rates and times are damage: they have no inverse."""
+
+
 class SweepPoint(msgspec.Struct, omit_defaults=True):
-    """One setting. `rates`: work per second of each repeat. `settled`: this point is proven not to
-    be the best.
+    """One setting. `rates`: work per second of each repeat. `seconds`: the time of each repeat;
+    empty in files of earlier versions. `steps`: of all repeats. `settled`: this point is proven not
+    to be the best.
 
     `low` and `high`: the bounds of the mean. With 95 % probability the bounds of all points of a
     sweep are right together, after every round. None for fewer than two repeats.
@@ -348,18 +353,43 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
 
     knobs: Knobs
     rates: list[float] = []
+    seconds: list[float] = []
+    steps: int = 0
     settled: bool = False
     error: str = ""
     low: float | None = None
     high: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.seconds and len(self.seconds) != len(self.rates):
+            raise ValueError(f"{len(self.rates)} rates and {len(self.seconds)} times of repeats")
+        if min(self.rates + self.seconds, default=1.0) < MIN_RATE:
+            raise ValueError("a rate or a time of a repeat is not above 0")
+
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.rates) if self.rates else None
+        """Work over time of all repeats."""
+        return statistics.fmean(self.rates, self._times) if self.rates else None
+
+    @property
+    def linear_rates(self) -> list[float]:
+        """The rates of the repeats, linearised at `mean`. The mean of these rates is `mean`, and
+        their spread shows the error of `mean` (a ratio estimator: Cochran 1977, section 6.4)."""
+        mean, times = self.mean or 0.0, self._times
+        usual = statistics.fmean(times or [1.0])
+        return [
+            mean + (rate - mean) * time / usual
+            for rate, time in zip(self.rates, times, strict=True)
+        ]
 
     @property
     def std(self) -> float:
-        return statistics.stdev(self.rates) if len(self.rates) > 1 else 0.0
+        return statistics.stdev(self.linear_rates) if len(self.rates) > 1 else 0.0
+
+    @property
+    def _times(self) -> list[float]:
+        """The time of each repeat; without `seconds`, for the same work in each."""
+        return self.seconds or [1 / rate for rate in self.rates]
 
 
 class Sweep(msgspec.Struct, omit_defaults=True):
@@ -367,7 +397,8 @@ class Sweep(msgspec.Struct, omit_defaults=True):
 
     Repeats are interleaved: each round measures all points in random order, so that drift affects
     all points alike. From `order_seed` follow the order and the lengths of the blocks
-    (`sweep.rounds`).
+    (`sweep.rounds`). `stalls_from`: the sweep would have seen a stall in one of this number of steps
+    of each point that may be the best; 0: not known.
     """
 
     scenario: str
@@ -379,6 +410,7 @@ class Sweep(msgspec.Struct, omit_defaults=True):
     clock: Clock = "wall"
     elapsed_s: float = 0.0
     order_seed: int | None = None
+    stalls_from: int = 0
 
     @property
     def varied(self) -> list[str]:

@@ -62,8 +62,9 @@ class Tried(msgspec.Struct, frozen=True):
 
 class Suggestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change of knobs. `predicted_speedup` is the throughput after the change over the
-    throughput before; `code` is the code that a user would write. A change that was measured in
-    this run has `tried` in place of a prediction (experiments.with_trials)."""
+    throughput before; on a CPU, without the wait for a core, as a trial compares them. `code` is
+    the code that a user would write. A change that was measured in this run has `tried` in place of
+    a prediction (experiments.with_trials)."""
 
     changes: Knobs
     predicted_speedup: Interval | None
@@ -82,9 +83,10 @@ class Finding(msgspec.Struct, frozen=True):
     """The conclusion of a rule about one run.
 
     `title` names the fault; in the state "clear" it names what is correct. `recoverable_ratio` is
-    the share of step time that a perfect cure would free; on a CPU, of step time without the wait
-    for a core (run-queue delay). With `resource` "memory" it is the share of the memory limit, or
-    of the used memory where that is more, that the best suggestion would free, which may cost time.
+    the share of step time that a perfect cure would free; in files of earlier versions, on a CPU,
+    of step time without the wait for a core (run-queue delay). With `resource` "memory" it is the
+    share of the memory limit, or of the used memory where that is more, that the best suggestion
+    would free, which may cost time.
     `lost_trials`: the number of trials of the suggested changes on runs of the same job, if none of
     these trials gained (experiments.with_trials). `alternative_to`: the rules whose findings claim
     the same time, so that the shares do not add up (diagnosis.claims). Empty where the share

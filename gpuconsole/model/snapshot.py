@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +12,13 @@ from gpuconsole.model import encoding
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Sweep, Trial
 from gpuconsole.model.machine import Device
-from gpuconsole.model.run import Run
+from gpuconsole.model.run import Distribution, Run, SeriesData
 
 SCHEMA = "gpuconsole.snapshot/1"
 MAX_BYTES = 16 * 2**20
 """The largest file that is read as a snapshot. A long session has 50 KB."""
+MAX_FIGURE = 1e40
+"""Larger numbers are damage: the squares of figures would have no number."""
 
 
 class SnapshotError(ValueError):
@@ -65,12 +69,15 @@ class _Head(msgspec.Struct):
     schema: Any = None
 
 
+SAYS_SO = re.compile(rb'\s*\{\s*"schema"\s*:\s*"gpuconsole\.snapshot/')
+
+
 def is_snapshot(data: bytes) -> bool:
-    """Whether `data` is a JSON object that says that it is a snapshot, of any version."""
+    """Whether `data` says that it is a snapshot, of any version. A damaged file says so too."""
     try:
         schema = msgspec.json.decode(data, type=_Head).schema
     except encoding.UNREADABLE:
-        return False
+        return SAYS_SO.match(data) is not None
     return isinstance(schema, str) and schema.startswith("gpuconsole.snapshot/")
 
 
@@ -90,9 +97,46 @@ def decode(data: bytes) -> Snapshot:
             f"written by a newer gpuconsole ({schema}; this one reads {SCHEMA}): upgrade gpuconsole"
         )
     try:
-        return msgspec.json.decode(data, type=Snapshot)
+        snapshot = msgspec.json.decode(data, type=Snapshot)
     except encoding.UNREADABLE as error:
         raise SnapshotError(f"not a valid snapshot: {error}") from None
+    _check_figures(snapshot, "$")
+    return snapshot
+
+
+def _check_figures(value: object, where: str) -> None:
+    """Raises SnapshotError where a number in `value` is too large for the figures that are made
+    from it, or where a time, a rate or a weight is negative."""
+    match value:
+        case float() | int():
+            _check_range([value], where)
+        case list() | tuple():
+            if all(isinstance(item, float) for item in value):
+                _check_range(value, where)
+            else:
+                for number, item in enumerate(value):
+                    _check_figures(item, f"{where}[{number}]")
+        case dict():
+            for name, item in value.items():
+                inside = f"{where}[{name!a}]"
+                if isinstance(item, SeriesData) and str(name).partition("{")[0].endswith("_s"):
+                    _check_range(item.v, f"{inside}.v", 0.0)
+                _check_figures(item, inside)
+        case _:
+            if isinstance(value, Distribution):
+                _check_range((value.mean, value.std, value.n, value.p50), where, 0.0)
+            elif isinstance(value, SeriesData):
+                _check_range(value.w, f"{where}.w", 0.0)
+            of_kind = type(value)
+            plain = getattr(of_kind, "__dataclass_fields__", ())
+            for name in getattr(of_kind, "__struct_fields__", plain):
+                _check_figures(getattr(value, name), f"{where}.{name}")
+
+
+def _check_range(values: Sequence[float], where: str, least: float = -MAX_FIGURE) -> None:
+    for value in (min(values, default=0.0), max(values, default=0.0)):
+        if not least <= value <= MAX_FIGURE:
+            raise SnapshotError(f"a number is out of range: {value:.3g} at {where}")
 
 
 def decode_with_unknown(data: bytes) -> tuple[Snapshot, dict[str, Any]]:

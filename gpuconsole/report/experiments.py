@@ -116,11 +116,12 @@ BY_STEPS = (
 
 def stalls_note(trial: Trial) -> str:
     """Say which rare stalls the trial could not see; empty if this is not known."""
-    return (
-        f"the trial was too short to see a stall rarer than one in {trial.stalls_from} steps"
-        if trial.stalls_from > 1
-        else ""
-    )
+    return too_short("trial", trial.stalls_from) if trial.stalls_from > 1 else ""
+
+
+def too_short(measured: str, stalls_from: int) -> str:
+    """Say from which rarity on a trial or a sweep sees no stall."""
+    return f"the {measured} was too short to see a stall rarer than one in {stalls_from} steps"
 
 
 def after_switch_note(trial: Trial) -> str:
@@ -662,6 +663,11 @@ def sweep_report(sweep: Sweep, names: Sequence[str]) -> Report:
                 " probability, after every round."
             ),
             "dim",
+        ),
+        *(
+            [text(f"{too_short('sweep', sweep.stalls_from)}.", "dim")]
+            if sweep.stalls_from > 1
+            else []
         ),
     ]
 

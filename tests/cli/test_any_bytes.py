@@ -122,7 +122,8 @@ def test_a_snapshot_with_a_number_beyond_all_figures_is_one_line(cli: Cli, tmp_p
     done = cli("diagnose", "s.json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "gpuconsole: s.json: a number is out of range: cannot convert float infinity to integer\n"
+        "gpuconsole: s.json: a number is out of range: 1e+308 at"
+        " $.runs[0].signals['host.others_cpu_ratio'].value\n"
     )
 
 

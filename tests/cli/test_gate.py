@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,6 +89,48 @@ def test_the_comment_is_short_and_texts_of_the_job_stay_texts(cli: Cli, tmp_path
         == "wrote comment.md\n"
     )
     assert (tmp_path / "comment.md").read_text() == done.stdout
+
+
+KEY = "workload.{}{{device=cpu}}"
+
+
+@pytest.mark.parametrize("words", [("compare", "--fail-below", "0.97"), ("compare",), ("report",)])
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (("series", KEY.format("tokens_per_s"), "v", 29), 1e308, "out of range: 1e+308 at $.runs"),
+        (("series", KEY.format("step_time_s"), "v", 9), -1, "out of range: -1 at $.runs[0].series"),
+        (("series", KEY.format("tokens_per_s"), "v", 9), math.nan, "not JSON"),
+        (("series", KEY.format("tokens_per_s"), "v", 9), None, "not a valid snapshot"),
+        (("series", KEY.format("tokens_per_s"), "v"), [], "not a valid snapshot"),
+        (("summary", "tokens_per_s", "mean"), "fast", "not a valid snapshot"),
+        (("summary", "tokens_per_s", "mean"), 10**30 * 10**30, "out of range"),
+        (("duration_s",), 10**400, "not a valid snapshot"),
+    ],
+)
+def test_a_damaged_file_is_no_regression(
+    cli_here: Cli,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    path: tuple[Any, ...],
+    value: Any,
+    why: str,
+) -> None:
+    """The exit code is 2, and one line names the file and the damage."""
+    written(tmp_path, *sides(1000, 1000, runs=1))
+    file = tmp_path / "new/0.json"
+    session = json.loads(file.read_text())
+    inside = session["runs"][0]
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = value
+    file.write_text(json.dumps(session))
+    command, *options = words
+    done = cli_here(
+        command, *(["base/0.json"] if command == "compare" else []), "new/0.json", *options
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("gpuconsole: new/0.json: ") and why in done.stderr
 
 
 def test_other_hardware_is_one_line_and_exit_code_2(cli: Cli, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ HEALTHY = {
     "checkpoint_ratio": 0.0,
     "eval_ratio": 0.0,
     "other_ratio": 0.005,
-    "runq_ratio": 0.01,
+    "runq_ratio": 0.0,
     "step_s": 0.1,
     "samples_per_step": 16.0,
     "cores": 2.0,

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from gpuconsole.diagnosis.claims import (
+    CORE_WAIT,
     LARGE,
     SERVING,
     TRAINING,
     ClaimedPart,
+    beside_core_wait,
     claims_time,
     parts_of,
     share_out,
@@ -313,7 +315,7 @@ def check_claims(findings: list[Finding], a_case: Case) -> None:
 
 def measured_share(part: ClaimedPart, a_case: Case) -> float | None:
     try:
-        return part.share(a_case)
+        return part.share(a_case) * (1 if part.name == CORE_WAIT else beside_core_wait(a_case))
     except CantTell:
         return None
 
@@ -397,6 +399,42 @@ def test_the_last_steps_and_an_evaluation_that_is_not_among_them_share_one_step(
         gap is not None
         and gap.words == "40 % of each step waits for data, and no rule names the cause"
     )
+
+
+def test_a_wait_for_a_core_and_the_parts_beside_it_share_one_step() -> None:
+    """The shares were 80 and 45 % of one step: the first of a step without the wait."""
+    a_case = case(data_wait_ratio=0.8, forward_ratio=0.1, backward_ratio=0.1, runq_ratio=0.45)
+    firing = [
+        Finding("input.cpu_transform", "fires", "", 0.8, "high"),
+        Finding("host.cpu_contention", "fires", "", 0.45, "high"),
+    ]
+    shown = {finding.rule: finding for finding in share_out(firing, a_case)}
+    assert not any(finding.alternative_to for finding in shown.values())
+    assert [shown[finding.rule].recoverable_ratio for finding in firing] == [
+        pytest.approx(0.44),
+        0.45,
+    ]
+    gap = unexplained(run_of(a_case, firing[1:]))
+    assert gap is not None and gap.share == pytest.approx(0.44)
+
+
+def test_what_rules_conclude_is_a_share_of_the_whole_step() -> None:
+    """Only the time of a step without its wait for a core is halved by this wait."""
+    parts = {"logging_ratio": 0.4, "forward_ratio": 0.2, "backward_ratio": 0.2}
+    alone, beside = (
+        {
+            finding.rule: finding
+            for finding in evaluate(case(runq_ratio=delay, threads=9.0, **parts))
+            if claims_time(finding)
+        }
+        for delay in (0.0, 0.5)
+    )
+    logging = alone["host.logging_io"], beside["host.logging_io"]
+    assert logging[1].recoverable_ratio == pytest.approx(logging[0].recoverable_ratio / 2)
+    assert [one.suggestions[0].predicted_speedup for one in logging[:1]] == [
+        one.suggestions[0].predicted_speedup for one in logging[1:]
+    ], "a trial compares rates without the wait"
+    assert beside["host.cpu_contention"].recoverable_ratio == 0.5
 
 
 def test_a_step_that_only_waits_for_a_core_ends_no_diagnosis() -> None:
@@ -550,6 +588,7 @@ def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) 
         # the last steps are as all steps
         values |= {f"recent.{phase}_ratio": shares[f"{phase}_ratio"] for phase in SIDE_WORK}
         values["is_gpu"] = float(draw.random() < 0.3)
+        values["runq_ratio"] = draw.random() * draw.choice((0.0, 0.8))
         knobs: Knobs = {**KNOBS, "num_workers": draw.choice((0, 1, 4))}
         if draw.random() < 0.3:
             del knobs["num_workers"]  # the program makes its batches itself
@@ -560,9 +599,12 @@ def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) 
         a_case = Case.of(run, run.signals)
         # what a GPU works on is explained
         unspent = {
-            phase: device.with_core_ratio(a_case) * device.lost(a_case, shares[f"{phase}_ratio"])
-            if phase in ("data_wait", "h2d", "other")
-            else shares[f"{phase}_ratio"]
+            phase: beside_core_wait(a_case)
+            * (
+                device.with_core_ratio(a_case) * device.lost(a_case, shares[f"{phase}_ratio"])
+                if phase in ("data_wait", "h2d", "other")
+                else shares[f"{phase}_ratio"]
+            )
             for phase in NAMES
         }
         for phase, rules in NAMES.items():
@@ -577,7 +619,12 @@ def test_no_state_with_much_time_unexplained_is_called_without_fault(seed: int) 
                     or "beyond what the findings would free" in told
                 )
         check_claims(findings, a_case)
-        passes = sum(shares[f"{phase}_ratio"] for phase in ("forward", "backward", "optimizer"))
+        if not values["is_gpu"]:
+            counted = [f for f in findings if claims_time(f) and not f.alternative_to]
+            assert sum(f.recoverable_ratio for f in counted) <= 1 + 1e-6
+        passes = beside_core_wait(a_case) * sum(
+            shares[f"{phase}_ratio"] for phase in ("forward", "backward", "optimizer")
+        )
         if passes >= 0.1 and any(
             f.rule.startswith("gpu.") and f.state == "cant_tell" for f in findings
         ):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import random
 import statistics
 from typing import Any
 
@@ -13,7 +14,9 @@ import msgspec
 import pytest
 
 from benchmarks.trial_statistics import trial as simulated
-from gpuconsole.experiments.block_order import MAX_STRETCH, Block, Exposure, order
+from gpuconsole.experiments.block_order import MAX_STRETCH, Block, Exposure, in_turn, order
+from gpuconsole.experiments.gate import decide
+from gpuconsole.experiments.runs import RunRate, ratio_of
 from gpuconsole.experiments.statistics import BASELINE, CHANGED, MIN_PAIRS, Pairs, other_variant
 from gpuconsole.experiments.sweep import rounds
 from gpuconsole.experiments.trial import run_trial
@@ -85,6 +88,31 @@ def test_either_arm_may_come_first_in_every_pair() -> None:
     ]
     assert all(100 < sum(orders[place] == "1" for orders in firsts) < 200 for place in range(4))
     assert len(set(firsts)) > 8
+
+
+def called_slower(firsts: list[int], period: float, chance: random.Random) -> bool:
+    """Whether the gate calls equal programs a regression: runs in these pairs, and a rhythm of
+    `period` runs that moves the rate by 5 %."""
+    phase, runs = chance.uniform(0, math.tau), {BASELINE: [], CHANGED: []}  # type: ignore[var-annotated]
+    for n, arm in enumerate(arm for one in firsts for arm in (one, other_variant(one))):
+        rate = 0.05 * math.sin(math.tau * n / period + phase) + chance.gauss(0, 0.005)
+        runs[arm].append(RunRate(rate, 0.002, "host", 30.0 * n, 30.0 * n + 20))
+    return decide(ratio_of(runs[BASELINE], runs[CHANGED]), 0.97) == "regression"
+
+
+@pytest.mark.parametrize("period", [2.0, 4.0])
+@pytest.mark.parametrize("pairs", [3, 5])
+def test_a_rhythm_makes_no_regression_of_a_gate(pairs: int, period: float) -> None:
+    """In the order A B B A, a rhythm of four runs made one in ten unchanged jobs a regression; a
+    coin for each pair does the same with a rhythm of two runs."""
+    chance = random.Random(1)
+    orders = [in_turn(pairs) for _ in range(200)]
+    assert len(set(map(tuple, orders))) >= 4
+    assert all(abs(firsts.count(BASELINE) - firsts.count(CHANGED)) == 1 for firsts in orders)
+    assert sum(called_slower(firsts, period, chance) for firsts in orders) <= 5
+    fixed = [BASELINE if n % 2 else CHANGED for n in range(pairs)]
+    if period == 4.0:
+        assert sum(called_slower(fixed, period, chance) for _ in orders) > 8
 
 
 def test_the_time_of_the_first_change_is_not_charged_to_the_trial(

@@ -1,4 +1,5 @@
 import json
+import re
 
 import jsonschema
 import pytest
@@ -65,6 +66,35 @@ def test_what_is_no_snapshot_is_said_in_one_line(data: bytes, words: str) -> Non
     with pytest.raises(SnapshotError, match=words) as caught:
         decode(data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "value"),
+    [
+        ("gpu.power_w{device=gpu:0}", "v", 1e308),
+        ("gpu.power_w{device=gpu:0}", "t", -1e308),
+        ("workload.step_time_s{device=cpu}", "v", -1.0),
+        ("gpu.power_w{device=gpu:0}", "w", -1.0),
+    ],
+)
+def test_a_number_that_makes_no_figure_is_named_by_its_place(
+    key: str, field: str, value: float
+) -> None:
+    damaged = snapshot()
+    damaged.runs[0].series = {key: SeriesData([0.0, 1.0], [300.0, 301.5], "a", [1.0, 2.0])}
+    assert decode(encode(damaged)) == damaged
+    getattr(damaged.runs[0].series[key], field)[1] = value
+    with pytest.raises(SnapshotError, match=re.escape(f"series['{key}'].{field}")):
+        decode(encode(damaged))
+
+
+def test_what_may_be_negative_is_read() -> None:
+    run = snapshot()
+    run.runs[0].series = {
+        "workload.loss{device=cpu}": SeriesData([-1.0, 1.0], [-0.5, -2.0], "a"),
+        "gpu.temperature_c{device=gpu:0}": SeriesData([0.0], [-4.0], "nvml"),
+    }
+    assert decode(encode(run)) == run
 
 
 def test_each_number_of_a_summary_has_one_row() -> None:

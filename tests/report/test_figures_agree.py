@@ -226,11 +226,11 @@ def session_before_it_is_steady() -> View:
 
 
 def test_shares_of_findings_that_leave_out_the_wait_for_a_core_say_so() -> None:
-    """The bar has 34 % of waiting for data and the run an MFU of 27 %; a finding has 30 % and
-    29 %."""
+    """The bar has 34 % of waiting for data and the run an MFU of 27 %; the evidence of a finding
+    has 30 % and 29 %."""
     words = (
-        "indings leave out the wait for a CPU core (9 % of a step); the bar and the MFU of the run"
-        " include it"
+        "evidence and the predictions of findings leave out the wait for a CPU core (9 % of a"
+        " step); recoverable shares, the bar and the MFU of the run include it"
     )
     for finding in (WAITS, BUSY):
         shown = pages(session(finding))

@@ -85,7 +85,7 @@ def with_figures(
                 training_figures(*known_of_run),
                 of_job(training_attainable(ModelInputs(*known_of_run)), whole),
             )
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
         why = f"the models cannot take this run's values: {error!r}"
         return msgspec.structs.replace(
             run,

@@ -618,33 +618,25 @@ def core_wait(run: Run) -> float:
 
 
 def core_wait_words(run: Run) -> str:
-    """Why the shares and the MFU of findings are not those of the bar; empty where they are, and
-    where nothing fires."""
+    """Why the evidence and the predictions of findings do not agree with the bar; empty where they
+    do, and where nothing fires."""
     if not core_wait(run) or not facts.firing(run):
         return ""
     return (
-        f"findings leave out the wait for a CPU core ({units.percent(core_wait(run)).strip()} of a"
-        " step); the bar and the MFU of the run include it"
+        "the evidence and the predictions of findings leave out the wait for a CPU core"
+        f" ({units.percent(core_wait(run)).strip()} of a step); recoverable shares, the bar and the"
+        " MFU of the run include it"
     )
 
 
 def recoverable(finding: Finding, run: Run) -> str:
     """`90.0 of the 167 ms of each step`: the recoverable time of a training step; empty where that
-    is not known. A share is of the step without its wait for a CPU core, so where this wait counts,
-    the words name that time too."""
+    is not known."""
     whole = run.summary.step_time_s
     if finding.note or finding.failed or finding.resource != "time" or run.serves or whole is None:
         return ""
-    delay = core_wait(run)
-    base_s = whole.mean * (1 - delay)
-    lost, base, unit = units.durations(finding.recoverable_ratio * base_s, base_s)
-    part = f"{lost.strip()} of the {base.strip()} {unit}"
-    if not delay:
-        return f"{part} of each step"
-    return (
-        f"{part} that a step takes without its wait for a CPU core"
-        f" ({units.duration(whole.mean).strip()} with it)"
-    )
+    lost, step, unit = units.durations(finding.recoverable_ratio * whole.mean, whole.mean)
+    return f"{lost.strip()} of the {step.strip()} {unit} of each step"
 
 
 def one_of(finding: Finding, firing: Sequence[Finding]) -> str:

@@ -220,6 +220,8 @@ def sweep_answer(sweep: Sweep) -> StoryAnswer:
             f"{rate}; {others} may be the best too",
             style="wait",
         )
+    if sweep.stalls_from > 1:
+        rate += f"; too short to see a stall rarer than one in {sweep.stalls_from} steps"
     return StoryAnswer(
         f"{setting(best, sweep.varied)} is the best of {len(sweep.points)} settings",
         rate,

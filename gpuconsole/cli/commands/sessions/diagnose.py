@@ -10,7 +10,7 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import OK
-from gpuconsole.cli.files import in_range, read_snapshot_with_unknown, write
+from gpuconsole.cli.files import read_snapshot_with_unknown, write
 from gpuconsole.cli.options import JSON, SNAPSHOT, Option
 from gpuconsole.cli.values import writable
 from gpuconsole.diagnosis.claims import share_out
@@ -43,22 +43,17 @@ def run(args: argparse.Namespace) -> int:
     target = writable(args, "--snapshot")
     snapshot, raw = read_snapshot_with_unknown(args.file)
     for run, stored in zip(snapshot.runs, raw["runs"], strict=True):  # type: ignore[call-overload]
-        with in_range(args.file):
-            case = Case.of(run, run.signals)
-            run.findings = share_out(
-                with_trials(
-                    evaluate(case), snapshot.trials, run.id, of_same_job(run, snapshot.runs)
-                ),
-                case,
-            )
-            figured = with_figures(
-                run, snapshot.environment.devices, snapshot.environment.calibration, published_of
-            )
-            page = (
-                ""
-                if args.json
-                else run_text(figured, snapshot.environment, output.paint(sys.stdout))
-            )
+        case = Case.of(run, run.signals)
+        run.findings = share_out(
+            with_trials(evaluate(case), snapshot.trials, run.id, of_same_job(run, snapshot.runs)),
+            case,
+        )
+        figured = with_figures(
+            run, snapshot.environment.devices, snapshot.environment.calibration, published_of
+        )
+        page = (
+            "" if args.json else run_text(figured, snapshot.environment, output.paint(sys.stdout))
+        )
         stored["findings"] = msgspec.to_builtins(run.findings)
         stored["figures"] = msgspec.to_builtins(figured.figures)
         stored["attainable"] = msgspec.to_builtins(figured.attainable)

@@ -9,7 +9,6 @@ from gpuconsole.cli.exits import OK
 from gpuconsole.cli.files import (
     check_changes,
     check_sharing,
-    in_range,
     patch_of,
     read_measured,
     share,
@@ -69,10 +68,9 @@ def run(args: argparse.Namespace) -> int:
             raise CommandFailed("; ".join([write_patch(args.patch, patch), *patch.lines]))
         print(write_patch(args.patch, patch))
     if to_files or args.patch is None:
-        with in_range(args.file):
-            document = session_document(snapshot)
-            if to_files:
-                share(args, document)
-            else:
-                print(markdown_page(document), end="")
+        document = session_document(snapshot)
+        if to_files:
+            share(args, document)
+        else:
+            print(markdown_page(document), end="")
     return OK
