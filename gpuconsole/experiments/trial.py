@@ -71,7 +71,7 @@ from gpuconsole.session.api import SessionError
 from gpuconsole.session.figures.rate import Work
 
 MAX_PAIRS = 60
-LONGEST = 2.0
+MAX_OF_LIMIT = 2.0
 """A trial takes at most this multiple of its limit, where it waits for an evaluation or a
 checkpoint, or where it has fewer than MIN_PAIRS pairs."""
 JOB_ENDED = "the job ended before the trial was decided"
@@ -457,7 +457,7 @@ class _Measurement:
         compiles = block.arm == CHANGED and not self._compiled
         # a start takes its time, and so does a server that settles
         by_steps = not plan.serving and self._sides.method != "restarts ABBA"
-        most_s = LONGEST * (self._trial.limit_s or math.inf)
+        most_s = MAX_OF_LIMIT * (self._trial.limit_s or math.inf)
         limit_s = most_s if by_steps and not compiles else math.inf
         while (counted := arriving.counted(worker.trial_steps)) is None:
             if time.monotonic() - self._start > limit_s:
@@ -513,7 +513,7 @@ class _Measurement:
     def _limit_s(self) -> float:
         """The longest time of the trial in seconds. A decided trial goes on for an evaluation or a
         checkpoint that matters and has not come on both sides."""
-        return (self._trial.limit_s or math.inf) * (LONGEST if self._decided else 1.0)
+        return (self._trial.limit_s or math.inf) * (MAX_OF_LIMIT if self._decided else 1.0)
 
     def _is_over(self, measured: MeasuredPairs, exhausted: bool) -> bool:
         """Return whether the trial ends after this pair."""

@@ -397,8 +397,8 @@ class Sweep(msgspec.Struct, omit_defaults=True):
 
     Repeats are interleaved: each round measures all points in random order, so that drift affects
     all points alike. From `order_seed` follow the order and the lengths of the blocks
-    (`sweep.rounds`). `stalls_from`: the sweep would have seen a stall in one of this number of steps
-    of each point that may be the best; 0: not known.
+    (`sweep.rounds`). `stalls_from`: the sweep would have seen a stall in one of this number of
+    steps of each point that may be the best; 0: not known.
     """
 
     scenario: str
