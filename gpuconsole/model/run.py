@@ -173,6 +173,13 @@ class Summary(msgspec.Struct, omit_defaults=True):
     loss_first: float | None = None
     loss_last: float | None = None
 
+    @property
+    def agent_ratio(self) -> float:
+        """The share of a user's job's time that the agent takes between steps. No step and no rate
+        contains it. 0 where it is not known."""
+        own_s = self.overhead_s_per_step or 0.0
+        return own_s / (own_s + self.step_time_s.mean) if own_s > 0 and self.step_time_s else 0.0
+
 
 class SeriesData(msgspec.Struct, omit_defaults=True):
     """A series in a snapshot: times in seconds since the start of the session, and values.

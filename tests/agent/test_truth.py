@@ -108,7 +108,8 @@ def test_what_a_generator_returns_is_no_batch(tmp_path: Path) -> None:
     ran = watched(tmp_path, str(PROGRAMS / "unusual.py"), "own_generator", str(STEPS))
     assert far(ran, "own_generator") == {}
     # of 32 images and 512 made ones, which two passes see
-    assert {step.samples for step in ran.watched["own_generator"].steps[1:]} == {32}
+    (job,) = ran.watched.values()
+    assert {step.samples for step in job.steps[1:]} == {32}
 
 
 def far(ran: Ran, loop: str) -> dict[str, float]:

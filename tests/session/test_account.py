@@ -5,7 +5,7 @@ import pytest
 
 from gpuconsole.model.run import PHASES, Step
 from gpuconsole.session.figures.breakdown import steady_from, summarize
-from gpuconsole.session.figures.distributions import distribution
+from gpuconsole.session.figures.distributions import distribution, weighted
 from gpuconsole.session.figures.flops import SampleFlops
 from gpuconsole.session.figures.totals import Totals
 
@@ -74,3 +74,10 @@ def test_percentiles_are_nearest_rank() -> None:
     found = distribution([float(i) for i in range(1, 101)])
     assert found is not None
     assert (found.p50, found.p90, found.p95, found.p99) == (50.0, 90.0, 95.0, 99.0)
+
+
+def test_values_that_are_no_numbers_are_in_no_distribution() -> None:
+    nan, infinite = float("nan"), float("inf")
+    assert distribution([nan, 2.0, infinite, 4.0, nan]) == distribution([2.0, 4.0])
+    assert distribution([nan, nan]) is None and distribution([]) is None
+    assert weighted([(nan, 1.0), (2.0, 3.0)]) == weighted([(2.0, 3.0)])
