@@ -171,7 +171,7 @@ class Iterators:
 def _size_of_batches(iterator: Any) -> int:
     """Return the samples of a batch, where torch's own sampler makes the batches; else 0. A sampler
     of the program may make batches of any size."""
-    sampler = getattr(iterator, "_index_sampler", None)
+    sampler: Any = iterator.__dict__.get("_index_sampler")
     if type(sampler) is not sys.modules["torch.utils.data.sampler"].BatchSampler:
         return 0
     size = sampler.batch_size
