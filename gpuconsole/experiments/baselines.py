@@ -21,10 +21,12 @@ from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.runs import LONE_RUN
 from gpuconsole.experiments.throughput import (
     DIGEST,
+    FREE,
     MeasuredRun,
     ThroughputRatio,
     doubts,
     keyed,
+    taken_off,
     throughput,
     why_no_rate,
 )
@@ -263,8 +265,8 @@ def comparable(
 # --- compares a run with its baseline -------------------------------------------------------------
 
 WORTH_REPORTING = 0.02
-"""Run-queue delay below this share is less than the smallest relevant difference, so the result
-does not mention it."""
+"""A wait for other programs below this share is less than the smallest relevant difference, so the
+result does not mention it."""
 ASSUMED_SPREAD = (
     f"equal runs are assumed to differ by {percent(LONE_RUN)}, because one run shows no spread"
 )
@@ -310,10 +312,8 @@ def _words(
             f"no verdict against {name}: "
             f"{why_no_rate(now) or f'this run counts {now.run.throughput[1]}'}"
         )
-    delayed = answer.free and any(
-        (side.run.summary.runq_ratio or 0.0) >= WORTH_REPORTING for side in (now, *kept)
-    )
-    so_far = (", without run-queue delay" if delayed else "") + (", so far" if live else "")
+    delayed = answer.free and any(taken_off(side) >= WORTH_REPORTING for side in (now, *kept))
+    so_far = (f", {FREE}" if delayed else "") + (", so far" if live else "")
     change, decided = answer.change, answer.verdict
     if decided == "slower" or decided == "faster":
         low, high = sorted((abs(change.low), abs(change.high)))
@@ -329,7 +329,8 @@ def _words(
         else "the difference is within the noise"
     )
     return (
-        f"{figure} against {name}{so_far}: undecided, {answer.doubt or answer.contention or noise}"
+        f"{figure} against {name}{so_far}: undecided,"
+        f" {answer.why_open() or answer.contention or noise}"
     )
 
 

@@ -12,6 +12,7 @@ from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import LONE_RUN, of_blocks, ratio_of
 from gpuconsole.experiments.statistics import MIN_BLOCKS, rate_verdict
 from gpuconsole.experiments.throughput import (
+    FREE,
     MeasuredRun,
     ThroughputRatio,
     doubts,
@@ -49,7 +50,6 @@ OF_THE_MACHINE = (
 FIRST = ("workload.", "summary.", "gpu.", "server.", "host.")
 """The order of the metrics in the report; others come last."""
 ONE_FIGURE = "one number per run: no interval"
-FREE = "without run-queue delay"
 ONE_OPEN = "one run of an open loop on each side: the arrivals differ by chance"
 INVALID = "the numbers of a run are invalid"
 TOO_FEW_POINTS = f"fewer than {MIN_BLOCKS} points in the steady state"
@@ -112,11 +112,14 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> Comparison:
         for side, run in (("before", old), ("after", new))
         if (why := doubts(run.validity))
     ]
+    if answer is not None:
+        whys = (answer.contention, "" if answer.doubt else answer.why_open())
+        doubtful += [why for why in whys if why]
     environments = before.session.environment, after.session.environment
     return Comparison(
         before=before.name,
         after=after.name,
-        doubts=doubtful + ([answer.contention] if answer is not None and answer.contention else []),
+        doubts=doubtful,
         cannot_tell=clients.cannot_tell(old, new)
         + ([clients.OPEN_LOOP] if clients.of_client(old, new) and clients.is_open(new) else []),
         environment=_environment(*environments) + clients.engines(old, new),
@@ -267,17 +270,12 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
 def _of_throughput(
     before: MeasuredRun, after: MeasuredRun, answer: ThroughputRatio, other_work: bool
 ) -> dict[str, MetricChange]:
-    """The rows of the main rate, by metric: on the wall clock, and without run-queue delay where
-    the answer is without it."""
+    """The rows of the main rate, by metric: on the wall clock, and on the clock of the answer where
+    that is another one."""
     name = f"workload.{before.run.throughput[1].replace('/s', '_per_s')}"
-    clocks = (
-        [(name, throughput([before], [after], free=False)), (f"{name} {FREE}", answer)]
-        if answer.free
-        else [(name, answer)]
-    )
+    clocks = {name: answer.wall, f"{name} {FREE}": answer} if answer.wall else {name: answer}
     rows = {}
-    for key, ratio in clocks:
-        assert ratio is not None  # the answer has the same runs
+    for key, ratio in clocks.items():
         old, new = (math.exp(side[0].log_rate) for side in ratio.rates)
         verdict = _worded(name, ratio.verdict, other_work)
         rows[key] = MetricChange(key, CATALOGUE[name].unit, old, new, verdict, ratio.change)

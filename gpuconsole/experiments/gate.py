@@ -34,7 +34,7 @@ from functools import partial
 from statistics import NormalDist
 
 from gpuconsole.experiments import clients
-from gpuconsole.experiments.compare import FREE, compare
+from gpuconsole.experiments.compare import compare
 from gpuconsole.experiments.runs import RunRate, batches, squares_in
 from gpuconsole.experiments.statistics import (
     ALPHA,
@@ -45,7 +45,9 @@ from gpuconsole.experiments.statistics import (
     student_quantile,
 )
 from gpuconsole.experiments.throughput import (
+    FREE,
     MeasuredRun,
+    ThroughputRatio,
     answer_speed,
     keyed,
     throughput,
@@ -64,7 +66,6 @@ from gpuconsole.model.run import IN_A_STEP, Distribution, Run
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.model.text import percent, visible
 from gpuconsole.session.facts import firing
-from gpuconsole.session.figures.rate import contention_free
 
 MAX_LIMIT = 0.98
 """The highest limit: 1 / exp(MINIMUM_EFFECT), rounded."""
@@ -148,8 +149,8 @@ def judge(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], fail_below: f
     if answer is None:  # see _check_run
         raise GateError(NO_E2E)
     verdict, why, needed = decide(answer.ratio, fail_below, answer.excused), "", 0
-    if answer.doubt:
-        verdict, why = "undecided", answer.doubt
+    if why_open := answer.why_open(lambda ratio, excused: decide(ratio, fail_below, excused)):
+        verdict, why = "undecided", why_open
     elif is_open and answer.ratio.assumed:
         verdict, why, needed = "undecided", TOO_FEW_OPEN_RUNS, MIN_OPEN_RUNS
     elif verdict == "undecided" and decide(answer.ratio, fail_below) != "undecided":
@@ -170,7 +171,7 @@ def judge(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], fail_below: f
         why=why,
         judged="e2e" if is_open else "throughput",
         cannot_tell=clients.cannot_tell(first, new[0].run),
-        figures=_figures(base, new, answer.free),
+        figures=_figures(base, new, answer),
         findings=_findings(base, new),
         differences=_differences(comparisons[len(base) - 1 :]),
     )
@@ -286,13 +287,11 @@ def work_key(run: Run, environment: Environment) -> str:
 
 
 def _figures(
-    base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], free: bool
+    base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], answer: ThroughputRatio
 ) -> list[GateFigure]:
     """Throughput, step time, parts of the step, peak memory; of serving runs the latencies."""
     first, unit = base[0].run, base[0].run.throughput[1]
-    reads: list[tuple[str, str, Read]] = [("throughput", unit, lambda run: _rate_of(run, False))]
-    if free:
-        reads.append((f"throughput {FREE}", unit, lambda run: _rate_of(run, True)))
+    reads: list[tuple[str, str, Read]] = [("throughput", unit, _rate_of)]
     if first.serves:
         times, percentiles = (
             (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")),
@@ -318,17 +317,15 @@ def _figures(
         reads += [(f"step: {part}", "s", partial(_part_s, part)) for part in parts]
     reads.append(("memory peak", "bytes", lambda run: run.summary.memory_peak_bytes))
     rows = [_figure(name, unit, base, new, read) for name, unit, read in reads]
+    if answer.free:
+        means = (statistics.fmean(math.exp(run.log_rate) for run in side) for side in answer.rates)
+        rows.insert(1, GateFigure(f"throughput {FREE}", unit, *means))
     return [row for row in rows if row.base is not None or row.new is not None]
 
 
-def _rate_of(run: Run, free: bool) -> float | None:
-    """Work per second, on the wall clock or without the run-queue delay of the training thread."""
-    rate = run.throughput[0]
-    return (
-        contention_free(rate.mean, run.summary.runq_ratio if free else None)
-        if rate is not None
-        else None
-    )
+def _rate_of(run: Run) -> float | None:
+    """Work per second, on the wall clock."""
+    return run.throughput[0].mean if run.throughput[0] is not None else None
 
 
 def _percentile(field: str, share: str, run: Run) -> float | None:

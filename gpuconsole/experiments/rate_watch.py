@@ -228,6 +228,11 @@ class BaselineWatch:
 def measured(state: SessionState, record: RunRecord) -> MeasuredRun:
     """A run as it stands, with what a comparison of its throughput reads."""
     now, run = state.now, run_now(state, record)
+    summary = run.summary
+    if record.closed_t is None:
+        # a live summary is that of the last steps, the points are those of all steady steps
+        waited = record.side_work.totals.runq_ratio
+        summary = msgspec.structs.replace(summary, runq_ratio=waited)
     series = series_of(state, record, now, "workload.") | series_of(
         state, record, now, "host.run_queue_delay_ratio"
     )
@@ -235,7 +240,7 @@ def measured(state: SessionState, record: RunRecord) -> MeasuredRun:
         created="",
         gpuconsole=__version__,
         environment=state.environment,
-        runs=[msgspec.structs.replace(run, series=series)],
+        runs=[msgspec.structs.replace(run, summary=summary, series=series)],
         trials=state.timed_trials(),
     )
     return MeasuredRun(f"run {run.id}", session.runs[0], session)

@@ -2,10 +2,17 @@
 `compare`, for the gate and for baselines.
 
 The rate of a run is that of its summary: work over wall time. Its error comes from the points of
-its steady part, outside of trials. On a CPU the rates are without the run-queue delay of the
-training thread, where every run has this figure. The ratio and its interval: see `runs`. If the
-load of other programs differs between the sides, this load can explain a difference of its own
-size.
+its steady part, outside of trials. The ratio and its interval: see `runs`. If the load of other
+programs differs between the sides, this load can explain a difference of its own size.
+
+**Two clocks.** On a CPU the training thread may wait for a core, because of other programs or of
+the job's own threads. What a job does to itself on its cores is its own. So where every run has the
+share of this wait, the rates are without that part of it that other programs explain: no larger
+share of the time than the share of the CPUs that they kept busy (`rate.waited_for_others`). A part
+of this may still be the job's own. If more was taken off on one side, and the load of other
+programs is not higher there by at least EXPLAINED of this difference, the wall clock must agree.
+If the wall clock decides otherwise, or decides nothing while the difference is large, the answer is
+undecided, with the ratios on both clocks.
 """
 
 from __future__ import annotations
@@ -20,20 +27,37 @@ import msgspec
 
 from gpuconsole.experiments import clients
 from gpuconsole.experiments.runs import RunRate, ratio_of, unix_s
-from gpuconsole.experiments.statistics import MIN_BLOCKS, NORMAL_975, always_valid, rate_verdict
+from gpuconsole.experiments.statistics import (
+    MIN_BLOCKS,
+    MINIMUM_EFFECT,
+    NORMAL_975,
+    always_valid,
+    rate_verdict,
+)
 from gpuconsole.model.comparison import BaselineVerdict, GateRatio, RateChange
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.run import Run, Validity
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.model.text import percent, visible
-from gpuconsole.session.figures.rate import RateBlock, contention_free, estimate, mean_rate
+from gpuconsole.session.figures.rate import (
+    RateBlock,
+    contention_free,
+    estimate,
+    mean_rate,
+    waited_for_others,
+)
 
+FREE = "without waits for other programs"
+"""The clock that is not the wall clock, in words."""
 RUN_QUEUE_DIFFERS = 0.15
 """The threshold of rule host.cpu_contention. Below this share, verdicts on contention-free time are
 correct."""
 OTHERS_DIFFER = WAITING_DIFFERS = 0.20
 """Minimum load that the signals of rule host.cpu_contention count as contention
 (docs/diagnosis.md)."""
+EXPLAINED = 0.5
+"""Our choice. Other programs that used idle cores before make a thread wait for more than the
+increase of their load."""
 MIN_REQUESTS = 20
 """Fewer answered requests are no measurement of a server by another client."""
 DIGEST = 8
@@ -66,46 +90,82 @@ class MeasuredRun(NamedTuple):
         return msgspec.structs.replace(self.session, runs=[self.run], trials=trials, sweeps=[])
 
 
+Decide = Callable[[GateRatio, float], str]
+"""Gives the verdict of a ratio; the number is `excused` (see `ThroughputRatio`)."""
+
+
+def _decide(ratio: GateRatio, excused: float) -> BaselineVerdict:
+    return rate_verdict(ratio.change, excused)
+
+
 class ThroughputRatio(NamedTuple):
     """The throughput of the new runs over that of the base runs.
 
-    `rates`: the rates of both sides. `free`: they are without run-queue delay. `excused`: the
-    additional share of time that contention took from one side (above 0: from the new runs);
-    `contention` says so in words. `doubt`: why the figures of a run cannot be trusted; empty if all
-    can.
+    `rates`: the rates of both sides. `excused`: the additional share of time that contention took
+    from one side (above 0: from the new runs); `contention` says so in words. `doubt`: why the
+    figures of a run cannot be trusted; empty if all can. `wall`: the answer on the wall clock,
+    where `rates` are without waits for other programs; else None. `unexplained`: how much larger
+    the share of time is that was taken off on one side, where the load of other programs does not
+    explain it; `clocks` says so in words.
     """
 
     ratio: GateRatio
     rates: tuple[list[RunRate], list[RunRate]]
-    free: bool
     excused: float
     contention: str
     doubt: str
+    wall: ThroughputRatio | None = None
+    unexplained: float = 0.0
+    clocks: str = ""
+
+    @property
+    def free(self) -> bool:
+        """Whether the rates are without waits for other programs."""
+        return self.wall is not None
 
     @property
     def change(self) -> RateChange:
         return self.ratio.change
 
+    def why_open(self, decide: Decide = _decide) -> str:
+        """Why there is no verdict, however small the noise is; empty where nothing forbids that of
+        `decide`. Figures that cannot be trusted have none: the difference may come from what
+        degraded the run. For the clocks, see "Two clocks"."""
+        if self.doubt or self.wall is None or not self.unexplained:
+            return self.doubt
+        here, there = decide(self.ratio, self.excused), decide(self.wall.ratio, self.wall.excused)
+        open_there = there == "undecided" and self.unexplained < RUN_QUEUE_DIFFERS
+        return "" if here in ("undecided", there) or open_there else self.clocks
+
     @property
     def verdict(self) -> BaselineVerdict:
-        """Whether the new runs are slower. Figures that cannot be trusted have no verdict: the
-        difference may come from what degraded the run."""
-        return "undecided" if self.doubt else rate_verdict(self.change, self.excused)
+        """Whether the new runs are slower."""
+        return "undecided" if self.why_open() else _decide(self.ratio, self.excused)
 
 
 def throughput(
-    base: Sequence[MeasuredRun],
-    new: Sequence[MeasuredRun],
-    live: bool = False,
-    free: bool | None = None,
+    base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bool = False
 ) -> ThroughputRatio | None:
     """Compare the throughput of `new` with that of `base`; None where a run has no rate, or counts
-    something else. `live`: the new run goes on. `free`: None where the runs decide."""
-    if free is None:
-        free = all(
-            side.run.device == "cpu" and side.run.summary.runq_ratio is not None
-            for side in (*base, *new)
-        )
+    something else. `live`: the new run goes on."""
+    wall = _on_clock(base, new, live, False)
+    if wall is None or any(
+        side.run.device != "cpu" or _queued(side) is None for side in (*base, *new)
+    ):
+        return wall
+    answer = _on_clock(base, new, live, True)
+    assert answer is not None  # the same runs
+    unexplained = _unexplained(base, new)
+    clocks = (
+        f"{wall.ratio.estimate:.3f}x on the wall clock, {answer.ratio.estimate:.3f}x {FREE}:"
+        f" {_waits(base, new)}"
+    )
+    return answer._replace(wall=wall, unexplained=unexplained, clocks=clocks)
+
+
+def _on_clock(
+    base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], live: bool, free: bool
+) -> ThroughputRatio | None:
     rates = (
         [rate for side in base if (rate := rate_of(side, free)) is not None],
         [rate for side in new if (rate := rate_of(side, free, live)) is not None],
@@ -147,7 +207,7 @@ def _answer(
     if not why:
         share, why = clients.excuse([side.run for side in base], [side.run for side in new])
         excused = share if ratio.estimate < 1 else -share
-    return ThroughputRatio(ratio, rates, free, excused, why, doubt)
+    return ThroughputRatio(ratio, rates, excused, why, doubt)
 
 
 def _speed_of(side: MeasuredRun) -> RunRate | None:
@@ -176,9 +236,9 @@ def _of_run(side: MeasuredRun, log_rate: float, error: float) -> RunRate:
 
 
 def rate_of(side: MeasuredRun, free: bool = False, live: bool = False) -> RunRate | None:
-    """The rate of a run; None for a run that has none. `free`: without the run-queue delay of the
-    training thread. `live`: the run goes on, and its rate is compared again and again: it is the
-    rate of all its points, and its error holds at every moment."""
+    """The rate of a run; None for a run that has none. `free`: without the wait for other programs.
+    `live`: the run goes on, and its rate is compared again and again: it is the rate of all its
+    points, and its error holds at every moment."""
     if why_no_rate(side, live):
         return None
     run, (rate, unit) = side.run, side.run.throughput
@@ -194,9 +254,9 @@ def rate_of(side: MeasuredRun, free: bool = False, live: bool = False) -> RunRat
         error *= always_valid(worth) / NORMAL_975
     else:
         mean = rate.mean
-    return _of_run(
-        side, math.log(contention_free(mean, run.summary.runq_ratio if free else None)), error
-    )
+    if free:
+        mean = contention_free(mean, run.summary.runq_ratio, others_of(side))
+    return _of_run(side, math.log(mean), error)
 
 
 def why_no_rate(side: MeasuredRun, live: bool = False) -> str:
@@ -280,6 +340,39 @@ def _queued(side: MeasuredRun) -> float | None:
     return side.run.summary.runq_ratio
 
 
+def taken_off(side: MeasuredRun) -> float:
+    """The share of the time that the rate without waits for other programs leaves out."""
+    return waited_for_others(_queued(side), others_of(side))
+
+
+def _left_in(side: MeasuredRun) -> float | None:
+    """The wait that this rate contains, as a share of its time."""
+    waited = _queued(side)
+    return None if waited is None else 1 - (1 - min(1.0, waited)) / (1 - taken_off(side))
+
+
+def _unexplained(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> float:
+    """How much larger the share of the time is that is taken off on one side; 0 where the load of
+    other programs is higher there by at least EXPLAINED of it."""
+    before, after = (statistics.fmean(map(taken_off, sides)) for sides in (base, new))
+    load = _both(others_of, base, new) or (0.0, 0.0)
+    more = (load[1] - load[0]) * (1 if after > before else -1)
+    return abs(after - before) if more < EXPLAINED * abs(after - before) else 0.0
+
+
+def _waits(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun]) -> str:
+    """How long the training threads waited for a CPU, and what is known of other programs."""
+    load = _both(others_of, base, new)
+    waited = "waited for a CPU {1} of the time ({0} in the baseline)".format(
+        *map(percent, _both(_queued, base, new) or (0.0, 0.0))
+    )
+    return f"the training thread {waited}, and " + (
+        "other programs used {1} of the CPUs ({0})".format(*map(percent, load))
+        if load
+        else "the load of other programs is not known"
+    )
+
+
 def _contention(
     base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], free: bool
 ) -> tuple[float, str]:
@@ -288,7 +381,7 @@ def _contention(
 
     Other programs slow a run down even if no task waits: through the other hyperthread of a core,
     or through memory bandwidth. If their load is not known, the share of waiting is used instead.
-    Contention-free time does not contain the wait of the training thread.
+    `free`: the time is without waits for other programs (see `_perhaps_others`).
     """
     load = (others_of, OTHERS_DIFFER, "other programs used {} of the CPUs")
     waiting = (waiting_of, WAITING_DIFFERS, "some task waited for a CPU {} of the time")
@@ -298,12 +391,25 @@ def _contention(
         load if _both(others_of, base, new) else waiting,
         *(() if free else (queue,)),
     ):
-        if (means := _both(read, base, new)) and abs(means[1] - means[0]) >= least:
+        if means := _both(read, base, new):
             there, here = map(percent, means)
-            increases.append(
-                (means[1] - means[0], f"contention: {cause.format(here)} ({there} in the baseline)")
-            )
+            words = f"contention: {cause.format(here)} ({there} in the baseline)"
+            more, wait = means[1] - means[0], 0.0
+            if free and read is others_of:
+                wait = _perhaps_others(base, new, more)
+            increases += [(more, words)] if abs(more) >= least else []
+            increases += [(wait, words)] if abs(wait) >= MINIMUM_EFFECT else []
     return max(increases, key=lambda increase: abs(increase[0]))
+
+
+def _perhaps_others(base: Sequence[MeasuredRun], new: Sequence[MeasuredRun], more: float) -> float:
+    """The additional wait in the rates of one side that more load of other programs there may
+    explain, although it is more than their share of the CPUs: all of their load may have been on
+    the core of the training thread. `more`: the increase of their load during the new runs. Below
+    0: in the base runs."""
+    left = _both(_left_in, base, new) or (0.0, 0.0)
+    wait, most = left[1] - left[0], abs(more) * (base[0].session.environment.cores or 1)
+    return math.copysign(min(most, abs(wait)), wait) if more * wait > 0 else 0.0
 
 
 def _both(

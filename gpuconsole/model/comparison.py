@@ -153,7 +153,8 @@ class Gate(msgspec.Struct, omit_defaults=True):
 
     `needed`: how many runs of each side, measured in turn, are needed for a decision; 0 where there
     is a decision, or where more runs do not help. `why`: why there is no decision, in one sentence.
-    `clock`: the rates are on the wall clock, or without the run-queue delay of the training thread.
+    `clock`: the rates are on the wall clock, or without the training thread's waits for other
+    programs.
     `judged`: what the ratio is of: the throughput, or in an open loop the speed 1 / mean E2E,
     because there the client sets the throughput. `cannot_tell`: what the result files of other
     clients do not hold. `differences`: settings and versions that differ between the sides.

@@ -114,7 +114,10 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Summary(msgspec.Struct, omit_defaults=True):
     """The figures of a run over its steady steps. None: not measured; `Run.unavailable` holds the
-    reason. `model.summary_figures` has a row for each.
+    reason. `model.figures` has a row for each.
+
+    Means, rates, shares and MFU are those of all steady steps. Spreads and percentiles are those of
+    the last 20 000. In a live view all of them are those of the last steps.
 
     In a serving run `phases_ratio` describes a request (SERVING_PHASES), and `steps` counts ticks
     of the load generator. `goodput_per_s` counts requests within the objective (`--slo`).
@@ -169,6 +172,13 @@ class Summary(msgspec.Struct, omit_defaults=True):
     steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
+
+    @property
+    def agent_ratio(self) -> float:
+        """The share of a user's job's time that the agent takes between steps. No step and no rate
+        contains it. 0 where it is not known."""
+        own_s = self.overhead_s_per_step or 0.0
+        return own_s / (own_s + self.step_time_s.mean) if own_s > 0 and self.step_time_s else 0.0
 
 
 class SeriesData(msgspec.Struct, omit_defaults=True):

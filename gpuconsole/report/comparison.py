@@ -3,7 +3,7 @@ difference."""
 
 from __future__ import annotations
 
-from gpuconsole.experiments.compare import FREE
+from gpuconsole.experiments.throughput import FREE
 from gpuconsole.model import units
 from gpuconsole.model.comparison import (
     Comparison,
@@ -307,8 +307,8 @@ def _finding(gate: Gate, finding: GateFinding) -> str:
 
 
 def _how(gate: Gate) -> str:
-    """`by 5 and 5 runs, measured in turn; equal runs differ by 1.1 %; 95 % interval; without
-    run-queue delay`."""
+    """`by 5 and 5 runs, measured in turn; equal runs differ by 1.1 %; 95 % interval; rates without
+    waits for other programs`."""
     ratio = gate.ratio
     design = (
         "measured in turn"
@@ -320,11 +320,7 @@ def _how(gate: Gate) -> str:
         f"equal {unit} {'are assumed to differ' if ratio.assumed else 'differ'} by"
         f" {percent(ratio.spread, 1)}"
     )
-    clock = (
-        "; rates without the run-queue delay of the training thread"
-        if gate.clock == "contention_free"
-        else ""
-    )
+    clock = f"; rates {FREE}" if gate.clock == "contention_free" else ""
     return f"by whole runs, {design}; {noise} (standard deviation); 95 % interval{clock}"
 
 

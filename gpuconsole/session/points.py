@@ -11,8 +11,8 @@ from gpuconsole.model.serving import Request
 from gpuconsole.session.figures.breakdown import REQUEST_TIMES, itl_pairs, request_times
 from gpuconsole.session.figures.distributions import percentile
 from gpuconsole.session.figures.peak import Peak, utilization
-from gpuconsole.session.figures.rate import samples_of, tokens_of, work_over_time
 from gpuconsole.session.figures.summary import cost_per_million_tokens, rates_per_watt, work_of
+from gpuconsole.session.figures.totals import Totals
 from gpuconsole.session.machine import SERVER, WORKLOAD
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.serving import OF_HISTOGRAMS
@@ -74,10 +74,9 @@ class RunPoints:
     ) -> None:
         """Points of `steps`, which are ordinary steps of the run."""
         device = record.run.device
-        wall = sum(step.wall_s for step in steps)
-        whole = record.whole_ratio
-        alone = work_over_time(steps, samples_of)  # of the process whose steps these are
-        samples, tokens = alone * whole, work_over_time(steps, tokens_of) * whole
+        totals, whole = Totals(steps), record.whole_ratio
+        # `totals` are those of one process
+        samples, tokens = (totals.per_s(work) * whole for work in (totals.samples, totals.tokens))
         if record.serving is not None:
             points = {"workload.requests_per_s": samples, "workload.tokens_per_s": tokens}
             if record.serving.watched:
@@ -99,7 +98,7 @@ class RunPoints:
         loss = next((step.loss for step in reversed(steps) if step.loss is not None), None)
         if loss is not None:
             points[LOSS] = loss
-        work = work_of(record, steps)
+        work = work_of(record, totals)
         flops = work.full * samples if work is not None else 0.0
         if flops:
             points["workload.flops_per_s"] = flops
@@ -109,7 +108,7 @@ class RunPoints:
         if rates.price_per_hour is not None and tokens:
             points[COST] = cost_per_million_tokens(tokens, rates.price_per_hour)
         for metric, value in points.items():
-            weight = tokens * wall if metric == COST else wall
+            weight = totals.wall_s * (tokens if metric == COST else 1)
             self._add(metric, device, event.t, value, WORKLOAD, weight)
 
     def add_requests(self, device: str, counted: Sequence[Request], event: Requests) -> None:

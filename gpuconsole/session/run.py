@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,8 +26,8 @@ from gpuconsole.session.communication import (
     why_not_compared,
 )
 from gpuconsole.session.counters import CompileCounts, WorkCounts
-from gpuconsole.session.figures.breakdown import steady_from, wall_shares
-from gpuconsole.session.figures.distributions import distribution
+from gpuconsole.session.figures.breakdown import steady_from
+from gpuconsole.session.figures.totals import Totals
 from gpuconsole.session.figures.trend import StepBlocks
 from gpuconsole.session.machine import Energy
 from gpuconsole.session.places import StackRecord
@@ -73,6 +74,8 @@ class Ranks:
     def __init__(self) -> None:
         self._joined: dict[int, RankJoined] = {}
         self._steps: dict[int, deque[Step]] = {}
+        self._totals: dict[int, Totals] = {}
+        """The sums of the steady steps; of all steps, while the run is not steady."""
         self._memory: dict[int, float] = {}
         self._last: dict[int, Steps] = {}
         self.exchanges: dict[int, Exchanges] = {}
@@ -87,6 +90,7 @@ class Ranks:
         self.exchanges[event.rank] = Exchanges()
         self.collectives[event.rank] = CollectivesRecord()
         self._steps[event.rank] = deque(maxlen=KEPT_STEPS)
+        self._totals[event.rank] = Totals()
 
     def carry_on(self, before: Ranks) -> None:
         """The same processes continue with a new run. Earlier steps do not count."""
@@ -98,6 +102,7 @@ class Ranks:
         """Delete the steps, but keep the list of processes."""
         for steps in self._steps.values():
             steps.clear()
+        self._totals = {rank: Totals() for rank in self._totals}
 
     @property
     def joined(self) -> list[RankJoined]:
@@ -116,9 +121,9 @@ class Ranks:
     def add(self, event: Steps) -> None:
         self._last[event.rank] = event
         if event.rank in self._joined:
-            self._steps[event.rank].extend(
-                step for step in event.steps if step.kind == COUNTS and step.arm == 0
-            )
+            counted = [step for step in event.steps if step.kind == COUNTS and step.arm == 0]
+            self._steps[event.rank].extend(counted)
+            self._totals[event.rank].add(counted)
             self._memory[event.rank] = event.memory_bytes
             self.exchanges[event.rank].add(event.exchanges, event.counters)
             self.collectives[event.rank].add(event.collectives)
@@ -130,9 +135,14 @@ class Ranks:
             self.collectives, device, len({event.host for event in self.joined})
         )
 
+    def begin_steady(self, since: float) -> None:
+        """The run is steady from `since` on: earlier steps are in no sum."""
+        for rank, steps in self._steps.items():
+            self._totals[rank] = Totals([step for step in steps if step.t >= since])
+
     def summaries(self, limit: int | None = None) -> list[Rank]:
-        """A summary of each process over its last `limit` steps, by rank."""
-        return [self._summary(event, limit or KEPT_STEPS) for event in self.joined]
+        """A summary of each process over its last `limit` steps (None: all), by rank."""
+        return [self._summary(event, limit) for event in self.joined]
 
     def signals(self) -> dict[str, Signal]:
         """The process with the longest time outside communication, and this time over the median of
@@ -255,15 +265,16 @@ class Ranks:
         ]
         return sampled if len(sampled) >= MIN_STEPS else []
 
-    def _summary(self, event: RankJoined, limit: int) -> Rank:
+    def _summary(self, event: RankJoined, limit: int | None) -> Rank:
         steps = list(itertools.islice(reversed(self._steps[event.rank]), limit))
+        totals = self._totals[event.rank] if limit is None else Totals(steps)
         return Rank(
             rank=event.rank,
             host=event.host,
             pid=event.pid,
-            steps=len(steps),
-            step_time_s=distribution([step.wall_s for step in steps]),
-            phases_ratio=wall_shares(steps) if steps else {},
+            steps=totals.steps,
+            step_time_s=totals.step_time(steps),
+            phases_ratio=totals.shares(),
             memory_peak_bytes=self._memory.get(event.rank),
             leads=event.leads,
         )
@@ -277,8 +288,9 @@ def _busy_s(step: Step) -> float:
 
 
 MAX_STEPS = 20_000
-"""Steps kept of the current run: the summary of a finished run is over its last 20 000 steady
-steps."""
+"""Steps kept of the current run, for percentiles. The sums are over all steady steps."""
+LOSS_STEPS = 5
+"""The first loss of a run is the mean over its first steps."""
 LIVE_STEPS = 1500
 """Steps in a live summary. A summary over all 20 000 costs 28 ms, too much for every view."""
 STEADY_EVERY_S = 0.5
@@ -343,7 +355,11 @@ class RunRecord:
         self.stacks = StackRecord()
         self.blocks = StepBlocks()
         """The steps of the whole run of a user's job: steps before the run is steady count too."""
-        self._side_work: SideWork | None = None
+        self.side_work = SideWork()
+        """The side work and the sums of all steady steps, also of those that are no longer stored;
+        of all steps, while no step is steady."""
+        self.first_losses: list[float] = []
+        """The losses of the first LOSS_STEPS steps; the first loss, where none of them has one."""
         self._delay_before: tuple[float, float] | None = None
         """Of the last message: its time, and the seconds so far in which the training thread waited
         for a core."""
@@ -529,6 +545,8 @@ class RunRecord:
         if counted and self.first_step_t is None:
             self.first_step_t = counted[0].t
         self.steps.extend(counted)
+        if self.serving is None:
+            self._add_totals(counted)
         if self.run.is_job:
             self.blocks.add(counted, self._delay_ratio(event))
         self.run.duration_s = event.t - (
@@ -539,14 +557,21 @@ class RunRecord:
         if self.steady_t is None and event.t - self._evaluated_t >= STEADY_EVERY_S:
             self._evaluated_t = event.t
             self._detect_steady()
-        elif self._side_work is not None:
-            self._side_work.add(counted)
         if self.serving is not None and (
             self.live is None or event.t - self._live_t >= LIVE_EVERY_S
         ):
             self._live_t = event.t
             self.live = self.serving.copied(), self.summary_steps(LIVE_STEPS)
             self.live_version += 1
+
+    def _add_totals(self, counted: Sequence[Step]) -> None:
+        """Add steps, of which `steps` has the last ones already."""
+        self.side_work.add(counted)
+        if len(self.steps) - len(counted) < LOSS_STEPS:
+            first = itertools.islice(self.steps, LOSS_STEPS)
+            self.first_losses = [step.loss for step in first if step.loss is not None]
+        if not self.first_losses:
+            self.first_losses = [step.loss for step in counted if step.loss is not None][:1]
 
     def _count_work(self, event: Steps) -> None:
         """Count the work of a process of a user's job. Each process of such a job reports its own
@@ -646,11 +671,11 @@ class RunRecord:
         self.archived = summarized
         self.steps.clear()
         self.ranks.clear()
-        self.work, self.stacks, self.blocks, self._side_work = (
+        self.work, self.stacks, self.blocks, self.side_work = (
             WorkCounts(),
             StackRecord(),
             StepBlocks(),
-            None,
+            SideWork(),
         )
         if self.serving is not None:
             self.serving, self.live = ServingRecord(self.run.watched), None
@@ -678,14 +703,6 @@ class RunRecord:
         steps.reverse()
         return steps if self.serving is None else self.serving.outages.answered(steps)
 
-    def side_work(self) -> SideWork:
-        """Return the side work of all steady steps, also of those that are no longer stored."""
-        if self._side_work is not None:
-            return self._side_work
-        side_work = SideWork()
-        side_work.add(self.steady_steps())
-        return side_work
-
     def summary_steps(self, limit: int | None) -> list[Step]:
         """The steps of a summary: the last `limit` steady steps (None: all), or the last steps
         while no step is steady."""
@@ -704,7 +721,9 @@ class RunRecord:
             start = steady_from(steps)
         if start is not None:
             self.steady_t = steps[start].t
-            self._side_work = self.side_work() if self.serving is None else None
+            self.ranks.begin_steady(self.steady_t)
+            if self.serving is None:
+                self.side_work = SideWork(self.steady_steps())
             self.run.steady_from_s = steps[start].t - (self.first_step_t or steps[start].t)
 
 

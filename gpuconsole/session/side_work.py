@@ -7,13 +7,15 @@ every 40 s, the share in a window of 30 s changes between 0 and 33 %.
 from __future__ import annotations
 
 import statistics
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Sequence
 
 from gpuconsole.model.run import PHASES, Step
+from gpuconsole.session.figures.totals import Totals
 
 SIDE_WORK = ("logging", "checkpoint", "eval")
 """The phases of a step that are side work."""
+PLACES = {name: PHASES.index(name) for name in SIDE_WORK}
 DISTANCES = 50
 """Distances between two steps with the same side work that are kept: the usual distance may
 change."""
@@ -22,30 +24,22 @@ change."""
 class _Kind:
     """One kind of side work. Times are seconds of steady steps, from the first one on."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self) -> None:
         self._events = 0
         self._s = self._first_s = self._first_end_s = self._last_end_s = 0.0
         self._last_index = 0
         self._distances: deque[int] = deque(maxlen=DISTANCES)
-        self.delay_s = 0.0
-        """The run-queue delay in this work, on sampled steps."""
 
-    def add(self, step: Step, end_s: float) -> None:
-        """Add a step that ends at `end_s`."""
-        seconds = step.phases[self._place]
-        if seconds <= 0:
-            return
+    def add(self, seconds: float, index: int, end_s: float) -> None:
+        """Add the work in the step `index`, which ends at `end_s`."""
         if not self._events:
             self._first_s, self._first_end_s = seconds, end_s
-        elif step.index > self._last_index:
+        elif index > self._last_index:
             # a process that has started again counts its steps from 0
-            self._distances.append(step.index - self._last_index)
+            self._distances.append(index - self._last_index)
         self._events += 1
         self._s += seconds
-        self._last_end_s, self._last_index = end_s, step.index
-        if step.runq is not None:
-            self.delay_s += step.runq[self._place]
+        self._last_end_s, self._last_index = end_s, index
 
     def ratio(self, now_s: float) -> float:
         """Return the share of the time up to `now_s`. From the second event on, the share is that
@@ -71,33 +65,35 @@ class _Kind:
 
 
 class SideWork:
-    """The side work in the steady steps of the leading process."""
+    """The side work in steps of the leading process, beside the sums over these steps."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self._s = self._sampled_s = self._delay_s = 0.0
-        self._kinds = {name: _Kind(PHASES.index(name)) for name in SIDE_WORK}
+    def __init__(self, steps: Sequence[Step] = ()) -> None:
+        self.totals = Totals()
+        self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
+        self.add(steps)
 
-    def add(self, steps: Iterable[Step]) -> None:
+    def add(self, steps: Sequence[Step]) -> None:
+        end_s = self.totals.wall_s
         for step in steps:
-            self.steps += 1
-            self._s += step.wall_s
-            if step.runq is not None:
-                self._sampled_s += step.wall_s
-                self._delay_s += sum(step.runq)
-            for kind in self._kinds.values():
-                kind.add(step, self._s)
+            end_s += step.wall_s
+            for name, place in PLACES.items():
+                if step.phases[place] > 0:
+                    self._kinds[name].add(step.phases[place], step.index, end_s)
+        self.totals.add(steps)
 
     def ratios(self, contention_free: bool) -> dict[str, float]:
         """Return the share of each kind in the time of the steps. `contention_free`: without
-        run-queue delay, as in `account.contention_free_shares`."""
-        shares = {name: kind.ratio(self._s) for name, kind in self._kinds.items()}
-        if not contention_free or self._delay_s >= self._sampled_s:
+        run-queue delay, as in `Totals.contention_free_shares`."""
+        totals = self.totals
+        shares = dict.fromkeys(SIDE_WORK, 0.0)
+        shares |= {name: kind.ratio(totals.wall_s) for name, kind in self._kinds.items()}
+        waited = totals.runq_ratio
+        if not contention_free or waited is None or waited >= 1:
             return shares
-        left = 1 - self._delay_s / self._sampled_s
-        delays = {name: kind.delay_s / self._sampled_s for name, kind in self._kinds.items()}
+        delays = dict(zip(PHASES, totals.delays_s, strict=True))
         return {
-            name: min(1.0, max(0.0, share - delays[name]) / left) for name, share in shares.items()
+            name: min(1.0, max(0.0, share - delays[name] / totals.sampled_s) / (1 - waited))
+            for name, share in shares.items()
         }
 
     def every(self) -> dict[str, int]:

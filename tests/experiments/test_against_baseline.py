@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from gpuconsole.experiments.baselines import comparable, compare_with
-from gpuconsole.experiments.throughput import MeasuredRun
+from gpuconsole.experiments.throughput import FREE, MeasuredRun
 from gpuconsole.model.comparison import BaselineComparison
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.machine import Device
@@ -128,7 +128,7 @@ def test_time_on_the_run_queue_is_taken_off_where_both_have_it() -> None:
     now = kept(13_000.0, device="cpu", runq=0.25)
     found = compare_with(now, [kept(device="cpu", runq=0.0)])
     assert (found.clock, found.verdict) == ("contention_free", "undecided")
-    assert "without run-queue delay" in found.words
+    assert FREE in found.words
     assert compare_with(now, [kept(device="cpu")]).clock == "wall"
 
 

@@ -14,7 +14,7 @@ from benchmarks.gate.simulated import ROWS
 from benchmarks.gate.simulated import outcomes as simulated
 from gpuconsole.experiments.gate import GateError, decide, judge, runs_needed, work_key
 from gpuconsole.experiments.runs import RunRate, batches, interleaved, ratio_of
-from gpuconsole.experiments.throughput import MeasuredRun
+from gpuconsole.experiments.throughput import MeasuredRun, throughput
 from gpuconsole.model.comparison import Gate
 from gpuconsole.model.experiments import Trial
 from gpuconsole.model.finding import Finding, Signal
@@ -219,12 +219,53 @@ def test_an_undecided_answer_says_how_many_runs_are_needed() -> None:
     )
 
 
-def test_the_wait_for_a_core_is_taken_off_where_all_runs_know_it() -> None:
+@pytest.mark.parametrize(
+    ("delays", "others", "verdict", "estimate"),
+    [
+        # a neighbour: its load explains the wait
+        ((0.02, 0.40), (0.02, 0.45), "no regression", 1.0),
+        ((0.02, 0.20), (0.02, 0.18), "no regression", 1.0),
+        ((0.45, 0.45), (0.45, 0.45), "no regression", 1.0),
+        # it takes more than its share of the CPUs, from the core of the training thread
+        ((0.02, 0.30), (0.02, 0.13), "undecided", None),
+        # the job's own threads
+        ((0.02, 0.40), (0.02, 0.02), "regression", 0.61),
+        ((0.02, 0.12), (0.02, 0.02), "regression", 0.90),
+        # perhaps its own threads: other programs are as busy as before
+        ((0.02, 0.40), (0.45, 0.45), "undecided", 1.0),
+        ((0.02, 0.12), (0.30, 0.30), "undecided", 1.0),
+        ((0.02, 0.40), None, "undecided", 1.0),
+    ],
+)
+def test_only_the_wait_for_other_programs_is_taken_off(
+    delays: tuple[float, float],
+    others: tuple[float, float] | None,
+    verdict: str,
+    estimate: float | None,
+) -> None:
+    made = sides(1000 * (1 - delays[0]), 1000 * (1 - delays[1]))
+    for place, runs in enumerate(made):
+        for each in runs:
+            each.run.summary.runq_ratio = delays[place]
+        if others is not None:
+            loaded(runs, others[place])
+    gate, answer = judge(*made, 0.97), throughput(*made)
+    assert gate.clock == "contention_free" and gate.verdict == verdict
+    assert estimate is None or gate.ratio.estimate == pytest.approx(estimate, abs=0.03)
+    assert answer is not None and answer.ratio == gate.ratio
+    assert answer.verdict == ("slower" if verdict == "regression" else "undecided")
+    wall = (1 - delays[1]) / (1 - delays[0])
+    assert answer.wall is not None and answer.wall.ratio.estimate == pytest.approx(wall, rel=0.01)
+    rows = [figure for figure in gate.figures if figure.name.startswith("throughput")]
+    assert [1 + (row.relative or 0.0) for row in rows] == pytest.approx(
+        [wall, gate.ratio.estimate], rel=0.01
+    )
+    if verdict == "undecided" and estimate:  # the figures of both clocks
+        assert f"{wall:.2f}" in gate.why and f"{gate.ratio.estimate:.3f}" in gate.why
+
+
+def test_the_wall_clock_counts_where_a_run_does_not_know_its_wait() -> None:
     base, new = sides(1000, 800, delay=0.0)
-    for each in new:
-        each.run.summary.runq_ratio = 0.2
-    gate = judge(base, new, 0.97)
-    assert gate.clock == "contention_free" and gate.verdict == "no regression"
     new[0].run.summary.runq_ratio = None
     assert judge(base, new, 0.97).clock == "wall"
 

@@ -168,6 +168,24 @@ def test_a_job_with_one_step_and_without_known_samples() -> None:
     assert "n/a: the number of samples in a batch is not known" in printed(figures(job))
 
 
+@pytest.mark.parametrize(
+    ("workload", "agent_s", "said"),
+    [(JOB, 1.42e-3, True), (JOB, 0.9e-3, False), ("training.gpt", 1.42e-3, False)],
+)
+def test_the_time_that_a_rate_leaves_out_is_said_beside_it(
+    workload: str, agent_s: float, said: bool
+) -> None:
+    summary = Summary(
+        samples_per_s=Distribution(320.0, 1.0, 40, 320.0),
+        step_time_s=Distribution(0.1, 0.0, 200, 0.1),
+        steps=200,
+        overhead_s_per_step=agent_s,
+    )
+    run = Run("1", "train.py", workload, {}, "cpu", "finished", summary=summary)
+    (rate,) = [row for row in printed(figures(run)).splitlines() if "320" in row]
+    assert ("agent's 1.4 %" in rate) == said
+
+
 DETAIL = (
     "\n".join(f'  File "gpt.py", line {n}, in forward' for n in range(30))
     + "\n\n\tx = y\x1b[2J\nRuntimeError: "

@@ -69,7 +69,7 @@ def job_signals(
         record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t)
     )
     return (
-        _side_work(record.side_work(), steps, signals)
+        _side_work(record.side_work, steps, signals)
         | _loader(record, steps, signals)
         | _program(record, signals)
         | stacks
@@ -135,8 +135,8 @@ def _side_work(
     for knob, phase in EVERY.items():
         if phase in every:
             source = (
-                f"step breakdown, all {side_work.steps} steady steps: median distance between two"
-                " of them"
+                f"step breakdown, all {side_work.totals.steps} steady steps: median distance"
+                " between two of them"
             )
             passive[f"job.{knob}"] = Signal(float(every[phase]), "steps", source)
     return passive

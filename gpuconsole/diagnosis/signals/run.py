@@ -16,7 +16,6 @@ from gpuconsole.diagnosis.signals.job import job_signals
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.run import PHASES, Step, Summary
 from gpuconsole.model.text import percent
-from gpuconsole.session.figures.breakdown import contention_free_shares, runq_ratio, wall_shares
 from gpuconsole.session.figures.peak import (
     COUNTED_TYPES,
     TF32_FACTS,
@@ -24,6 +23,7 @@ from gpuconsole.session.figures.peak import (
     convolved_ratio,
     tf32_ratio,
 )
+from gpuconsole.session.figures.totals import Totals
 from gpuconsole.session.figures.trend import StepBlock, StepBlocks, Trend
 from gpuconsole.session.places import StackRecord, growing
 from gpuconsole.session.run import RunRecord
@@ -181,7 +181,8 @@ def run_signals(
         if on_cpu
         else f"step breakdown on the CUDA stream, n={n}"
     )
-    shares = contention_free_shares(steps) if on_cpu else wall_shares(steps)
+    totals = Totals(steps)
+    shares = totals.contention_free_shares() if on_cpu else totals.shares()
     for name, share in shares.items():
         signals[f"{name}_ratio"] = Signal(share, "ratio", clock)
     if any(record.ranks.exchanges.values()):
@@ -193,7 +194,7 @@ def run_signals(
                     " own timer"
                 ),
             )
-    delay = runq_ratio(steps)
+    delay = totals.runq_ratio
     # a GPU's sampled steps have events in place of readings
     of_thread = record.work.runq_ratio(steps[0].t) if delay is None else None
     if delay is not None:
@@ -203,13 +204,11 @@ def run_signals(
     elif of_thread is not None:
         signals["runq_ratio"] = of_thread
     signals |= _waits(steps)
-    mean_s = sum(step.wall_s for step in steps) / n
+    mean_s = totals.wall_s / n
     lost_to_others = (delay or 0.0) if on_cpu else 0.0
     signals["step_s"] = Signal(mean_s * (1 - lost_to_others), "s", f"{clock}, mean")
-    signals |= _side_work(record.side_work(), shares, signals["step_s"], on_cpu)
-    signals["samples_per_step"] = Signal(
-        sum(step.samples for step in steps) / n, "samples", "step breakdown"
-    )
+    signals |= _side_work(record.side_work, shares, signals["step_s"], on_cpu)
+    signals["samples_per_step"] = Signal(totals.samples / n, "samples", "step breakdown")
     signals["cores"] = Signal(
         cores, "cores", "os.sched_getaffinity and the CPU limit of the container"
     )
@@ -321,7 +320,7 @@ def _side_work(
     """
     source = (
         f"step breakdown, {'run-queue delay taken off' if on_cpu else 'on the CUDA stream'}, all"
-        f" {side_work.steps} steady steps"
+        f" {side_work.totals.steps} steady steps"
     )
     signals, ratios = {}, side_work.ratios(on_cpu)
     for name, ratio in ratios.items():

@@ -11,7 +11,7 @@ from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.job import AGENT
 from gpuconsole.model.knobs.catalogue import describe_changes
 from gpuconsole.model.run import Run
-from gpuconsole.model.text import cell_width, clean, cut, visible
+from gpuconsole.model.text import cell_width, clean, cut, percent, visible
 from gpuconsole.report.cells import Row, Segment, fit, inner_width, line, panel, shorter, wrap
 from gpuconsole.report.parts import Column, Line, Report, Table, labelled
 from gpuconsole.report.run.breakdown import breakdown_segments, share_text
@@ -370,6 +370,18 @@ def _processes(run: Run) -> str:
     return f", of {len(run.ranks)} processes" if run.summary.whole_ratio > 1 else ""
 
 
+WORTH_SAYING = 0.01
+"""The least share of the agent's own time that is named beside a rate."""
+
+
+def _without_agent(run: Run) -> str:
+    """`, without the agent's 1.4 % of the time`."""
+    share = run.summary.agent_ratio
+    if not run.is_job or share < WORTH_SAYING:
+        return ""
+    return f", without the agent's {percent(share, 1)} of the time"
+
+
 def figures(run: Run) -> Report:
     """Every measured figure of a run with its label."""
     summary = run.summary
@@ -381,7 +393,7 @@ def figures(run: Run) -> Report:
                 "throughput",
                 [
                     (throughput(run), "title"),
-                    (f" (n={rate.n}{_processes(run)})", "dim"),
+                    (f" (n={rate.n}{_processes(run)}{_without_agent(run)})", "dim"),
                     (f"   {share}" if (share := share_text(run)) else "", ""),
                 ],
             )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuconsole.model.run import PHASES, Distribution, Step, Summary
+from gpuconsole.model.run import Distribution, Step, Summary
 from gpuconsole.model.serving import Objective, Request
 from gpuconsole.session.figures.distributions import distribution, weighted
 from gpuconsole.session.figures.flops import SampleFlops
@@ -20,8 +20,8 @@ from gpuconsole.session.figures.rate import (
     rate_distribution,
     samples_of,
     tokens_of,
-    work_over_time,
 )
+from gpuconsole.session.figures.totals import Totals
 
 # --- steps ----------------------------------------------------------------------------------------
 
@@ -35,43 +35,9 @@ BLOCK_S = 0.5
 """Least seconds of a block of steps, for the spread of a rate."""
 
 
-def wall_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """The share of each phase in the wall time of all steps. The shares sum to 1. Empty without
-    steps."""
-    total = sum(step.wall_s for step in steps)
-    if total <= 0:
-        return {}
-    sums = [sum(step.phases[i] for step in steps) for i in range(len(PHASES))]
-    return {name: value / total for name, value in zip(PHASES, sums, strict=True)}
-
-
 def runq_ratio(steps: Sequence[Step]) -> float | None:
-    """Run-queue delay over wall time, from the steps for which the delay was read; None without
-    such steps."""
-    sampled = [step for step in steps if step.runq is not None]
-    wall = sum(step.wall_s for step in sampled)
-    return sum(sum(step.runq or ()) for step in sampled) / wall if wall > 0 else None
-
-
-def contention_free_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """Phase shares without run-queue delay: (phase wall - phase delay) / (step wall - step delay).
-
-    Wall time comes from all steps. The distribution of the delay over the phases comes from the
-    sampled steps. Without sampled steps the result is the same as the result of `wall_shares`.
-    """
-    shares = wall_shares(steps)
-    sampled = [step for step in steps if step.runq is not None]
-    wall = sum(step.wall_s for step in sampled)
-    if not shares or wall <= 0:
-        return shares
-    delays = [sum(step.runq[i] for step in sampled if step.runq) / wall for i in range(len(PHASES))]
-    left = [max(0.0, shares[name] - delay) for name, delay in zip(PHASES, delays, strict=True)]
-    total = sum(left)
-    return (
-        {name: value / total for name, value in zip(PHASES, left, strict=True)}
-        if total > 0
-        else shares
-    )
+    """Run-queue delay over wall time of `steps`; None where the delay was read for none of them."""
+    return Totals(steps).runq_ratio
 
 
 def steady_from(steps: Sequence[Step]) -> int | None:
@@ -102,30 +68,34 @@ def _median_error(values: list[float]) -> float:
     return 1.2533 * spread / middle / math.sqrt(len(values))
 
 
-def _rate(steps: Sequence[Step], work: Work, block_s: float) -> Distribution | None:
-    return rate_distribution(blocks_of(steps, work, block_s))
+def _rate(steps: Sequence[Step], work: Work, block_s: float, mean: float) -> Distribution | None:
+    """The rate `mean`, with the spread and the percentiles of the blocks of `steps`."""
+    spread = rate_distribution(blocks_of(steps, work, block_s))
+    return spread and replace(spread, mean=mean)
 
 
 def summarize(
-    steps: Sequence[Step], work: SampleFlops | None, peak: tuple[float, str] | None
+    steps: Sequence[Step],
+    totals: Totals,
+    work: SampleFlops | None,
+    peak: tuple[float, str] | None,
 ) -> Summary:
-    """The figures of `steps`. `work`: FLOPs of a sample. `peak`: the reference FLOP/s for MFU, and
-    the source of that figure."""
-    summary = Summary(
-        steps=len(steps),
-        phases_ratio=wall_shares(steps),
-        step_time_s=distribution([step.wall_s for step in steps]),
-    )
+    """The figures of the steps that `totals` sums up. `steps`: the last of them, for the spread and
+    the percentiles. `work`: FLOPs of a sample. `peak`: the reference FLOP/s for MFU, and the source
+    of that figure."""
+    summary = Summary(steps=totals.steps, phases_ratio=totals.shares())
     if not steps:
         return summary
-    summary.runq_ratio = runq_ratio(steps)
+    summary.step_time_s = totals.step_time(steps)
+    summary.runq_ratio = totals.runq_ratio
     # else they are not known: a job may call no model with a batch
-    if any(step.samples for step in steps):
-        summary.samples_per_s = _rate(steps, samples_of, BLOCK_S)
-    if any(step.tokens for step in steps):
-        summary.tokens_per_s = _rate(steps, tokens_of, BLOCK_S)
+    if totals.samples:
+        rate = totals.per_s(totals.samples)
+        summary.samples_per_s = _rate(steps, samples_of, BLOCK_S, rate)
+    if totals.tokens:
+        summary.tokens_per_s = _rate(steps, tokens_of, BLOCK_S, totals.per_s(totals.tokens))
     if work is not None and work.full:
-        rate = work_over_time(steps, samples_of)
+        rate = totals.per_s(totals.samples)
         summary.flops_per_s = work.full * rate
         of_hardware = utilization((work.full + work.recomputed) * rate, peak) if peak else None
         summary.mfu_above_peak = peak is not None and of_hardware is None
@@ -139,25 +109,21 @@ def summarize(
             summary.mfu_at_least = work.at_least
     losses = [step.loss for step in steps if step.loss is not None]
     if losses:
-        few = max(1, min(10, len(losses) // 5))
-        summary.loss_first, summary.loss_last = (
-            statistics.fmean(losses[:few]),
-            statistics.fmean(losses[-few:]),
-        )
+        summary.loss_last = statistics.fmean(losses[-max(1, min(10, len(losses) // 5)) :])
     return summary
 
 
 def add_bandwidth(
     summary: Summary,
-    steps: Sequence[Step],
+    totals: Totals,
     bytes_per_sample: float | None,
     peak: tuple[float, str] | None,
 ) -> None:
-    """Add the minimum bytes per second of `steps`, if the workload reports the bytes of a sample.
-    `peak`: the reference bandwidth for MBU."""
-    if not bytes_per_sample or not steps:
+    """Add the minimum bytes per second of the steps that `totals` sums up, if the workload reports
+    the bytes of a sample. `peak`: the reference bandwidth for MBU."""
+    if not bytes_per_sample or not totals.steps:
         return
-    summary.memory_bytes_per_s = bytes_per_sample * work_over_time(steps, samples_of)
+    summary.memory_bytes_per_s = bytes_per_sample * totals.per_s(totals.samples)
     if peak:
         summary.mbu_ratio, summary.mbu_peak_source = summary.memory_bytes_per_s / peak[0], peak[1]
 
@@ -203,8 +169,8 @@ def summarize_serving(
         steps=len(ticks), requests=len(answered), failed_requests=len(requests) - len(answered)
     )
     if ticks:
-        summary.tokens_per_s = _rate(ticks, tokens_of, RATE_BLOCK_S)
-        summary.requests_per_s = _rate(ticks, samples_of, RATE_BLOCK_S)
+        summary.tokens_per_s = rate_distribution(blocks_of(ticks, tokens_of, RATE_BLOCK_S))
+        summary.requests_per_s = rate_distribution(blocks_of(ticks, samples_of, RATE_BLOCK_S))
         summary.samples_per_s = summary.requests_per_s
     for field in (*REQUEST_TIMES, "client_queue_s"):
         setattr(summary, field, distribution(request_times(answered, field)))

@@ -26,20 +26,21 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1 if share > 0 else 0)]
 
 
-def distribution(values: Sequence[float]) -> Distribution | None:
-    """Mean, sample standard deviation and percentiles; None without values."""
-    if not values:
+def distribution(values: Iterable[float]) -> Distribution | None:
+    """Mean, sample standard deviation and percentiles of the values that are numbers (no NaN, not
+    infinite); None without such values."""
+    ordered = sorted(filter(math.isfinite, values))
+    if not ordered:
         return None
-    ordered = sorted(values)
     std = statistics.stdev(ordered) if len(ordered) > 1 else 0.0
     p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.90, 0.95, 0.99))
     return Distribution(statistics.fmean(ordered), std, len(ordered), p50, p90, p95, p99)
 
 
 def weighted(pairs: Iterable[tuple[float, float]]) -> Distribution | None:
-    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs; None
-    without pairs."""
-    ordered = sorted(pair for pair in pairs if pair[1] > 0)
+    """Mean, standard deviation and exact percentiles (nearest rank) of (value, weight) pairs whose
+    values are numbers; None without such pairs."""
+    ordered = sorted(pair for pair in pairs if pair[1] > 0 and math.isfinite(pair[0]))
     return _distribution(ordered) if ordered else None
 
 

@@ -43,10 +43,23 @@ def work_over_time(steps: Sequence[Step], work: Work) -> float:
     return sum(map(work, steps)) / seconds if seconds > 0 else 0.0
 
 
-def contention_free(per_s: float, runq_ratio: float | None) -> float:
-    """Return the rate `per_s` without the share of the time in which the training thread waited for
-    a core (None: not known)."""
-    return per_s / (1 - min(MAX_DELAY, runq_ratio or 0.0))
+def waited_for_others(runq_ratio: float | None, others_ratio: float | None) -> float:
+    """Return the share of the time that other programs have taken from the training thread.
+
+    `runq_ratio`: the share in which the thread waited for a core. `others_ratio`: the share of the
+    CPUs that other programs kept busy. A scheduler that divides the CPUs equally makes a thread
+    wait for other programs in no larger share of the time than that. The job itself has caused the
+    rest of the wait, with its own threads and workers. None: not known. Where the load of other
+    programs is not known, they have perhaps caused the whole wait.
+    """
+    return min(MAX_DELAY, runq_ratio or 0.0, 1.0 if others_ratio is None else others_ratio)
+
+
+def contention_free(
+    per_s: float, runq_ratio: float | None, others_ratio: float | None = None
+) -> float:
+    """Return the rate `per_s` without the wait for other programs (see `waited_for_others`)."""
+    return per_s / (1 - waited_for_others(runq_ratio, others_ratio))
 
 
 def blocks_of(steps: Sequence[Step], work: Work, block_s: float, least: int = 1) -> list[RateBlock]:

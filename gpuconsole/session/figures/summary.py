@@ -3,7 +3,6 @@ cost; and whether the figures of a serving run can be trusted."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -30,6 +29,7 @@ from gpuconsole.session.figures.peak import (
     flops_peak,
     why_above,
 )
+from gpuconsole.session.figures.totals import Totals
 from gpuconsole.session.machine import devices_used
 from gpuconsole.session.run import RunRecord
 from gpuconsole.session.server_signals import STILL_SHARE, standstill_limit_s
@@ -75,8 +75,6 @@ def cost_per_million_tokens(tokens_per_s: float, price_per_hour: float) -> float
 # --- the summary of a run, computed from its record when a view, a snapshot or a rule asks for it
 # ---
 
-LOSS_STEPS = 5
-
 _Computed = tuple[Summary, list[Rank], list[Place], dict[str, str], Validity | None]
 _Key = tuple[int, int | None, tuple[Device, ...], Environment]
 _memo: WeakKeyDictionary[RunRecord, tuple[_Key, _Computed]] = WeakKeyDictionary()
@@ -89,10 +87,10 @@ def summarized(
     """A copy of the record's run with its summary, its ranks, its validity, and the reasons for
     missing figures.
 
-    The summary uses the last `limit` steady steps (None: all stored steps), or the first steps
-    while no step is steady. In a serving run any `limit` means the last LIVE_STEPS ticks. Energy
-    and cost are known after the end of the run. The record does not change. `environment` contains
-    the price and the calibration of this machine.
+    The summary uses the last `limit` steady steps (None: all of them, the percentiles the stored
+    ones), or all or the last steps while no step is steady. In a serving run any `limit` means the
+    last LIVE_STEPS ticks. Energy and cost are known after the end of the run. The record does not
+    change. `environment` contains the price and the calibration of this machine.
     """
     if record.archived is not None:
         before = record.archived
@@ -124,10 +122,10 @@ def summarized(
     )
 
 
-def work_of(record: RunRecord, steps: Sequence[Step]) -> SampleFlops | None:
+def work_of(record: RunRecord, totals: Totals) -> SampleFlops | None:
     """FLOPs of a sample of these steps; None where they are neither counted nor estimated."""
-    run, samples = record.run, sum(step.samples for step in steps)
-    tokens = sum(step.tokens for step in steps) / samples if samples else 0.0
+    run = record.run
+    tokens = totals.tokens / totals.samples if totals.samples else 0.0
     return flops_of_sample(run.facts, run.knobs, tokens)
 
 
@@ -161,6 +159,7 @@ def _compute(
     record: RunRecord, devices: Sequence[Device], environment: Environment, limit: int | None
 ) -> _Computed:
     steps = record.summary_steps(limit)
+    totals = record.side_work.totals if limit is None else Totals(steps)
     peaks = peaks_of(record, devices, environment)
     if record.serving is not None:
         serving = record.serving
@@ -171,7 +170,8 @@ def _compute(
             list[Rank](),
         )
     else:
-        summary, ranks = _training_summary(record, steps, peaks), record.ranks.summaries(limit)
+        summary = _training_summary(record, steps, totals, peaks)
+        ranks = record.ranks.summaries(limit)
     missing = (
         _add_cost(summary, record, devices, environment.price_per_hour)
         if record.closed_t is not None
@@ -187,7 +187,7 @@ def _compute(
         missing["workload.mfu_ratio"] = why_above(
             summary.flops_per_s / summary.whole_ratio, peaks[0]
         )
-    if _issued_only(record, steps):
+    if _issued_only(record, totals):
         for name in RATES:
             setattr(summary, name, None)
             missing[f"workload.{name}"] = ISSUED_ONLY
@@ -206,7 +206,7 @@ OF_ITS_TIME = 0.5
 are those of the host, not of the GPU."""
 
 
-def _issued_only(record: RunRecord, steps: Sequence[Step]) -> bool:
+def _issued_only(record: RunRecord, totals: Totals) -> bool:
     """Return whether the step times of a job on a GPU that was never steady are only the times in
     which the host issues the steps. A launch queue holds a thousand replays of a CUDA graph."""
     run = record.run
@@ -215,7 +215,7 @@ def _issued_only(record: RunRecord, steps: Sequence[Step]) -> bool:
     # without graphs, the rest of the time may be an evaluation, or files that are written
     if "memory.graph_pools" not in record.probe_signals:
         return False
-    return 0 < sum(step.wall_s for step in steps) < OF_ITS_TIME * run.duration_s
+    return 0 < totals.wall_s < OF_ITS_TIME * run.duration_s
 
 
 ASKED_OF_SERVERS = {
@@ -261,10 +261,13 @@ def _not_reported(record: RunRecord) -> dict[str, str]:
 
 
 def _training_summary(
-    record: RunRecord, steps: Sequence[Step], peaks: tuple[Peak | None, Peak | None]
+    record: RunRecord,
+    steps: Sequence[Step],
+    totals: Totals,
+    peaks: tuple[Peak | None, Peak | None],
 ) -> Summary:
-    summary = summarize(steps, work_of(record, steps), peaks[0])
-    add_bandwidth(summary, steps, record.facts.get("bytes_per_sample"), peaks[1])
+    summary = summarize(steps, totals, work_of(record, totals), peaks[0])
+    add_bandwidth(summary, totals, record.facts.get("bytes_per_sample"), peaks[1])
     if record.whole_ratio > 1:
         summary = of_all_processes(summary, record.whole_ratio)
         if summary.mfu_peak_source:
@@ -274,11 +277,8 @@ def _training_summary(
         overhead_s, first = record.overhead_start
         summary.overhead_s_per_step = (record.overhead_s - overhead_s) / (record.seen_steps - first)
     summary.probes_s = record.probes_s or None
-    losses = [
-        step.loss for step in itertools.islice(record.steps, LOSS_STEPS) if step.loss is not None
-    ]
-    if losses:
-        summary.loss_first = sum(losses) / len(losses)
+    if record.first_losses:
+        summary.loss_first = sum(record.first_losses) / len(record.first_losses)
     return summary
 
 
