@@ -271,7 +271,7 @@ CASES = (
     ),
     Case(
         "numbers copied in recomputed blocks, A100",
-        ("host.sync_stall",),
+        ("host.sync_stall", "host.avoidable_work"),
         "--scalars --checkpointing --layers 24 --batch 8",
         ("card a100-40",),
     ),

@@ -687,6 +687,40 @@ def test_a_function_within_the_passes_is_named_where_it_is_no_operator_of_torch(
         assert finding.recoverable_ratio == pytest.approx(min(share, idle))
 
 
+@pytest.mark.parametrize(
+    ("forward", "backward", "part", "state"),
+    [
+        (0.32, 0.55, "forward", "clear"),  # as long as the backward pass of such work says
+        (0.65, 0.30, "forward", "fires"),  # the GPU waits for the host within the forward pass
+        (0.32, 0.55, "loss", "fires"),
+    ],
+)
+def test_waits_of_a_forward_pass_are_work_of_the_gpu_where_the_backward_pass_says_so(
+    forward: float, backward: float, part: str, state: str
+) -> None:
+    """Twelve blocks wait for a number each; GPU-Util may have gaps, and there is no SM activity."""
+    waiting = stacks(
+        python=0.18,
+        waits=0.65,
+        is_gpu=1.0,
+        gpu__util_ratio=0.976,
+        host__caught_up_ratio=0.0,
+        sync__calls=12.0,
+        sync__wait_s=0.011,
+        step_s=0.059,
+        forward_ratio=forward,
+        backward_ratio=backward,
+        model__trained_ratio=1.0,
+    )
+    share = waiting.signals["stack.function_ratio"]
+    place = CodePlace("script.py:80", "Block.forward", part)
+    signals = waiting.signals | {
+        "stack.function_ratio": Signal(share.value, share.unit, share.source, place)
+    }
+    finding = check("host.slow_function", dataclasses.replace(waiting, signals=signals))
+    assert finding.state == state
+
+
 @pytest.mark.parametrize("known", [{}, {"host__caught_up_ratio": 0.2}])
 def test_on_a_gpu_nothing_is_said_where_it_is_not_known_whether_the_gpu_works(
     known: dict[str, float],

@@ -275,6 +275,25 @@ def idle_in_forward(case: Case) -> float:
     return max(0.0, case.value("forward_ratio") - case.value("backward_ratio") / GRADIENTS)
 
 
+def idle_in_part(case: Case, place: CodePlace | None) -> float:
+    """Return for which share of a step the GPU has no work, at most, while the host is at `place`.
+
+    Where the GPU has work left at the end of a step, the GPU limits the backward pass, and the time
+    of that pass gives the work in the forward pass: see `idle_in_forward`. Waits within the forward
+    pass are then waits for work that the GPU does.
+    """
+    most = idle(case).most
+    if (
+        place is None
+        or place.part != "forward"
+        or case.get("host.caught_up_ratio", 1.0) >= CAUGHT_UP
+        or case.get("model.trained_ratio", 0.0) < WHOLE_MODEL
+        or not case.has("forward_ratio", "backward_ratio")
+    ):
+        return most
+    return min(most, idle_in_forward(case))
+
+
 IDLE_SIGNALS = (
     "is_gpu", "gpu.util_ratio", "gpu.sm_active_ratio", "hw.other_processes", "host.caught_up_ratio",
     "host.ahead_ratio", "sync.calls", "sync.wait_s", "step_s", "forward_ratio", "backward_ratio",

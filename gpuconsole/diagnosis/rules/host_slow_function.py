@@ -149,21 +149,22 @@ are kept from token to token, several sequences at once."""
             ("stack.function_python_ratio", OWN),
             "stack.function_waits_ratio",
         )
+        most = device.idle_in_part(case, case.place("stack.function_ratio"))
         if case.on_gpu:
             evidence += device.idle_evidence(case) + case.if_known(
                 "host.ahead_ratio", "sync.wait_s"
             )
             waited = device.waited_ratio(case) if case.has("sync.wait_s", "step_s") else 0.0
-            if share >= SHARE > min(share - waited, device.idle(case).most):
+            if share >= SHARE > min(share - waited, most):
                 return self.clear(0.0, evidence, device.idle_words(case))
         caller = case.place("stack.no_grad_ratio")
-        most = f", most of them called at {caller}" if caller is not None else ""
+        called = f", most of them called at {caller}" if caller is not None else ""
         generation = case.get("generation_ratio", 0.0)
         if generation >= WITHOUT and case.has("generation.passes_per_step"):
             passes = case.value("generation.passes_per_step")
             summary = (
                 f"generation takes {percent(generation)} of the step, with {passes:.0f} passes per"
-                f" step{most}"
+                f" step{called}"
             )
             evidence += case.evidence(("generation_ratio", WITHOUT), "generation.passes_per_step")
             return self.note(
@@ -177,7 +178,7 @@ are kept from token to token, several sequences at once."""
         if without >= WITHOUT:
             summary = (
                 f"{percent(without)} of each step is in passes without gradients that are no"
-                f" evaluation{most}"
+                f" evaluation{called}"
             )
             evidence += case.evidence(("stack.no_grad_ratio", WITHOUT))
             return self.note(
@@ -225,7 +226,7 @@ are kept from token to token, several sequences at once."""
             share / SHARE,
             evidence,
             summary,
-            recoverable=min(share * max(python, waits), device.idle(case).most),
+            recoverable=min(share * max(python, waits), most),
             confidence=high_if(sure),
             title=title,
         )
