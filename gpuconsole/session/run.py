@@ -287,6 +287,8 @@ def _busy_s(step: Step) -> float:
     return step.wall_s - sum(runq) - (step.phases[COMM] - runq[COMM])
 
 
+COUNTED_PRECISIONS = ("bf16", "fp16")
+"""Precisions of a job that the agent may learn late, from the operators of a step."""
 MAX_STEPS = 20_000
 """Steps kept of the current run, for percentiles. The sums are over all steady steps."""
 LOSS_STEPS = 5
@@ -482,6 +484,9 @@ class RunRecord:
             self.run.is_job and (not self.run.knobs or not self.steady_t)
         ) or self.run.watched:  # a watched server may restart with other limits
             self.run.knobs = event.knobs
+        elif self.run.is_job and event.knobs.get("precision") in COUNTED_PRECISIONS:
+            # the counted step may come after the first steady one; no change from here sets these
+            self.run.knobs = {**self.run.knobs, "precision": event.knobs["precision"]}
         own = {
             name: event.knobs[name]
             for name in LIVE_KNOBS

@@ -77,6 +77,7 @@ def test_a_dense_gradient_of_a_table_is_named_and_sparse_suggested() -> None:
         (DENSE, {"embedding__rows_touched_ratio": 0.4}),
         (DENSE, {"forward_ratio": 0.75, "backward_ratio": 0.15, "optimizer_ratio": 0.05}),
         ({"sparse": True}, {}),
+        ({**DENSE, "sharding": "zero3"}, {}),
         ({}, {}),
     ],
 )

@@ -110,6 +110,7 @@ class JobLoop:
         self.breakdown = SegmentBreakdown(ThreadTimes())
         self.knobs: Knobs = {}
         self.varies = set[str]()
+        self._precision_known = False
         """Knobs that the program changes by itself."""
         self._asked = set[str]()
         """Knobs that the console has changed."""
@@ -208,6 +209,9 @@ class JobLoop:
         knobs = described.observed_knobs()
         if recorder.index >= COUNT_AT:
             known = (knobs.keys() & self.knobs.keys()) - self._asked
+            if watch.counted_precision and not self._precision_known:
+                # the counted step has shown it; the program has not changed it
+                self._precision_known, known = True, known - {"precision"}
             self.varies |= {name for name in known if knobs[name] != self.knobs[name]}
         self.knobs = knobs
 
@@ -815,7 +819,7 @@ class Agent:
                 self._arithmetic, recorder.kind = Arithmetic(), COUNTS
                 self._arithmetic.done = True
             if self._arithmetic.done:
-                switch.attempt("settings.read", self._announce)
+                switch.attempt("settings.read", self._describe)
                 self._send_observed(self._arithmetic.signals or None)
                 self._send_observed(switch.attempt("memory.parts", memory_parts))
                 self._copies = switch.attempt("copies.begin", self._count_copies)
