@@ -146,9 +146,9 @@ def embedding_claim(case: Case) -> float:
 
 
 def dense_table_bytes(case: Case) -> float:
-    """Return the bytes of the embedding tables with dense gradients that could be sparse: none where
-    FSDP shards them, which takes no sparse gradients. Raise Missing if the model has modules with
-    tables, and the job's operators were not counted."""
+    """Return the bytes of the embedding tables with dense gradients that could be sparse: none
+    where FSDP shards them, which takes no sparse gradients. Raise Missing if the model has modules
+    with tables, and the job's operators were not counted."""
     sparse = case.knobs.get("sparse")
     if sparse or case.knobs.get("sharding") in ("zero2", "zero3"):
         return 0.0

@@ -421,6 +421,24 @@ def test_a_knob_that_changes_without_the_console_varies_in_the_program(
     loop.close()
 
 
+def test_the_precision_that_the_counted_step_shows_does_not_vary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FSDP 2 computes in bf16 on parameters in fp32."""
+    seen = iter(({"precision": value} for value in ("fp32", "bf16", "fp32")))
+    monkeypatch.setattr(described, "observed_knobs", lambda: next(seen))
+    loop = hooks_of_job.JobLoop()
+    monkeypatch.setattr(hooks_of_job.recorder, "index", hooks_of_job.COUNT_AT)
+    loop.observe()
+    monkeypatch.setattr(hooks_of_job.watch, "counted_precision", "bf16")
+    loop.varies.clear()
+    loop.observe()
+    assert loop.varies == set()
+    loop.observe()
+    assert loop.varies == {"precision"}, "from then on, the program changes it"
+    loop.close()
+
+
 def captured(graph: Any) -> None:
     """What the borders of a graph report of its capture."""
     graphs._present.graph = weakref.ref(graph)
