@@ -425,7 +425,7 @@ def test_the_precision_that_the_counted_step_shows_does_not_vary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FSDP 2 computes in bf16 on parameters in fp32."""
-    seen = iter(({"precision": value} for value in ("fp32", "bf16", "fp32")))
+    seen = iter({"precision": value} for value in ("fp32", "bf16", "fp32"))
     monkeypatch.setattr(described, "observed_knobs", lambda: next(seen))
     loop = hooks_of_job.JobLoop()
     monkeypatch.setattr(hooks_of_job.recorder, "index", hooks_of_job.COUNT_AT)
