@@ -195,10 +195,10 @@ def rates_differ(speedup: Speedup | None, before: Run, after: Run, clock: str) -
     if abs(ratio / estimate - 1) <= SAME:
         return ""
     paired, rates = units.speedup(estimate).strip(), units.speedup(ratio).strip()
-    waits = ", and waits for a CPU core count there" if clock == "contention_free" else ""
+    waits = " and include waits for a CPU core" if clock == "contention_free" else ""
     return (
-        f"{paired} in alternating blocks, but {rates} from before the change to after it. Other"
-        f" causes may have changed between these times{waits}"
+        f"{paired} in alternating blocks; before and after differ by {rates}, because these rates"
+        f" come from different times{waits}"
     )
 
 
