@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -25,13 +24,12 @@ MAX_KNOWN_ITERATORS = 64
 
 
 class KnownIterator(NamedTuple):
-    """An iterator of the program, its DataLoader, the place in the program that makes such loaders,
-    and the size of its batches (0: not known)."""
+    """An iterator of the program, its DataLoader, and the place in the program that makes such
+    loaders."""
 
     iterator: weakref.ref[Any]
     origin: Origin | None
     place: LoaderPlace
-    size: int
 
 
 class Iterators:
@@ -47,7 +45,7 @@ class Iterators:
         self.short_epochs = False
         """Whether the last epoch had few steps: then all steps are marked, and each call of an
         iterator is seen."""
-        self._open: tuple[KnownIterator, float] | None = None
+        self._open: tuple[LoaderPlace, float] | None = None
         """Whose batch the training thread asks for, and since when."""
         self._opening: tuple[Any, float] | None = None
         """The loader whose epoch begins, and since when."""
@@ -69,7 +67,6 @@ class Iterators:
             weakref.ref(iterator),
             origin,
             loading.place_of(loader if loader is not None else iterator),
-            _size_of_batches(iterator),
         )
         self._known[id(iterator)] = known
         watch.add(watch.iterators, iterator)
@@ -92,7 +89,7 @@ class Iterators:
         recorder.enter(known.place.code)
         begun = recorder.times[-1]
         watch.last_loader = known.origin
-        self._open = known, begun
+        self._open = known.place, begun
         if begun >= loading.due:
             loading.batch_begins(begun)
         return True
@@ -102,10 +99,7 @@ class Iterators:
         opened, self._open = self._open, None
         if not recorder.thread or opened is None:
             return
-        known, begun = opened
-        place = known.place
-        if not failed:
-            recorder.delivered += known.size
+        place, begun = opened
         if place is loading.place and loading.began is None and place.opened is None:
             place.batches += 1  # the usual batch: there is nothing to find out
         else:
@@ -166,16 +160,6 @@ class Iterators:
         ):
             loading.batch = size_of(batch)
         return loading.batch is not None
-
-
-def _size_of_batches(iterator: Any) -> int:
-    """Return the samples of a batch, where torch's own sampler makes the batches; else 0. A sampler
-    of the program may make batches of any size."""
-    sampler: Any = iterator.__dict__.get("_index_sampler")
-    if type(sampler) is not sys.modules["torch.utils.data.sampler"].BatchSampler:
-        return 0
-    size = sampler.batch_size
-    return size if type(size) is int else 0
 
 
 iterators = Iterators()

@@ -65,25 +65,14 @@ get_ident = threading.get_ident
 
 
 class StepMark(NamedTuple):
-    """A moment of a step: how many segments it has, its samples and tokens, the samples that the
-    loaders have delivered, its loss, and its forward and backward passes."""
+    """A moment of a step: how many segments it has, its samples, tokens and loss, and its forward
+    and backward passes."""
 
     segments: int
     samples: int
     tokens: int
-    delivered: int
     loss: Any
     passes: int
-
-
-def _once(samples: int, tokens: int, delivered: int, whole: bool) -> tuple[int, int]:
-    """Return the samples and tokens of a step, each of them once. `samples` and `tokens`: of all
-    its micro-batches. A micro-batch may have the samples of the one before, or made ones: in a GAN
-    the discriminator sees both. So a step has at most the samples that the loaders have delivered
-    in it. `whole`: a pass has the samples of a batch; else it may have other tokens than these."""
-    if not 0 < delivered < samples:
-        return samples, tokens
-    return delivered, tokens * delivered // samples if whole else tokens
 
 
 class StepRecorder:
@@ -103,7 +92,6 @@ class StepRecorder:
         "codes",
         "copy_loss",
         "counted",
-        "delivered",
         "done",
         "due",
         "ends_only",
@@ -135,7 +123,6 @@ class StepRecorder:
         "tokens",
         "usual",
         "varied",
-        "whole",
     )
 
     def __init__(self) -> None:
@@ -172,11 +159,6 @@ class StepRecorder:
         self.index = 0
         self.done: list[RawStep] = []
         self.samples = self.tokens = 0
-        """Those of the passes of the step under way; see `_once`."""
-        self.delivered = 0
-        """The samples that the loaders have delivered in the step under way; 0: not known."""
-        self.whole = False
-        """Whether the last pass that counted had as many samples as a batch of the loader."""
         self.loss: Any = None
         self.reads_loss = True
         """Whether the loss of the step under way is read: see LOSS_EVERY_S."""
@@ -298,7 +280,6 @@ class StepRecorder:
             self.readings.append(self.read())  # type: ignore[misc]
             if self.caught_up is not None and not self.ends_only:
                 self.caught_up(self.readings)
-        self.samples, self.tokens = _once(self.samples, self.tokens, self.delivered, self.whole)
         if self.partial:
             self.samples, self.tokens = (
                 max(self.samples, self.usual[0]),
@@ -358,7 +339,7 @@ class StepRecorder:
     def _begin_next(self, t: float) -> None:
         self.index += 1
         self.start, self.codes, self.times = t, [], []
-        self.samples = self.tokens = self.delivered = self.passes = self.backwards = 0
+        self.samples = self.tokens = self.passes = self.backwards = 0
         self.loss, self.partial = None, False
         self.reads_loss = self.sample_all or t >= self._loss_t
         if self.reads_loss:
@@ -403,12 +384,7 @@ class StepRecorder:
     def mark(self) -> StepMark:
         """This moment, at which `split` can end the step later."""
         return StepMark(
-            len(self.codes),
-            self.samples,
-            self.tokens,
-            self.delivered,
-            self.loss,
-            self.passes + self.backwards,
+            len(self.codes), self.samples, self.tokens, self.loss, self.passes + self.backwards
         )
 
     def split(self, mark: StepMark) -> None:
@@ -418,8 +394,7 @@ class StepRecorder:
         if mark.loss is not None:
             loss = loss - mark.loss if isinstance(loss, float) and loss != mark.loss else None
         first = None if readings is None or self.late else readings[: mark.segments + 1]
-        ended_samples, ended_tokens = _once(mark.samples, mark.tokens, mark.delivered, self.whole)
-        self.delivered -= mark.delivered
+        ended_samples, ended_tokens = mark.samples, mark.tokens
         if self.partial:
             ended_samples, ended_tokens = (
                 max(ended_samples, self.usual[0]),

@@ -255,8 +255,7 @@ def _begin_anew() -> None:
     opened.forget()
     recorder.start, recorder.codes, recorder.times, recorder.readings = now(), [], [], None
     del recorder.stack[1:]
-    recorder.samples = recorder.tokens = recorder.delivered = 0
-    recorder.passes = recorder.backwards = 0
+    recorder.samples = recorder.tokens = recorder.passes = recorder.backwards = 0
     recorder.loss, recorder.partial = None, False
     if recorder.done:
         recorder.index = max(recorder.index, recorder.done[-1][0] + 1)
@@ -287,7 +286,6 @@ def count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 and counted[2] == watch.loader_batch
             ):
                 recorder.samples += counted[3]
-                recorder.whole = counted[3] == watch.loader_batch
                 recorder.tokens += counted[4]
                 watch.newest_batch = counted[3]
                 return
@@ -335,7 +333,6 @@ def _count_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         return
     recorder.samples += samples
     if type(samples) is int:  # a symbol of torch.export
-        recorder.whole = samples == watch.loader_batch
         watch.newest_batch = samples
         watch.batch_size = max(watch.batch_size, samples)
     dtype = ask(value, "dtype")

@@ -243,35 +243,3 @@ def test_a_step_that_is_marked_from_its_middle_on_has_the_samples_of_the_step_be
                 recorder.samples += 8
         (recorder.cut_counted if recorder.counted else recorder.cut)()
     assert [step[4] for step in recorder.done] == [32] * 80
-
-
-@pytest.mark.parametrize(
-    ("samples", "tokens", "delivered", "whole", "counted"),
-    [
-        (64, 1024, 32, True, (32, 512)),  # two passes see a batch, or one sees made samples
-        (32, 512, 32, True, (32, 512)),
-        (32, 512, 128, False, (32, 512)),  # other loaders deliver too
-        (64, 1024, 0, False, (64, 1024)),  # no loader is known
-        (8, 4096, 1, False, (1, 4096)),  # a text that the program has cut in pieces
-    ],
-)
-@pytest.mark.parametrize("past", [False, True])
-def test_a_step_has_at_most_the_samples_that_the_loaders_have_delivered(
-    samples: int, tokens: int, delivered: int, whole: bool, counted: tuple[int, int], past: bool
-) -> None:
-    recorder = StepRecorder()
-    recorder.thread = 1
-    for _ in range(3):
-        recorder.samples, recorder.tokens = samples, tokens
-        recorder.delivered, recorder.whole = delivered, whole
-        recorder.enter(FORWARD)
-        recorder.leave()
-        if past:
-            mark = recorder.mark()
-            recorder.enter(OPTIMIZER)
-            recorder.leave()
-            recorder.split(mark)
-            assert recorder.samples == recorder.delivered == 0
-        else:
-            recorder.cut()
-    assert {step[4:6] for step in recorder.done} == {counted}
