@@ -489,7 +489,8 @@ class _Measurement:
         )
         decided = verdict(ratios, nulls, between, least)
         if lasting or (decided == "win" and free and not confirms(on_wall.log_ratios)):
-            decided = None  # the waits for a core may use up the gain
+            # what lasts after a switch, or the waits for a core, may be the whole gain
+            decided = None
         self._trial = msgspec.structs.replace(
             self._trial,
             clock="contention_free" if free else "wall",

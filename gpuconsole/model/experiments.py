@@ -388,7 +388,7 @@ class SweepPoint(msgspec.Struct, omit_defaults=True):
 
     @property
     def _times(self) -> list[float]:
-        """The time of each repeat; without `seconds`, for the same work in each."""
+        """Return the time of each repeat. Without `seconds`, all repeats did the same work."""
         return self.seconds or [1 / rate for rate in self.rates]
 
 

@@ -229,12 +229,6 @@ def about(seconds: float) -> str:
     )
 
 
-def about_period(seconds: float) -> str:
-    """`about 0.85 s`, `about 4.2 s`, `about 45 s`: a measured period, with two digits below 10
-    s."""
-    return f"about {seconds:.2g} s" if seconds < 9.95 else about(seconds)
-
-
 def speedup(ratio: float | None) -> str:
     """`1.53x`, five cells."""
     return f"{digits(ratio):>4}x" if ratio is not None else NA.rjust(5)
