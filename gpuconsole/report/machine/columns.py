@@ -167,8 +167,8 @@ def cell(view: View, column: DeviceColumn, device: str) -> str:
 
 
 def keeps_width(column: DeviceColumn) -> bool:
-    """Whether all texts of `cell` are equally wide: shares, clocks and rates."""
-    return bool(column.ways) or CATALOGUE[column.metric].unit in ("ratio", "Hz")
+    """Whether all texts of `cell` are equally wide: shares, and rates of links."""
+    return bool(column.ways) or CATALOGUE[column.metric].unit == "ratio"
 
 
 def both_ways(reading: ColumnReading) -> float | None:
