@@ -67,6 +67,7 @@ def machine(*cards: Card, **changes: object) -> View:
         }
         latest |= {series_key(name, gpu.id): value for name, value in values.items()}
         gone = {metric.name for metric in GPU_METRICS if metric.source == "nvml.gpm"}
+        gone.add("gpu.hbm_bytes_per_s")  # from the share of GPM
         if not card.gpm:
             reasons |= dict.fromkeys(
                 (series_key(name, gpu.id) for name in gone), "GPM needs Hopper"
