@@ -78,7 +78,7 @@ def test_the_figures_of_several_gpus_stand_below_one_another(width: int) -> None
     gpus = [device for device in shown.devices if device.is_gpu]
     rows = ["".join(text for text, _ in row) for row in gpu_lines(shown, gpus, width)]
     assert all(len(row) <= width for row in rows)
-    for figure in ("tensor", "HBM", r"\d+/\d+ W", r"\d+ °C"):
+    for figure in ("tensor", r"HBM +\d+", r"\d+/\d+ W", r"\d+ °C"):
         found = [match.start() for row in rows if (match := re.search(figure, row))]
         assert len(found) in (0, 4) and len(set(found)) <= 1, rows
     assert [row[23:].startswith("SM  ") for row in rows] == [False, True, True, False]
