@@ -14,6 +14,7 @@ from gpuconsole.model.text import cell_width, clean
 from gpuconsole.report.cells import Row, line_of
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+from gpuconsole.session.gpu_state import GpuState, gpu_states
 
 GPU_LINE = (
     device_columns.SM,
@@ -37,6 +38,8 @@ UNIFIED_COLUMNS = {
     device_columns.HBM_BANDWIDTH: device_columns.UNIFIED_BANDWIDTH,
 }
 """Columns of a GPU that has the memory of the host, which is no HBM."""
+MIN_GROUPED = 1000
+"""From here on, digits stand in groups of three."""
 HOST_LINE = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.RUN_QUEUE_DELAY)
 SM_OR_UTILIZATION = device_columns.SM._replace(
     title="SM or util", short="SM/util", lead="SM or util"
@@ -115,13 +118,18 @@ def of_device(view: View, column: DeviceColumn, device: str) -> DeviceColumn:
     return activity_column(view, (device,)) if column is SM_OR_UTILIZATION else column
 
 
-def trouble(view: View, device: str) -> str:
-    """Why the values of a device do not describe its present state, in place of its figures; empty
-    if they do."""
-    if device in view.lost:
-        return f"lost: {view.lost[device]}"
-    silent_s = facts.silent_s(view, device)
-    return f"last reading {silent_s:.0f} s ago" if silent_s else ""
+def state_of(view: View, gpu: str) -> GpuState:
+    """The state of one GPU or MIG slice."""
+    return gpu_states(
+        view,
+        [device for device in view.devices if device.id == gpu or device.id.startswith(f"{gpu}/")],
+    )[gpu]
+
+
+def trouble(view: View, gpu: str) -> str:
+    """Why the values of a GPU do not describe its present state, in place of its figures; empty if
+    they do."""
+    return state_of(view, gpu).text if gpu in view.lost or facts.silent_s(view, gpu) else ""
 
 
 def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) -> str:
@@ -171,6 +179,27 @@ def cell(view: View, column: DeviceColumn, device: str) -> str:
             return units.degrees(reading.value, f"/{top:.0f}°" if top else "°")
         case _:
             return figure(own, reading, alone=True)
+
+
+def scale_top(metric: str, top: float) -> str:
+    """The top of the scale of a history: what the metric can reach at most, or its largest
+    value."""
+    match CATALOGUE[metric].unit:
+        case "ratio":
+            text = units.percent(top)
+        case "bytes":
+            text = units.size_bytes(top)
+        case "bytes/s" | "FLOP/s" as unit:
+            text = units.si(top, unit.replace("bytes", "B"))
+        case "s":
+            text = units.latency(top)
+        case "W":
+            text = units.watts(top)
+        case "°C":
+            text = units.degrees(top)
+        case _:
+            text = units.digits(top) if top < MIN_GROUPED else units.grouped(top)
+    return text.strip()
 
 
 def keeps_width(column: DeviceColumn) -> bool:

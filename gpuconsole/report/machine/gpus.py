@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device
-from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, cut, plain
 from gpuconsole.report.cells import (
     Row,
@@ -38,6 +38,7 @@ from gpuconsole.report.machine.columns import (
     link_column,
     of_device,
     read,
+    scale_top,
 )
 from gpuconsole.report.page import follow
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
@@ -777,16 +778,7 @@ def _scale(column: DeviceColumn, tops: set[float]) -> str:
     if len(tops) != 1:
         return "0-max"
     (top,) = tops
-    match CATALOGUE[column.metric].unit:
-        case "W":
-            text = units.watts(top)
-        case "°C":
-            text = units.degrees(top)
-        case "bytes":
-            text = units.size_bytes(top)
-        case _:
-            text = units.si(top, "B/s")
-    return f"0-{text.strip()}" if top else ""
+    return f"0-{scale_top(column.metric, top)}" if top else ""
 
 
 Past = tuple[Sequence[float | None], float | None]
