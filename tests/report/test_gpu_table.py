@@ -207,6 +207,21 @@ def test_a_silent_gpu_says_which_call_hangs(width: int) -> None:
         assert call in row_of(painted, "gpu:5")
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_column_moves_when_figures_change(width: int) -> None:
+    heads = set()
+    for share in (0.003, 0.05, 0.7, 1.0):
+        for card in (CARDS[3], CARDS[7]):
+            shown = machine(*[card] * 4)
+            for n in range(4):
+                used, power = share * card.memory_mib * MIB, share * card.limit_w
+                shown = with_values(
+                    shown, f"gpu:{n}", hbm_used_bytes=used, power_w=power, sm_active_ratio=share
+                )
+            heads.add((card.name, lines(table(shown, width))[0]))
+    assert len(heads) == 2, heads
+
+
 # --- a box of different cards ---------------------------------------------------------------------
 
 
