@@ -14,10 +14,13 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import KINDS, GpuState, Kind, in_words, whole_gpus
 
-DETAILS = ("count", "memory", "price", "pid", "fault", "user", "others", "sick", "idle", "free")
+DETAILS = (
+    "processes", "memory", "price", "pid", "fault", "user", "others", "sick", "total", "idle",
+    "free",
+)  # fmt: skip
 """What is left out where the room ends, the first one first. A person asks for the name of a free
 GPU, then for the user of an idle one. `sick`, `idle`, `free`: the names of these GPUs; `others`:
-the names of the lost, silent and unknown ones."""
+the names of the lost, silent and unknown ones; `total`: the number of all, and of the busy ones."""
 MAX_USERS = 3
 BETWEEN = " · "
 
@@ -59,12 +62,17 @@ def _parts(
         held = _held(view, whole, details) if only.kind == "idle" else []
         yield ", ".join([f"{plain(facts.short_name(gpus[0].name))}: {plain(only.text)}", *held])
         return
-    yield in_words(gpus)
-    for kind in KINDS:
-        if of_kind := [gpu for gpu in whole if states[gpu.id].kind == kind]:
+    by_kind: dict[Kind, list[Device]] = {kind: [] for kind in KINDS}
+    for gpu in whole:
+        by_kind[states[gpu.id].kind].append(gpu)
+    total = "total" in details or len(by_kind["busy"]) == len(whole)
+    if total:
+        yield in_words(gpus)
+    for kind, of_kind in by_kind.items():
+        if of_kind and (total or kind != "busy"):
             yield _of_kind(view, kind, of_kind, states, details)
     processes = len({process.pid for process in view.processes})
-    if processes and "count" in details:
+    if processes and "processes" in details:
         yield f"{processes} {'process' if processes == 1 else 'processes'}"
 
 
