@@ -100,13 +100,15 @@ def paint_overview(
     height: int,
     scenarios: Sequence[Scenario] = (),
     choice: GpuChoice = GpuChoice(),  # noqa: B008
+    *,
+    brief: bool = False,
 ) -> Overview:
-    """`height` rows. The room that remains goes to the history of the devices and to the processes;
-    without a GPU to the `scenarios`."""
+    """Return `height` rows. The room that remains goes to the history of the devices and to the
+    processes; without a GPU to the `scenarios`. `brief`: beside GPUs, the hints take one row."""
     boxed = width >= WIDE and height >= TALL
     gpus = [device for device in view.devices if device.is_gpu]
     if gpus:
-        return _with_gpus(view, gpus, hints, history, width, height, choice, boxed)
+        return _with_gpus(view, gpus, hints, history, width, height, choice, boxed, brief)
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
@@ -183,6 +185,7 @@ def _with_gpus(
     height: int,
     choice: GpuChoice,
     boxed: bool,
+    brief: bool,
 ) -> Overview:
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
@@ -197,7 +200,7 @@ def _with_gpus(
         if not hint.label
     ]
     for title, texts in (("what to press", _hint_rows(hints, inner)), ("in a shell", commands)):
-        if needed + len(texts) <= height:
+        if not brief and needed + len(texts) <= height:
             rows += [blank(width), *panel(title, [], texts, width, len(texts) + frame, boxed)]
             break
     else:
