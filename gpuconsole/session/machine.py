@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run
 from gpuconsole.model.series import Series
+from gpuconsole.session.idle import QuietTimes
 from gpuconsole.wire.events import (
     DeviceKnown,
     DeviceLost,
@@ -170,6 +171,15 @@ def parent(device: str) -> str:
     return device.partition("/")[0]
 
 
+def users_of(processes: Iterable[Process]) -> dict[str, set[int]]:
+    """Return the process ids by device. A process in a MIG slice uses the whole GPU, too."""
+    users: dict[str, set[int]] = {}
+    for process in processes:
+        for place in {process.device, parent(process.device)}:
+            users.setdefault(place, set()).add(process.pid)
+    return users
+
+
 def reader_of(event: Sample) -> str:
     """The reader of a sample: the named source if all values came from this one source, otherwise
     the usual reader."""
@@ -228,6 +238,7 @@ class MachineState:
         """The newest error of each GPU since the start of the console, and its session time."""
         self.ecc_before: dict[str, float] = {}
         """Uncorrected memory errors of each GPU at the start of the console."""
+        self.quiet = QuietTimes(interval_s)
         self.sources: dict[str, SourceState] = {}
         self.sampler_t: float | None = None
         """The time of the sampler's last event."""
@@ -292,6 +303,7 @@ class MachineState:
                 self.links = event.links
             case Processes():
                 self.processes, self.processes_missing = event.processes, event.reasons
+                self._note_users(event)
             case Xid():
                 self.xids.append(event)
                 self.last_xid[event.device] = event.code
@@ -328,6 +340,7 @@ class MachineState:
             # a reset of the GPU clears the count
             self.ecc_before[event.device] = min(errors, self.ecc_before.get(event.device, errors))
         self.readings.add_sample(event, self.session_time(event.t))
+        self.quiet.add_sample(event.device, event.values, self.session_time(event.t))
         # Each reader of a device has its own thread, so a value may arrive before the event that
         # withdraws its reason.
         missing = self.unavailable.get(event.device)
@@ -346,6 +359,13 @@ class MachineState:
             self.devices = [*rest[: places[0]], *known, *rest[places[0] :]]
             self.reasons_version += 1
 
+    def _note_users(self, event: Processes) -> None:
+        users = users_of(event.processes)
+        known = [device.id for device in self.devices if parent(device.id) not in event.reasons]
+        self.quiet.add_users(
+            {device: users.get(device, set()) for device in known}, self.session_time(event.t)
+        )
+
     def _set_devices(self, event: Devices) -> None:
         """Use a new list of devices. Earlier GPU readings belong to closed handles and are dropped.
         Another GPU starts a new history."""
@@ -356,6 +376,7 @@ class MachineState:
             if device.uuid and before.get(device.id) not in (None, "", device.uuid):
                 self.xid_times.pop(device.id, None)
                 self.ecc_before.pop(device.id, None)
+                self.quiet.forget(device.id)
         self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
         self.devices_t = self.session_time(event.t)
         self.cuda = event.cuda

@@ -120,6 +120,7 @@ def make_view(
         sides=tuple(state.sides),
         xids=dict(state.xid_times),
         ecc_before=dict(state.ecc_before),
+        quiet=state.quiet.at(now),
         trial_times={
             name: (state.session_time(begun), state.session_time(last))
             for name, (begun, last) in state.trial_times.items()
@@ -138,6 +139,8 @@ def seen_now(state: MachineState, now: float) -> CurrentReadings:
         state.processes_missing,
         state.xid_times,
         state.ecc_before,
+        state.quiet.at(now),
+        state.devices,
     )
 
 

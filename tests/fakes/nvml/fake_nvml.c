@@ -252,7 +252,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 int nvmlDeviceGetArchitecture(Gpu *g, unsigned *arch) { ENTER(g); *arch = (unsigned)g->architecture; return OK; }
 int nvmlDeviceGetPersistenceMode(Gpu *g, unsigned *mode) { ENTER(g); *mode = (unsigned)g->persistence; return OK; }
 int nvmlDeviceGetComputeMode(Gpu *g, unsigned *mode) { ENTER(g); *mode = 0; return OK; }
-int nvmlDeviceGetEccMode(Gpu *g, unsigned *now, unsigned *next) { ENTER(g); *now = *next = (unsigned)g->ecc; return OK; }
+int nvmlDeviceGetEccMode(Gpu *g, unsigned *now, unsigned *next) { ENTER(g); *now = (unsigned)g->ecc, *next = (unsigned)(g->ecc_pending < 0 ? g->ecc : g->ecc_pending); return OK; }
 
 int nvmlDeviceGetCudaComputeCapability(Gpu *g, int *major, int *minor) {
     ENTER(g);
