@@ -277,7 +277,7 @@ def test_a_card_without_utilization_shows_the_figures_that_it_has(width: int, he
         assert re.search(r" \d+° ", row) and (" 40 %" in row or width == 80), row
     assert "util: not supported" in whole
     if height == 30:
-        assert "HBM 0-1.95 GiB" in whole and "temp 0-" in whole and "SM" not in whole
+        assert "HBM 0-1.95 GiB" in whole and "temp 0-" in whole and "SM 0-" not in whole
 
 
 # --- faults ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 
 import msgspec
 import pytest
@@ -266,6 +267,26 @@ def test_the_table_of_64_gpus_scrolls_and_a_map_shows_them_all() -> None:
         assert marked(app).startswith("gpu:62 ") and in_sight(app)[-1] == "gpu:63"
         await pilot.press("home", "pagedown")
         assert "gpu:0" not in marked(app)
+
+    on_overview(64, body)
+
+
+def test_each_page_down_shows_other_gpus() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        before, tops = in_sight(app), [0]
+        page = len(before) - 1
+        for _ in range(3):
+            await pilot.press("pagedown")
+            seen = in_sight(app)
+            assert len(set(seen) - set(before)) >= page - 1, (before, seen)
+            assert marked(app).split()[0] in seen
+            tops.append(int(seen[0].removeprefix("gpu:")))
+            before = seen
+        assert all(after - top >= page - 1 for top, after in itertools.pairwise(tops)), tops
+        await pilot.press("pageup", "pageup", "pageup")
+        assert in_sight(app)[0] == "gpu:0"
+        await pilot.press(*["pagedown"] * 20)
+        assert in_sight(app)[-1] == "gpu:63" and marked(app).startswith("gpu:63 ")
 
     on_overview(64, body)
 

@@ -3,7 +3,7 @@ table; and the line of a device in the header."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
@@ -37,6 +37,9 @@ SM_OR_UTILIZATION = device_columns.SM._replace(
 """How busy GPUs are of which only some report active SMs: the measure that each GPU has."""
 GAP = "   "
 """Between two figures of a line."""
+History = Callable[[str, int], list[float | None]]
+"""A function that returns the recent means of a series (key) in the given number of columns; None:
+no sample in that time."""
 
 
 class ColumnReading(NamedTuple):
@@ -161,6 +164,11 @@ def cell(view: View, column: DeviceColumn, device: str) -> str:
             return units.degrees(reading.value, f"/{top:.0f}°" if top else "°")
         case _:
             return figure(own, reading, alone=True)
+
+
+def keeps_width(column: DeviceColumn) -> bool:
+    """Whether all texts of `cell` are equally wide: shares, and rates of links."""
+    return bool(column.ways) or CATALOGUE[column.metric].unit == "ratio"
 
 
 def both_ways(reading: ColumnReading) -> float | None:
