@@ -107,3 +107,24 @@ def test_the_exporter_serves_seven_gpus_and_names_the_stuck_one(machine: Machine
             what="seven GPUs",
         )
         assert exporter.get("/healthz")[0] == 200
+
+
+def test_the_brief_form_makes_few_driver_calls(machine: Machine) -> None:
+    """nvitop makes 187 calls for 8 GPUs."""
+    _, environment = machine("gpus 8")
+    code = (
+        "import time\n"
+        "from gpuconsole.telemetry.nvml.library import meter\n"
+        "from gpuconsole.telemetry.nvml.source import NvmlSource\n"
+        "source = NvmlSource(0.3, brief=True)\n"
+        "source.devices()\n"
+        "source.prime()\n"
+        "time.sleep(0.15)\n"
+        "values = [sample.values for sample in source.read(time.monotonic())[:8]]\n"
+        "print(meter.calls, all('gpu.sm_active_ratio' in one for one in values))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    calls, has_sm = done.stdout.split()
+    assert int(calls) <= 200 and has_sm == "True"

@@ -163,11 +163,8 @@ _CLOCKS = (
         _bits,
     ),
 )
-_POWER_LIMITS = (
-    _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
-    _one("gpu.power_limit_default_w", 1e-3, "nvmlDeviceGetPowerManagementDefaultLimit"),  # mW
-)
-BRIEF_CALLS = (*VITAL_CALLS, *_CLOCKS, *_POWER_LIMITS)
+_POWER_LIMIT = _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit")  # mW
+BRIEF_CALLS = (*VITAL_CALLS, *_CLOCKS, _POWER_LIMIT)
 """The calls that one line for each GPU needs."""
 
 FAST_CALLS = (
@@ -183,7 +180,8 @@ FAST_CALLS = (
 """Calls made in every round."""
 
 SLOW_CALLS = (
-    *_POWER_LIMITS,
+    _POWER_LIMIT,
+    _one("gpu.power_limit_default_w", 1e-3, "nvmlDeviceGetPowerManagementDefaultLimit"),  # mW
     # [least, most] mW
     DriverCall(
         ("gpu.power_limit_max_w",),

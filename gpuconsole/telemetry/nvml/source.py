@@ -74,8 +74,9 @@ class NvmlSource:
         self._slow_calls.begin_round()
         xids = self._xids.read(t) if self._xids is not None else []
         lists_processes = t - self._processes_t >= PROCESSES_S
+        readings = self._collect()  # of turns that ended after their round
         self._take_turns(t, lists_processes)
-        readings = [reading for gpu in self._gpus for reading in gpu.collect()]
+        readings += self._collect()
         readings += xids
         if lists_processes:
             self._processes_t = t
@@ -94,6 +95,9 @@ class NvmlSource:
         self._told_lost.update(device for device, _ in losses)
         self._check_driver()
         return readings
+
+    def _collect(self) -> Readings:
+        return [reading for gpu in self._gpus for reading in gpu.collect()]
 
     def _take_turns(self, t: float, lists_processes: bool) -> None:
         """Begin the turns of all GPUs that have ended their last one. The slow GPUs begin first,
