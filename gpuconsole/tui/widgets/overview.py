@@ -15,6 +15,7 @@ from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import ScreenRequests
+from gpuconsole.tui.widgets.bars import is_settled
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
@@ -63,7 +64,14 @@ class OverviewZone(LiveZone, can_focus=True):
             else []
         )
         self._overview = paint_overview(
-            view, [*hints, *COMMANDS], history, width, height, examples, self._choice
+            view,
+            [*hints, *COMMANDS],
+            history,
+            width,
+            height,
+            examples,
+            self._choice,
+            brief=is_settled(self.app, view),
         )
         if self._overview.table is not None:
             self._choice = self._choice._replace(offset=self._overview.table.offset)
