@@ -222,6 +222,12 @@ def test_no_column_moves_when_figures_change(width: int) -> None:
     assert len(heads) == 2, heads
 
 
+def test_a_slow_gpu_says_which_call_takes_how_long() -> None:
+    shown = machine(*[CARDS[3]] * 8, slow={"gpu:5": "nvmlDeviceGetNvLinkState takes 1.5 s"})
+    row = row_of(table(shown, 200, 9), "gpu:5")
+    assert "1 process" in row and "nvmlDeviceGetNvLinkState takes 1.5 s" in row, row
+
+
 # --- a box of different cards ---------------------------------------------------------------------
 
 

@@ -129,7 +129,10 @@ def state_of(view: View, gpu: str) -> GpuState:
 def trouble(view: View, gpu: str) -> str:
     """Why the values of a GPU do not describe its present state, in place of its figures; empty if
     they do."""
-    return state_of(view, gpu).text if gpu in view.lost or facts.silent_s(view, gpu) else ""
+    if not any(device.id == gpu for device in view.devices):
+        return ""
+    state = state_of(view, gpu)
+    return state.text if state.kind in ("lost", "silent") else ""
 
 
 def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) -> str:

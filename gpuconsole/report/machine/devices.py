@@ -524,10 +524,12 @@ def _reasons(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState])
         new = [fault for fault in faults(view, gpu.id) if fault.is_new]
         slow = view.slow.get(gpu.id, "")
         why = "" if slow else view.processes_missing.get(gpu.id, "")
+        # the reason of a sick GPU is its faults, which have times
+        told_by_faults = state.kind == "sick" and bool(new)
         parts = [
-            plain(state.text) if state.reason else "",
+            plain(state.text) if state.reason and not told_by_faults else "",
             plain(slow) if slow not in state.reason else "",
-            fault_words(view, [fault for fault in new if fault.words not in state.text]),
+            ("sick: " if told_by_faults else "") + fault_words(view, new),
             f"processes n/a: {plain(why)}" if why and why not in state.reason else "",
         ]
         style = "alert" if new else STYLES.get(state.kind, "")

@@ -473,7 +473,8 @@ class _Note(NamedTuple):
 def _note(view: View, gpu: str, state: GpuState) -> _Note:
     """The note of a GPU. What its state says already is not said again."""
     found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
-    remark = "" if state.reason else plain(_remark(view, gpu))
+    slow = view.slow.get(gpu, "")
+    remark = "" if state.reason else plain(slow or _remark(view, gpu))
     if not found and not state.reason:
         return _Note(remark=remark)
     new = [fault for fault in found if fault.is_new]
@@ -482,8 +483,8 @@ def _note(view: View, gpu: str, state: GpuState) -> _Note:
     short = fault_words(view, new[:1], seconds=False)
     forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
     said = any(fault.words in state.reason for fault in found)
-    reason = "" if said or state.kind == "lost" else plain(state.reason)
-    return _Note(forms, short, reason, remark)
+    reason = slow if said else "" if state.kind == "lost" else state.reason
+    return _Note(forms, short, plain(reason), remark)
 
 
 def _remark(view: View, gpu: str) -> str:
