@@ -76,7 +76,11 @@ def in_order(
     value = (
         _badness(view, states)
         if choice.sort == STATE
-        else _value_of(view, needed_columns(view, gpus), choice.sort)
+        else _value_of(
+            view,
+            [*needed_columns(view, gpus), *needed_columns(view, gpus, together=True)],
+            choice.sort,
+        )
     )
     known = {gpu.id: size for gpu in gpus if (size := value(gpu)) is not None}
     return [
