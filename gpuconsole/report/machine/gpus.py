@@ -384,7 +384,7 @@ def gpu_table(
     )
     listed = ordered[offset : offset + most]
     below = each >= ROWS_BELOW
-    notes = {gpu.id: _note(view, gpu.id, states[gpu.id]) for gpu in gpus}
+    notes: Mapping[str, _Note] = {gpu.id: _note(view, gpu.id, states[gpu.id]) for gpu in gpus}
     layout, notes = _with_notes(view, gpus, listed, states, notes, width, 0 if below else MIN_TRACE)
     used = BELOW if below else min(width, layout.used)
     histories = _histories(view, gpus, listed, history, max(0, width - used))
