@@ -277,14 +277,15 @@ def _fitting(
     return sorted(kept, key=lambda cells: wanted.index(cells.column))
 
 
-def _readable(view: View, gpus: Sequence[Device]) -> Sequence[Device]:
-    """The GPUs that have a name: a GPU without a handle has none."""
-    return [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus
+def _has_name(view: View, gpu: Device) -> bool:
+    """Whether the driver has told the name of a GPU: not of one without a handle."""
+    return bool(gpu.uuid or gpu.memory_bytes) and not unreadable(view, gpu.id)
 
 
 def short_names(view: View, gpus: Sequence[Device]) -> set[str]:
     """The names of the kinds of GPUs among these."""
-    return {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
+    known = [gpu for gpu in gpus if _has_name(view, gpu)]
+    return {facts.short_name(gpu.name) for gpu in known or gpus}
 
 
 def same_name(view: View, gpus: Sequence[Device]) -> str:
@@ -553,7 +554,7 @@ class _GpuRow(NamedTuple):
         view, gpu, layout = self.view, self.gpu, self.layout
         row: Row = [(fit(gpu.id, layout.ids) + "  ", "accent" if gpu.id == view.device else "")]
         if layout.names:
-            name = "" if unreadable(view, gpu.id) else plain(facts.short_name(gpu.name))
+            name = plain(facts.short_name(gpu.name)) if _has_name(view, gpu) else ""
             row.append((fit(name, layout.names) + "  ", "dim"))
         return row
 
