@@ -225,10 +225,12 @@ def _idle(quiet: QuietTime) -> GpuState:
 
 
 def unreadable(seen: MachineReadings, gpu: str) -> str:
-    """Why nothing of a GPU can be read: it has no handle, or no call works. Empty where something
-    can, and before the first reading."""
+    """Return why nothing of a GPU can be read: it has no handle, no call works, or its first call
+    has not returned. Empty where something can be read, and before the first reading."""
     if gpu in seen.lost or _is_known(seen, VITAL, gpu):
         return ""
+    if why := seen.slow.get(parent(gpu)):
+        return why
     reasons = [seen.unavailable.get(series_key(name, gpu), "") for name in VITAL]
     return reasons[0] if all(reasons) else ""
 
