@@ -440,7 +440,7 @@ def test_a_history_says_the_time_that_its_columns_have() -> None:
     """In the first seconds the columns are shorter."""
     young = msgspec.structs.replace(idle(box(8)), now=5.0)
     heads = next(row for row in painted(young, 120, 37).splitlines() if "device  state" in row)
-    assert "SM, 5 s" in heads or "SM, 6 s" in heads, heads
+    assert "SM 0-100 %, 5 s" in heads or "SM 0-100 %, 6 s" in heads, heads
 
 
 def test_slash_finds_processes_and_the_letters_are_no_keys() -> None:
