@@ -317,10 +317,10 @@ def _errors(count: float) -> str:
 def unknown_errors(seen: MachineReadings, gpu: str) -> int:
     """Return how many vital metrics of a GPU fail for a reason that the driver does not know,
     beside others that it answers; 0 below MIN_UNKNOWN."""
-    if gpu in seen.lost or not _is_known(seen, VITAL, gpu):
+    missing = [key for name in VITAL if (key := series_key(name, gpu)) not in seen.latest]
+    if gpu in seen.lost or not 0 < len(missing) < len(VITAL):
         return 0
-    reasons = (seen.unavailable.get(series_key(name, gpu)) for name in VITAL)
-    count = sum(reason == UNKNOWN_ERROR for reason in reasons)
+    count = sum(seen.unavailable.get(key) == UNKNOWN_ERROR for key in missing)
     return count if count >= MIN_UNKNOWN else 0
 
 
