@@ -10,6 +10,7 @@ from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, row_width, spans
+from gpuconsole.report.machine.gpus import STYLES
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import KINDS, GpuState, Kind, in_words, whole_gpus
@@ -23,10 +24,6 @@ GPU, then for the user of an idle one. `sick`, `idle`, `free`: the names of thes
 the names of the lost, silent and unknown ones; `total`: the number of all, and of the busy ones."""
 MAX_USERS = 3
 BETWEEN: Segment = (" · ", "dim")
-STYLES: dict[Kind, str] = {
-    "free": "good", "idle": "wait", "sick": "alert", "lost": "alert", "silent": "alert",
-    "n/a": "dim",
-}  # fmt: skip
 
 Details = frozenset[str]
 
