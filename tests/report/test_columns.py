@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -9,8 +11,15 @@ from gpuconsole.model import device_columns
 from gpuconsole.model.device_columns import ALARMS, DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.report.cells import row_width
-from gpuconsole.report.machine.columns import GPU_LINE, device_line
+from gpuconsole.report.machine.columns import (
+    GPU_LINE,
+    cell,
+    device_line,
+    gpu_lines,
+    keeps_width,
+)
 from gpuconsole.report.machine.gpus import COLUMNS, GpuColumn
+from tests.report.test_gpu_table import CARDS, MIXED, machine
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import gpu_view
 
@@ -31,12 +40,14 @@ def test_every_column_reads_declared_metrics() -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.head)
-def test_a_cell_is_as_wide_as_its_heading_with_and_without_a_value(column: GpuColumn) -> None:
+def test_a_column_that_keeps_its_width_has_it_with_and_without_a_value(column: GpuColumn) -> None:
     shown = box(8)
-    for view in (shown, msgspec.structs.replace(shown, latest={})):
-        for gpu in view.devices[:8]:
-            assert len(column.text(view, column.device, gpu.id)) <= column.width
-    assert len(column.head) <= column.width
+    widths = {
+        len(cell(view, column.device, gpu.id))
+        for view in (shown, msgspec.structs.replace(shown, latest={}))
+        for gpu in view.devices[:8]
+    }
+    assert not keeps_width(column.device) or len(widths) == 1, widths
 
 
 def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:
@@ -59,6 +70,22 @@ def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:
     )
     # the power cap is shown only while it lowers the clocks
     assert len(GPU_LINE) == len(figures) + 1
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_figures_of_several_gpus_stand_below_one_another(width: int) -> None:
+    shown = machine(CARDS[0], CARDS[3], CARDS[7], MIXED[-1])
+    gpus = [device for device in shown.devices if device.is_gpu]
+    rows = ["".join(text for text, _ in row) for row in gpu_lines(shown, gpus, width)]
+    assert all(len(row) <= width for row in rows)
+    for figure in ("tensor", r"HBM +\d+", r"\d+/\d+ W", r"\d+ °C"):
+        found = [match.start() for row in rows if (match := re.search(figure, row))]
+        assert len(found) in (0, 4) and len(set(found)) <= 1, rows
+    assert [row[23:].startswith("SM  ") for row in rows] == [False, True, True, False]
+    none = machine(CARDS[0], CARDS[2])
+    for gpu in none.devices[:2]:
+        text = "".join(text for text, _ in device_line(none, gpu, 200))
+        assert "n/a" not in text and "GPU-Util" in text, text
 
 
 def test_the_power_cap_is_shown_while_it_lowers_the_clocks() -> None:

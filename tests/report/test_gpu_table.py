@@ -67,6 +67,7 @@ def machine(*cards: Card, **changes: object) -> View:
         }
         latest |= {series_key(name, gpu.id): value for name, value in values.items()}
         gone = {metric.name for metric in GPU_METRICS if metric.source == "nvml.gpm"}
+        gone.add("gpu.hbm_bytes_per_s")  # from the share of GPM
         if not card.gpm:
             reasons |= dict.fromkeys(
                 (series_key(name, gpu.id) for name in gone), "GPM needs Hopper"
@@ -277,7 +278,7 @@ def test_a_card_without_utilization_shows_the_figures_that_it_has(width: int, he
         assert re.search(r" \d+° ", row) and (" 40 %" in row or width == 80), row
     assert "util: not supported" in whole
     if height == 30:
-        assert "HBM 0-1.95 GiB" in whole and "temp 0-" in whole and "SM" not in whole
+        assert "HBM 0-1.95 GiB" in whole and "temp 0-" in whole and "SM 0-" not in whole
 
 
 # --- faults ---------------------------------------------------------------------------------------

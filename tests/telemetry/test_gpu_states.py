@@ -99,7 +99,9 @@ def test_every_view_says_that_a_gpu_without_a_handle_is_not_known(
     assert (second["state"], second["state_reason"]) == ("n/a", "no permission")
     assert (third["state"], third["state_reason"]) == ("n/a", "unknown driver error")
     assert "state" not in host
-    listed = cli("devices", env=environment).stdout
+    short = cli("devices", env=environment).stdout
+    assert "gpu:1  n/a: no permission" in short and "gpu:2  n/a: unknown driver error" in short
+    listed = cli("devices", "--long", env=environment).stdout
     assert (
         "state: free" in listed
         and "state: n/a: no permission" in listed

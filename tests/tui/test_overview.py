@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 
 import msgspec
 import pytest
@@ -270,6 +271,26 @@ def test_the_table_of_64_gpus_scrolls_and_a_map_shows_them_all() -> None:
     on_overview(64, body)
 
 
+def test_each_page_down_shows_other_gpus() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        before, tops = in_sight(app), [0]
+        page = len(before) - 1
+        for _ in range(3):
+            await pilot.press("pagedown")
+            seen = in_sight(app)
+            assert len(set(seen) - set(before)) >= page - 1, (before, seen)
+            assert marked(app).split()[0] in seen
+            tops.append(int(seen[0].removeprefix("gpu:")))
+            before = seen
+        assert all(after - top >= page - 1 for top, after in itertools.pairwise(tops)), tops
+        await pilot.press("pageup", "pageup", "pageup")
+        assert in_sight(app)[0] == "gpu:0"
+        await pilot.press(*["pagedown"] * 20)
+        assert in_sight(app)[-1] == "gpu:63" and marked(app).startswith("gpu:63 ")
+
+    on_overview(64, body)
+
+
 def test_enter_opens_the_selected_gpu_and_escape_gives_the_table_back() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("down", "down", "down", "enter")
@@ -421,7 +442,7 @@ def test_a_history_says_the_time_that_its_columns_have() -> None:
     """In the first seconds the columns are shorter."""
     young = msgspec.structs.replace(idle(box(8)), now=5.0)
     heads = next(row for row in painted(young, 120, 37).splitlines() if "device  state" in row)
-    assert "SM, 5 s" in heads or "SM, 6 s" in heads, heads
+    assert "SM 0-100 %, 5 s" in heads or "SM 0-100 %, 6 s" in heads, heads
 
 
 def test_slash_finds_processes_and_the_letters_are_no_keys() -> None:

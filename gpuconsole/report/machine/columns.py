@@ -3,7 +3,7 @@ table; and the line of a device in the header."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
@@ -11,7 +11,7 @@ from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, clean
-from gpuconsole.report.cells import Row, Segment, line_of, row_width
+from gpuconsole.report.cells import Row, line_of
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
@@ -25,6 +25,13 @@ GPU_LINE = (
     device_columns.POWER_CAP,
     device_columns.SM_CLOCK,
 )
+VITAL_IN_LINE = (
+    device_columns.SM,
+    device_columns.HBM,
+    device_columns.POWER,
+    device_columns.TEMPERATURE,
+)
+"""Columns of a line that stay where no GPU has a value."""
 UNIFIED_COLUMNS = {
     device_columns.HBM: device_columns.UNIFIED_MEMORY,
     device_columns.HBM_BANDWIDTH: device_columns.UNIFIED_BANDWIDTH,
@@ -37,6 +44,9 @@ SM_OR_UTILIZATION = device_columns.SM._replace(
 """How busy GPUs are of which only some report active SMs: the measure that each GPU has."""
 GAP = "   "
 """Between two figures of a line."""
+History = Callable[[str, int], list[float | None]]
+"""A function that returns the recent means of a series (key) in the given number of columns; None:
+no sample in that time."""
 
 
 class ColumnReading(NamedTuple):
@@ -163,6 +173,11 @@ def cell(view: View, column: DeviceColumn, device: str) -> str:
             return figure(own, reading, alone=True)
 
 
+def keeps_width(column: DeviceColumn) -> bool:
+    """Whether all texts of `cell` are equally wide: shares, and rates of links."""
+    return bool(column.ways) or CATALOGUE[column.metric].unit == "ratio"
+
+
 def both_ways(reading: ColumnReading) -> float | None:
     """The sum of two directions of traffic; None where one of them is not known."""
     return (
@@ -191,11 +206,15 @@ def measured(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterat
 
 def named(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterator[str]:
     """The figures after the names of their columns; a missing value reads n/a."""
-    for column in columns:
-        reading = read(view, column, device)
-        if not column.if_positive or reading.value:
-            name = column.lead if reading.value is not None else column.lead or column.short_title
-            yield f"{name} {figure(column, reading)}" if name else figure(column, reading)
+    return (text for column in columns if (text := _named(view, column, device)))
+
+
+def _named(view: View, column: DeviceColumn, device: str) -> str:
+    reading = read(view, column, device)
+    if column.if_positive and not reading.value:
+        return ""
+    name = column.lead if reading.value is not None else column.lead or column.short_title
+    return f"{name} {figure(column, reading)}".lstrip()
 
 
 def fitting(figures: Iterable[str], room: int) -> list[str]:
@@ -211,29 +230,54 @@ def fitting(figures: Iterable[str], room: int) -> list[str]:
 
 def device_line(view: View, device: Device, width: int) -> Row:
     """The name of a device, then the figures that fit, or the reason why there are none."""
-    style = "accent" if device.id == view.device or not device.is_gpu else ""
     if device.is_gpu:
-        name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
-        if why := trouble(view, device.id):
-            return line_of([name, (GAP + why, "alert")])
-        columns = [
-            for_devices(view, column, (device.id,)) for column in columns_that_fit(GPU_LINE, width)
-        ]
-        figures = [*named(view, columns, device.id)]
-    else:
-        why = view.no_gpu_reason
-        name = (
-            f"CPU ({why})"
-            if why
-            else "CPU"
-            if any(other.is_gpu for other in view.devices)
-            else "CPU (no NVIDIA GPU)",
-            style,
-        )
-        figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
-    return line_of(
-        [name, *((GAP + text, "") for text in fitting(figures, width - row_width(line_of([name]))))]
+        return gpu_lines(view, [device], width)[0]
+    why = view.no_gpu_reason
+    name = (
+        f"CPU ({why})"
+        if why
+        else "CPU"
+        if any(other.is_gpu for other in view.devices)
+        else "CPU (no NVIDIA GPU)"
     )
+    figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
+    room = width - cell_width(clean(name))
+    return line_of([(name, "accent"), *((GAP + text, "") for text in fitting(figures, room))])
+
+
+def gpu_lines(view: View, gpus: Sequence[Device], width: int) -> list[Row]:
+    """Each GPU in a line: its name, then the figures that fit, one below the other; or the reason
+    why it has none. A column of which no GPU has a value is left out, if it is no vital one."""
+    names = {gpu.id: clean(f"{gpu.id} {facts.short_name(gpu.name)}") for gpu in gpus}
+    longest = max(map(cell_width, names.values()), default=0)
+    ids = [gpu.id for gpu in gpus if not trouble(view, gpu.id)]
+    columns: list[dict[str, str]] = []
+    room = width - longest
+    for wanted in columns_that_fit(GPU_LINE, width):
+        column = for_devices(view, wanted, ids)
+        texts = {gpu: _named(view, of_device(view, column, gpu), gpu) for gpu in ids}
+        each = max(map(cell_width, texts.values()), default=0)
+        known = wanted in VITAL_IN_LINE or any(
+            series_key(of_device(view, column, gpu).metric, gpu) in view.latest for gpu in ids
+        )
+        if known and each and len(GAP) + each <= room:
+            columns.append(
+                {gpu: text + " " * (each - cell_width(text)) for gpu, text in texts.items()}
+            )
+            room -= len(GAP) + each
+    rows = []
+    for gpu in gpus:
+        name = names[gpu.id]
+        row: Row = [(name, "accent" if gpu.id == view.device else "")]
+        gap = " " * (longest - cell_width(name)) + GAP
+        if why := trouble(view, gpu.id):
+            rows.append(line_of([*row, (gap + why, "alert")]))
+            continue
+        for texts in columns:
+            row.append((gap + texts[gpu.id], ""))
+            gap = GAP
+        rows.append(line_of(row))
+    return rows
 
 
 # --- fixed properties -----------------------------------------------------------------------------

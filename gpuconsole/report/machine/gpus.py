@@ -28,16 +28,17 @@ from gpuconsole.report.machine.columns import (
     GAP,
     SM_OR_UTILIZATION,
     ColumnReading,
+    History,
     activity_column,
     both_ways,
     cell,
     for_devices,
     has_two_measures,
+    keeps_width,
     link_column,
     of_device,
     read,
 )
-from gpuconsole.report.machine.devices import History
 from gpuconsole.report.page import follow
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
 from gpuconsole.session import facts
@@ -161,6 +162,8 @@ COLUMNS = (
 first."""
 HISTORY_RANK = 5
 """Columns of a higher rank are shown only where a history has room too."""
+SHORT = (_ACTIVITY, _UTILIZATION, _MEMORY, _POWER, _TEMPERATURE)
+"""The columns of a short list."""
 LAST_KEPT_RANK = 2
 """Columns up to this rank are never covered by a reason."""
 
@@ -191,15 +194,18 @@ def _head(column: GpuColumn, device: DeviceColumn) -> str:
 
 
 class _ColumnCells(NamedTuple):
-    """A column with the text of each GPU, and the cells of the widest."""
+    """A column with the texts of the GPUs in sight, and the cells of the widest text of all."""
 
     column: GpuColumn
     texts: Mapping[str, str]
     width: int
 
 
-def _cells_of(view: View, column: GpuColumn, gpus: Sequence[Device]) -> _ColumnCells:
-    texts = {gpu.id: cell(view, column.device, gpu.id) for gpu in gpus}
+def _cells_of(
+    view: View, column: GpuColumn, gpus: Sequence[Device], listed: Sequence[Device]
+) -> _ColumnCells:
+    measured = listed if keeps_width(column.device) else gpus
+    texts = {gpu.id: cell(view, column.device, gpu.id) for gpu in measured}
     return _ColumnCells(column, texts, max(map(len, [column.head, *texts.values()])))
 
 
@@ -220,7 +226,12 @@ class _GpuLayout(NamedTuple):
 
 
 def _layout(
-    view: View, gpus: Sequence[Device], words: Iterable[str], width: int, reserve: int
+    view: View,
+    gpus: Sequence[Device],
+    listed: Sequence[Device],
+    words: Iterable[str],
+    width: int,
+    reserve: int,
 ) -> _GpuLayout:
     """As many columns as fit whole. `words`: what stands in the column of the states. Columns from
     HISTORY_RANK on leave `reserve` cells for notes or a history."""
@@ -231,21 +242,31 @@ def _layout(
     doing = max(MIN_STATE, *map(cell_width, words)) if gpus else MIN_STATE
     fixed = ids + 2 + (name + 2) * bool(name) + doing
     room = width - fixed
-    columns = _fitting(view, needed_columns(view, gpus), gpus, room, reserve)
+    columns = _fitting(view, needed_columns(view, gpus), gpus, listed, room, reserve)
     kept = {each.column.rank for each in columns}
     if _UTILIZATION.rank not in kept and has_two_measures(view, [gpu.id for gpu in gpus]):
-        columns = _fitting(view, needed_columns(view, gpus, together=True), gpus, room, reserve)
+        columns = _fitting(
+            view, needed_columns(view, gpus, together=True), gpus, listed, room, reserve
+        )
     ends = list(accumulate((each.width + 2 for each in columns), initial=fixed))
     return _GpuLayout(columns, ids, name, doing, ends)
 
 
 def _fitting(
-    view: View, wanted: Sequence[GpuColumn], gpus: Sequence[Device], room: int, reserve: int
+    view: View,
+    wanted: Sequence[GpuColumn],
+    gpus: Sequence[Device],
+    listed: Sequence[Device],
+    room: int,
+    reserve: int,
 ) -> list[_ColumnCells]:
     kept = []
     for column in sorted(wanted, key=lambda column: column.rank):
-        cells = _cells_of(view, column, gpus)
-        if cells.width + 2 <= room - (reserve if column.rank > HISTORY_RANK else 0):
+        free = room - (reserve if column.rank > HISTORY_RANK else 0) - 2
+        if len(column.head) > free:
+            continue
+        cells = _cells_of(view, column, gpus, listed)
+        if cells.width <= free:
             kept.append(cells)
             room -= cells.width + 2
     return sorted(kept, key=lambda cells: wanted.index(cells.column))
@@ -359,7 +380,7 @@ def gpu_table(
     listed = ordered[offset : offset + most]
     below = each >= ROWS_BELOW
     notes = {gpu.id: _note(view, gpu.id, states[gpu.id]) for gpu in gpus}
-    layout = _with_notes(view, gpus, states, notes, width, 0 if below else MIN_TRACE)
+    layout = _with_notes(view, gpus, listed, states, notes, width, 0 if below else MIN_TRACE)
     used = BELOW if below else min(width, layout.used)
     histories = _histories(view, gpus, listed, history, max(0, width - used))
     rows = [_heads(layout, choice, "" if below else histories.titles, width)]
@@ -451,14 +472,17 @@ class _Note(NamedTuple):
 def _note(view: View, gpu: str, state: GpuState) -> _Note:
     """The note of a GPU. What its state says already is not said again."""
     found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
+    remark = "" if state.reason else plain(_remark(view, gpu))
+    if not found and not state.reason:
+        return _Note(remark=remark)
     new = [fault for fault in found if fault.is_new]
     style = "alert" if new else "dim"
-    texts = [_fault_words(view, found), _fault_words(view, new), _fault_words(view, new[:1])]
-    short = _fault_words(view, new[:1], seconds=False)
+    texts = [fault_words(view, found), fault_words(view, new), fault_words(view, new[:1])]
+    short = fault_words(view, new[:1], seconds=False)
     forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
     said = any(fault.words in state.reason for fault in found)
     reason = "" if said or state.kind == "lost" else plain(state.reason)
-    return _Note(forms, short, reason, "" if state.reason else plain(_remark(view, gpu)))
+    return _Note(forms, short, reason, remark)
 
 
 def _remark(view: View, gpu: str) -> str:
@@ -472,6 +496,7 @@ def _remark(view: View, gpu: str) -> str:
 def _with_notes(
     view: View,
     gpus: Sequence[Device],
+    listed: Sequence[Device],
     states: Mapping[str, GpuState],
     notes: dict[str, _Note],
     width: int,
@@ -491,14 +516,14 @@ def _with_notes(
         0,
     )
     words = {gpu.id: states[gpu.id].words for gpu in shown}
-    layout = _layout(view, gpus, words.values(), width, reserve)
+    layout = _layout(view, gpus, listed, words.values(), width, reserve)
     room = width - layout.used
     faulty = [gpu for gpu in words if notes[gpu].short]
     if all(any(row_width(form) <= room for form in notes[gpu].forms) for gpu in faulty):
         return layout
     words |= {gpu: notes[gpu].short for gpu in faulty}
     notes |= {gpu: notes[gpu]._replace(forms=()) for gpu in faulty}
-    return _layout(view, gpus, words.values(), width, reserve)
+    return _layout(view, gpus, listed, words.values(), width, reserve)
 
 
 def _instead_of_figures(view: View, gpu: str, state: GpuState, note: _Note) -> Segment | None:
@@ -638,7 +663,7 @@ def _without_first(row: Row, cells: int) -> Row:
     return kept
 
 
-def _fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) -> str:
+def fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) -> str:
     """`XID 79 12:50:02, heat slowdown`. `seconds`: whether a time has them."""
     words = []
     for fault in gpu_faults:
