@@ -119,10 +119,10 @@ class GpuState(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The words with their reason: `lost: fell off the bus`; `1 process, sick: heat slowdown`
+        """The words with their reason: `lost: fell off the bus`; `sick: heat slowdown (1 process)`
         of a sick GPU in use."""
         if self.kind == "sick" and self.words != "sick":
-            return f"{self.words}, sick: {self.reason}"
+            return f"sick: {self.reason} ({self.words})"
         return f"{self.words}: {self.reason}" if self.reason else self.words
 
 

@@ -88,7 +88,7 @@ def test_a_single_gpu_says_what_it_does() -> None:
     assert told(held, 118) == ["H200: idle 15+ min, 39.6 GiB, pid 4242 (anna)"]
     hot = {series_key("gpu.clocks_hw_thermal", "gpu:0"): 1.0}
     assert told(msgspec.structs.replace(view, latest=view.latest | hot), 118) == [
-        "H200: 4 processes, sick: heat slowdown"
+        "H200: sick: heat slowdown (4 processes)"
     ]
 
 
