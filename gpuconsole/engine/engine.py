@@ -44,6 +44,7 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import (
     AnyEvent,
+    DeviceKnown,
     Devices,
     EnvironmentKnown,
     Hello,
@@ -286,7 +287,7 @@ class Engine(StateReader):
         self.state.apply(event)
         for listener in self.listeners:
             listener(event)
-        if isinstance(event, Devices):
+        if isinstance(event, Devices | DeviceKnown):
             self._devices_known.set()
             self._note_unusable(installed_torch(), "here")
             if self.state.environment.host:  # it was read without these devices

@@ -91,6 +91,7 @@ class View(msgspec.Struct, frozen=True):
       seconds.
     - `ecc_before`: the uncorrected memory errors that each GPU had at the start of the console.
     - `quiet`: how long each GPU has done no work; GPUs that work are left out.
+    - `slow`: the GPUs whose driver calls are slow or hang, each with the call.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it
       answers.
     """
@@ -138,6 +139,7 @@ class View(msgspec.Struct, frozen=True):
     xids: dict[str, tuple[int, float]] = {}
     ecc_before: dict[str, float] = {}
     quiet: dict[str, QuietTime] = {}
+    slow: dict[str, str] = {}
 
     @property
     def run(self) -> Run | None:

@@ -65,6 +65,7 @@ PARTED = re.compile(r"[VP]100")
 lead to GPUs of another one."""
 NEVER_QUIET = QuietTime(0.0, False)
 NO_SAMPLE = "no sample yet"
+SLOW_DRIVER = "slow driver"
 NOT_LISTED = "its processes are not known"
 
 
@@ -91,6 +92,8 @@ class MachineReadings(Protocol):
     def quiet(self) -> Mapping[str, QuietTime]: ...
     @property
     def devices(self) -> Sequence[Device]: ...
+    @property
+    def slow(self) -> Mapping[str, str]: ...
 
 
 class CurrentReadings(NamedTuple):
@@ -106,6 +109,7 @@ class CurrentReadings(NamedTuple):
     ecc_before: Mapping[str, float]
     quiet: Mapping[str, QuietTime] = {}
     devices: Sequence[Device] = ()
+    slow: Mapping[str, str] = {}
 
 
 class GpuState(NamedTuple):
@@ -187,7 +191,9 @@ def _doing(seen: MachineReadings, gpu: str, users: int) -> GpuState:
     if gpu in seen.lost:
         return GpuState("lost", "lost", seen.lost[gpu])
     if silent_s := seen.silent.get(gpu, 0.0):
-        return GpuState("silent", f"silent for {silent_s:.0f} s")
+        return GpuState("silent", f"silent for {silent_s:.0f} s", seen.slow.get(parent(gpu), ""))
+    if parent(gpu) in seen.slow and not _is_known(seen, VITAL, gpu):
+        return GpuState("silent", "silent", seen.slow[parent(gpu)])
     if why := unreadable(seen, gpu) or ("" if _is_known(seen, VITAL, gpu) else NO_SAMPLE):
         return GpuState("n/a", "n/a", why)
     share = _share(seen, gpu)
@@ -279,6 +285,8 @@ def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
     if gpu in seen.xids:
         code, t = seen.xids[gpu]
         found.append(Fault(f"XID {code}", True, t, code not in HARMLESS_XIDS))
+    if gpu in seen.slow and _is_known(seen, VITAL, gpu):
+        found.append(Fault(SLOW_DRIVER, breaks=True))
     if now("gpu.row_remap_failed"):
         found.append(Fault("worn memory", breaks=True))
     old = min(seen.ecc_before.get(gpu, 0.0), now("gpu.ecc_uncorrected"))

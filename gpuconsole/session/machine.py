@@ -15,6 +15,7 @@ from gpuconsole.model.run import Run
 from gpuconsole.model.series import Series
 from gpuconsole.session.idle import QuietTimes
 from gpuconsole.wire.events import (
+    DeviceKnown,
     DeviceLost,
     Devices,
     Event,
@@ -160,6 +161,11 @@ class Readings:
             self.substitutes[key] = source
 
 
+def is_gpu_source(source: str) -> bool:
+    """Return whether a source is one GPU that is slow or stuck by itself."""
+    return source.startswith("gpu:")
+
+
 def parent(device: str) -> str:
     """The GPU of a link or of a MIG slice. For any other device: the device itself."""
     return device.partition("/")[0]
@@ -190,7 +196,17 @@ CONSOLE = "console"
 """The device name in samples of the console's own process. All other samples come from the
 sampler."""
 NO_SAMPLE = "no sample has come yet"
-FromSampler = Sample | Unavailable | Devices | DeviceLost | Topology | Processes | Xid | SourceState
+FromSampler = (
+    Sample
+    | Unavailable
+    | Devices
+    | DeviceKnown
+    | DeviceLost
+    | Topology
+    | Processes
+    | Xid
+    | SourceState
+)
 
 
 class MachineState:
@@ -267,7 +283,10 @@ class MachineState:
             case Hello(role="sampler"):
                 self.sources = {}  # the sources of the previous sampler no longer exist
             case Devices():
-                self._set_devices(event)
+                if not event.opening or not any(device.is_gpu for device in self.devices):
+                    self._set_devices(event)
+            case DeviceKnown():
+                self._set_device(event.devices)
             case Sample():
                 self._add_sample(event)
             case Unavailable():
@@ -295,6 +314,8 @@ class MachineState:
                 )
             case SourceState():
                 self.sources[event.source] = event
+                if is_gpu_source(event.source) and not event.stuck_s and not event.detail:
+                    del self.sources[event.source]
             case SamplerEnded():
                 self.sampler_down = event.text
                 self.sampler_restarts += 1
@@ -327,6 +348,15 @@ class MachineState:
             self.unavailable[event.device] = {
                 metric: reason for metric, reason in missing.items() if metric not in event.values
             }
+            self.reasons_version += 1
+
+    def _set_device(self, known: list[Device]) -> None:
+        """Replace a GPU of the list, and its MIG slices."""
+        gpu = known[0].id
+        places = [place for place, device in enumerate(self.devices) if parent(device.id) == gpu]
+        if places:
+            rest = [device for device in self.devices if parent(device.id) != gpu]
+            self.devices = [*rest[: places[0]], *known, *rest[places[0] :]]
             self.reasons_version += 1
 
     def _note_users(self, event: Processes) -> None:

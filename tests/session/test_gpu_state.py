@@ -24,6 +24,7 @@ from gpuconsole.wire.events import (
     Hello,
     Processes,
     Sample,
+    SourceState,
     Unavailable,
     Xid,
 )
@@ -202,3 +203,19 @@ def test_an_ecc_mode_that_waits_for_a_reset_stands_in_the_row() -> None:
     state.apply(Sample(103.0, "gpu:0", QUIET))
     assert found(state) == [Fault("ECC off after a reset")]
     assert does(state).kind == "free", "somebody has set it"
+
+
+def test_a_gpu_whose_driver_is_slow_is_sick_and_one_that_does_not_answer_is_silent() -> None:
+    state = SessionState()
+    state.apply(Hello(100.0, "sampler", 1, "x", 1e9))
+    state.apply(Devices(100.0, [Device("gpu:0", "H200"), Device("gpu:1", "unknown GPU")]))
+    state.apply(Sample(101.0, "gpu:0", {"gpu.utilization_ratio": 1.0}))
+    state.apply(SourceState(101.0, "gpu:0", 1.0, 0.0, "nvmlDeviceGetPowerUsage takes 200 ms"))
+    state.apply(SourceState(101.0, "gpu:1", 1.0, 1.0, "nvmlDeviceGetName has not returned"))
+    states = gpu_states(seen_now(state, 1.0), state.devices)
+    assert states["gpu:0"] == GpuState("sick", "busy", "slow driver")
+    assert states["gpu:1"] == GpuState("silent", "silent", "nvmlDeviceGetName has not returned")
+    state.apply(SourceState(109.0, "gpu:0", 1.0, 8.0, "nvmlDeviceGetPowerUsage has not returned"))
+    states = gpu_states(seen_now(state, 9.0), state.devices)
+    assert states["gpu:0"].kind == "silent"
+    assert states["gpu:0"].reason == "nvmlDeviceGetPowerUsage has not returned"

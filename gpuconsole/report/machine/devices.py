@@ -528,9 +528,11 @@ def _reasons(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState])
     for gpu in gpus:
         state = states[gpu.id]
         new = [fault for fault in faults(view, gpu.id) if fault.is_new]
-        why = view.processes_missing.get(gpu.id, "")
+        slow = view.slow.get(gpu.id, "")
+        why = "" if slow else view.processes_missing.get(gpu.id, "")
         parts = [
             plain(state.text) if state.reason else "",
+            plain(slow) if slow not in state.reason else "",
             fault_words(view, [fault for fault in new if fault.words not in state.text]),
             f"processes n/a: {plain(why)}" if why and why not in state.reason else "",
         ]
@@ -541,7 +543,7 @@ def _reasons(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState])
         Line([(f"{spans(ids)}  ", ""), reason], hang=2) for reason, ids in told.items()
     ]
     for name, source in view.sources.items():
-        if source.stuck_s:
+        if source.stuck_s and name not in view.slow:
             stuck = f"source {plain(name)} has not answered for {units.age(source.stuck_s)}"
             lines.append(text(f"{stuck}: {plain(source.detail)}", "alert"))
     return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Container
 from typing import Any
 
 from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call
@@ -69,49 +68,59 @@ MEANINGS = {
 
 class XidWatch:
     """Counts the errors of each device since the creation of this object. `refusals`: for each
-    device without error events, the reason."""
+    device without error events, the reason.
 
-    def __init__(self, handles: dict[str, Any]) -> None:
-        """`handles` by device id."""
-        self.counts = dict.fromkeys(handles, 0)
+    A device registers itself: the call may hang, and then only the reading of this GPU hangs.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
         self.refusals: dict[str, str] = {}
-        self._handles = handles
-        self._devices = {_address(handle): device for device, handle in handles.items()}
+        self._devices: dict[int, str] = {}
+        self._registered: set[str] = set()
         self._set: Any = None
-        self._watch(set())
+        self._refused = ""
+        self._renew()
 
-    def _watch(self, lost: Container[str]) -> None:
-        """Create a new event set without the lost GPUs. While an event set contains a lost GPU, the
-        driver reports no events of the other GPUs."""
-        self.refusals = {}
+    def _renew(self) -> None:
+        """Create a new event set, at which each device registers again. While an event set contains
+        a lost GPU, the driver reports no events of the other GPUs."""
+        self.refusals, self._registered = {}, set()
         if self._set is not None:
             with contextlib.suppress(CallFailed):
                 call("nvmlEventSetFree", self._set)
         try:
-            self._set = call("nvmlEventSetCreate")
+            self._set, self._refused = call("nvmlEventSetCreate"), ""
         except CallFailed as failure:
-            self._set = None
-            self.refusals = dict.fromkeys(self._handles, str(failure))
-            return
-        for device, handle in self._handles.items():
-            if device in lost:
-                continue
-            try:
-                call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, self._set)
-            except CallFailed as failure:
-                self.refusals[device] = str(failure)
+            self._set, self._refused = None, str(failure)
 
-    def read(self, t: float, lost: Container[str]) -> list[Xid]:
-        """The events since the last call. Does not block. After a failure the next call uses a new
-        event set."""
+    def register(self, device: str, handle: Any) -> None:
+        """Let the driver report the errors of a device, if it does not yet."""
+        if device in self._registered:
+            return
+        events = self._set
+        self._registered.add(device)
+        self._devices[_address(handle)] = device
+        self.counts.setdefault(device, 0)
+        if events is None:
+            self.refusals[device] = self._refused
+            return
+        try:
+            call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, events)
+        except CallFailed as failure:
+            self.refusals[device] = str(failure)
+
+    def read(self, t: float) -> list[Xid]:
+        """Return the events since the last call. Does not block. After a failure the next call uses
+        a new event set."""
         xids: list[Xid] = []
-        watched = self._set is not None and len(self.refusals) < len(self.counts)
+        watched = self._set is not None and len(self.refusals) < len(self._registered)
         while watched and len(xids) < _MAX_AT_ONCE:
             try:
                 event = call("nvmlEventSetWait", self._set, 0)
             except CallFailed as failure:
                 if failure.code != TIMEOUT:
-                    self._watch(lost)
+                    self._renew()
                 break
             device = self._devices.get(_address(event.device))
             if device is not None and event.eventType == _XID_EVENT:

@@ -1,4 +1,5 @@
 /* The fake machine: what the script says of it. The script's format is described in fake_nvml.c. */
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -46,7 +47,7 @@ static const struct { const char *name; size_t offset; } KEYS[] = {
     KEY(architecture), KEY(capability_major), KEY(capability_minor), KEY(persistence), KEY(ecc), KEY(ecc_pending), KEY(numa_node), KEY(affinity_low), KEY(record_bytes),
 };
 static const int GPM_KNOWN[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 60, 61, 100, 101 };
-static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 186, 197, 198, 251, 252, 253, 269, 270, 271 };
+static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 165, 186, 197, 198, 251, 252, 253, 269, 270, 271 };
 
 static Gpu *gpus; /* MAX_GPUS of them: an untouched page costs nothing */
 static int gpu_count, init_error, init_delay_ms, count_error, events_error;
@@ -185,7 +186,7 @@ static void statement(const char *line) {
     set_gpu(&gpus[index], line + at, line);
 }
 
-static void load(void) {
+static void load_now(void) {
     static struct stat seen;
     const char *path = getenv("FAKE_NVML_SCRIPT");
     struct stat now;
@@ -202,4 +203,12 @@ static void load(void) {
     }
     fclose(file);
     seen = now;
+}
+
+/* Several threads call the library, and each call looks at the script. */
+static void load(void) {
+    static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&reading);
+    load_now();
+    pthread_mutex_unlock(&reading);
 }

@@ -46,7 +46,8 @@ OPTIONS = (
 def run(args: argparse.Namespace) -> int:
     """Exit code OK, or FAILED if the driver does not answer or cannot be used. Even then, the known
     values are printed."""
-    reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
+    brief = not args.long and not args.json
+    reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args), brief=brief)
     report = devices_report if args.long else short_report
     output.show_result(
         args, as_json(reading) if args.json else None, lambda: report(as_view(reading.state))
