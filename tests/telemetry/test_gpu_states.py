@@ -171,9 +171,7 @@ def test_the_exporter_names_the_sick_gpus(machine: Machine) -> None:
             what="three sick GPUs",
         )
         assert exporter.values("gpuconsole_gpu_state", state="free").keys() == {"gpu:0", "gpu:4"}
-        assert exporter.values("gpuconsole_gpu_idle_seconds") == dict.fromkeys(
-            (f"gpu:{n}" for n in range(5)), 0
-        )
+        assert exporter.values("gpuconsole_gpu_idle_seconds") == {"gpu:0": 0, "gpu:4": 0}
         assert exporter.get("/healthz") == (
             200,
             "ok\ngpu:1 is sick: row remap pending\ngpu:2 is sick: 12 of 18 NVLinks\n"

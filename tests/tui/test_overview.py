@@ -424,6 +424,8 @@ def test_the_list_of_scenarios_says_that_its_gpu_is_in_use_and_which_is_free() -
         crowded, processes=others, latest=crowded.latest | still, device=gpus[0]
     )
     assert occupied(shown) == f", in use; {gpus[2]} is free: --device {gpus[2]}"
+    hot = {series_key("gpu.clocks_hw_thermal", gpus[0]): 1.0}
+    assert occupied(msgspec.structs.replace(shown, latest=shown.latest | hot)).startswith(", sick;")
     # then no GPU is free
     assert occupied(msgspec.structs.replace(shown, processes=crowded.processes)) == ", in use"
     assert occupied(msgspec.structs.replace(shown, device=gpus[2])) == ""
