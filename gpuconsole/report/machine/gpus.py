@@ -44,7 +44,7 @@ from gpuconsole.report.page import follow
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import Fault, GpuState, faults, unreadable
+from gpuconsole.session.gpu_state import SLOW_DRIVER, Fault, GpuState, faults, unreadable
 
 # --- order and selection --------------------------------------------------------------------------
 
@@ -476,19 +476,24 @@ class _Note(NamedTuple):
 
 
 def _note(view: View, gpu: str, state: GpuState) -> _Note:
-    """The note of a GPU. What its state says already is not said again."""
-    found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
+    """The note of a GPU. What its state says already is not said again. Of a slow driver the call
+    is named."""
     slow = view.slow.get(gpu, "")
-    remark = "" if state.reason else plain(slow or _remark(view, gpu))
-    if not found and not state.reason:
-        return _Note(remark=remark)
+    said = f"{state.words} {SLOW_DRIVER}" if slow else state.words
+    found = [fault for fault in faults(view, gpu) if fault.words not in said]
+    reason = "" if state.kind in ("lost", "sick") else state.reason
+    if slow and slow not in reason:
+        reason = ", ".join(filter(None, (reason, slow)))
+    remark = "" if reason or found else plain(_remark(view, gpu))
+    if not found:
+        return _Note(reason=plain(reason), remark=remark)
     new = [fault for fault in found if fault.is_new]
     style = "alert" if new else "dim"
     texts = [fault_words(view, found), fault_words(view, new), fault_words(view, new[:1])]
     short = fault_words(view, new[:1], seconds=False)
     forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
-    said = any(fault.words in state.reason for fault in found)
-    reason = slow if said else "" if state.kind == "lost" else state.reason
+    if any(fault.words in reason for fault in found):
+        reason = ""
     return _Note(forms, short, plain(reason), remark)
 
 
@@ -581,30 +586,41 @@ class _GpuRow(NamedTuple):
 
     def _placed(self, rows: Sequence[Row]) -> tuple[int, Row]:
         """The number of columns that are left to the GPU, and the form of the note that fits after
-        them. Only a reason is cut. The reason of a state covers the last columns where there is
-        little room."""
-        columns = len(self.layout.columns)
-        room = self.width - self.layout.used
-        if fitting := next((row for row in rows if row_width(row) <= room), None):
-            return columns, fitting
-        note = self.note
-        if room >= MIN_REASON and (note.reason or note.remark):
-            return columns, rows[0]
-        if not note.reason:
-            return columns, []
-        kept = {
-            n for n, each in enumerate(self.layout.columns) if each.column.rank <= LAST_KEPT_RANK
-        }
-        least = max(kept, default=-1) + 1
-        left = next(
+        them. A note covers the last columns where these have no value; only a reason is cut. Where
+        there is little room, the reason of a state covers the last columns with a value, too."""
+        known = self._known_columns()
+        explains = bool(self.note.reason or self.note.remark)
+        for n, row in enumerate(rows):
+            if (left := self._columns_before(row, known)) is not None:
+                return left, row
+            if n == 0 and explains and self._room(known) >= MIN_REASON:
+                return known, row
+        if not rows or not self.note.reason:
+            return len(self.layout.columns), []
+        ranks = [each.column.rank for each in self.layout.columns]
+        kept = max((n + 1 for n, rank in enumerate(ranks) if rank <= LAST_KEPT_RANK), default=0)
+        left = self._columns_before(rows[0], min(kept, known))
+        return min(kept, known) if left is None else left, rows[0]
+
+    def _known_columns(self) -> int:
+        """The number of columns up to the last with a value."""
+        texts = [each.texts[self.gpu.id].strip() for each in self.layout.columns]
+        return max((n + 1 for n, text in enumerate(texts) if text != units.NA), default=0)
+
+    def _room(self, columns: int) -> int:
+        """The cells after so many columns."""
+        return self.width - self.layout.ends[columns] - len(GAP)
+
+    def _columns_before(self, row: Row, least: int) -> int | None:
+        """The largest number of columns, from `least` on, after which the row fits."""
+        return next(
             (
                 n
-                for n in range(columns - 1, least - 1, -1)
-                if row_width(rows[0]) <= self.width - self.layout.ends[n] - len(GAP)
+                for n in range(len(self.layout.columns), least - 1, -1)
+                if row_width(row) <= self._room(n)
             ),
-            least,
+            None,
         )
-        return left, rows[0]
 
     def _with_note(self, rows: Sequence[Row]) -> Row:
         """The figures, and what fits of the note."""
@@ -617,9 +633,12 @@ class _GpuRow(NamedTuple):
 
     @property
     def _has_room(self) -> bool:
-        """Whether the note needs no row of its own."""
-        room = self.width - self.layout.used
-        return not self.note.rows or any(row_width(row) <= room for row in self.note.rows)
+        """Whether the note needs no row of its own. A reason may be cut."""
+        room = self._room(self._known_columns())
+        least = MIN_REASON if self.note.reason or self.note.remark else room + 1
+        return not self.note.rows or any(
+            min(row_width(row), least) <= room for row in self.note.rows
+        )
 
     def over_histories(self) -> list[Row]:
         """The figures, and the note beside or below them."""
