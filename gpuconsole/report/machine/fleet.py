@@ -190,7 +190,8 @@ def all_fleet_rows(view: View) -> int:
 def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
     """The rows for these GPUs. Rows of which fewer than half of the GPUs have a value come last."""
     activity, link = for_devices(view, SM, gpus), link_column(view, gpus)
-    common, rare = [activity], []
+    common: list[DeviceColumn] = [activity]
+    rare: list[DeviceColumn] = []
     for column in ROWS:
         if column in (SM, activity) or (column in LINKS and column is not link):
             continue

@@ -318,6 +318,8 @@ more than MAX_GPUS_WITH_LONG_REASON GPUs, only MIN_REASON cells are kept free fo
 reason of one GPU must not remove the columns of all GPUs."""
 MIN_REASON = 24
 """Cells for the reason of a state. With fewer, the reason covers the last columns of its GPU."""
+COVERING = ("n/a", "silent")
+"""The kinds of states whose reason may cover figures."""
 MIN_ROWS_FOR_GAP = 3
 ROWS_BELOW = 5
 """From so many rows of a GPU on, its histories stand below its figures, over the whole width."""
@@ -460,33 +462,34 @@ def _is_hot(view: View, column: DeviceColumn, gpu: str) -> bool:
 class _Note(NamedTuple):
     """What stands after the figures of a GPU, in front of its histories. `forms`: its faults, in
     ever fewer words. `short`: its worst new fault, for the column of the states. `reason`: why the
-    GPU is in its state; `remark`: why it is not known how busy it is."""
+    GPU is in its state, or which call of its driver is slow; `remark`: why it is not known how busy
+    it is. `before`: the faults that stand before the reason."""
 
     forms: Sequence[Row] = ()
     short: str = ""
     reason: str = ""
     remark: str = ""
+    before: str = ""
 
     @property
     def rows(self) -> list[Row]:
         """The note in ever fewer words."""
-        why: Row = [(self.reason or self.remark, "dim")] if self.reason or self.remark else []
-        with_reason: list[Row] = [[*self.forms[0], (", ", "dim"), *why]] if self.forms else [why]
-        return [*(with_reason if why else []), *self.forms]
+        if not (why := self.reason or self.remark):
+            return list(self.forms)
+        if not (self.forms and self.before):
+            return [[(why, "dim")], *self.forms]
+        return [[(f"{self.before}, ", self.forms[0][0][1]), (why, "dim")], *self.forms]
 
 
 def _note(view: View, gpu: str, state: GpuState) -> _Note:
-    """The note of a GPU. What its state says already is not said again. Of a slow driver the call
-    is named."""
+    """The note of a GPU. What its state says already is not said again."""
+    found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
     slow = view.slow.get(gpu, "")
-    said = f"{state.words} {SLOW_DRIVER}" if slow else state.words
-    found = [fault for fault in faults(view, gpu) if fault.words not in said]
     reason = "" if state.kind in ("lost", "sick") else state.reason
     if slow and slow not in reason:
         reason = ", ".join(filter(None, (reason, slow)))
-    remark = "" if reason or found else plain(_remark(view, gpu))
     if not found:
-        return _Note(reason=plain(reason), remark=remark)
+        return _Note(reason=plain(reason), remark="" if reason else plain(_remark(view, gpu)))
     new = [fault for fault in found if fault.is_new]
     style = "alert" if new else "dim"
     texts = [fault_words(view, found), fault_words(view, new), fault_words(view, new[:1])]
@@ -494,7 +497,9 @@ def _note(view: View, gpu: str, state: GpuState) -> _Note:
     forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
     if any(fault.words in reason for fault in found):
         reason = ""
-    return _Note(forms, short, plain(reason), remark)
+    # the call says that the driver is slow
+    before = fault_words(view, [fault for fault in found if fault.words != SLOW_DRIVER])
+    return _Note(forms, short, plain(reason), before=before)
 
 
 def _remark(view: View, gpu: str) -> str:
@@ -595,7 +600,7 @@ class _GpuRow(NamedTuple):
                 return left, row
             if n == 0 and explains and self._room(known) >= MIN_REASON:
                 return known, row
-        if not rows or not self.note.reason:
+        if not rows or not self.note.reason or self.state.kind not in COVERING:
             return len(self.layout.columns), []
         ranks = [each.column.rank for each in self.layout.columns]
         kept = max((n + 1 for n, rank in enumerate(ranks) if rank <= LAST_KEPT_RANK), default=0)
