@@ -124,8 +124,13 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `kind` is `compute` or `graphics`. `memory_time_ratio`: share of the last seconds in which the
     process read or wrote device memory (not bandwidth). `host_memory_bytes`: its resident memory.
-    None and an empty text mean that this process has no permission to read the value. `name` and
-    `command` come from the process: treat them as untrusted text. `container` is a short id.
+    None and an empty text mean that the value is not known. `name` and `command` come from the
+    process: treat them as untrusted text. `container` is a short id.
+
+    `state`: the letter of the kernel for what the process does: R, S, D, T, t, Z; D only where it
+    lasts for two readings. `unseen`: why only the pid is known. `lineage`: the parents of the same
+    job, the nearest first; the last has started the job with the command line `launcher`.
+    `console`: the gpuconsole under which the process runs, 0 for none.
     """
 
     pid: int
@@ -143,6 +148,16 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_ratio: float | None = None
     memory_time_ratio: float | None = None
     host_memory_bytes: int | None = None
+    state: str = ""
+    unseen: str = ""
+    lineage: tuple[int, ...] = ()
+    launcher: str = ""
+    console: int = 0
+
+    @property
+    def job(self) -> int:
+        """The process that has started the job of this process; itself if no other has."""
+        return self.lineage[-1] if self.lineage else self.pid
 
 
 # --- measured peak rates of a machine -------------------------------------------------------------

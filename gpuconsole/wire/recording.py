@@ -104,8 +104,10 @@ def as_recorded(event: AnyEvent) -> AnyEvent:
 
 def _as_recorded(process: Process) -> Process:
     if process.uid in (None, os.geteuid()):
-        return msgspec.structs.replace(process, command="")
-    return msgspec.structs.replace(process, command="", user=ANOTHER_USER, uid=None, container="")
+        return msgspec.structs.replace(process, command="", launcher="")
+    return msgspec.structs.replace(
+        process, command="", launcher="", user=ANOTHER_USER, uid=None, container=""
+    )
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:
