@@ -294,8 +294,8 @@ _MOVES = (
     (
         "arrows, Tab",
         (
-            "Move in the findings, a list or a page; in lists and pages j and k do, too. g, G: the"
-            " first and the last line; in some lists, g groups."
+            "Move; in lists and pages j and k, too. g, G: the first and the last line; in some"
+            " lists, g groups."
         ),
     ),
     ("/, Esc", "Only lines with the words typed. Esc: back, also out of a text field or a filter."),

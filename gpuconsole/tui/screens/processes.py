@@ -87,6 +87,8 @@ class ProcessesScreen(ListScreen):
         of = f" of {len(self._view.processes)}" if len(shown) < len(self._view.processes) else ""
         devices = len({process.device for process in shown})
         whose = f"{self._choice.whose}: " if self._choice.whose else ""
+        if not shown:
+            return f"{whose}0{of}"
         return (
             f"{whose}{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'},"
             f" {order_in_words(self._choice)}"
