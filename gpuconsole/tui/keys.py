@@ -251,7 +251,7 @@ ACTIONS: tuple[Action, ...] = (
         "probes",
         "P",
         "probe",
-        "Allow probes in your own job, or send requests to a watched server. A question comes first.",
+        "Allow probes in your own job, or send requests to a watched server. A question is first.",
         ("main",),
         _may_probe,
     ),
