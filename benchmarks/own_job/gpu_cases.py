@@ -560,7 +560,8 @@ def watch(case: Case, seconds: float, probe: bool) -> dict[str, Any]:
 
 class Row(NamedTuple):
     """A case with what was said of it. `harmful`: a healthy job is accused, or a faulty one is
-    called healthy."""
+    called healthy. It is not called healthy where a rule that knows the fault cannot tell: the
+    report then says "no conclusion", and what is missing."""
 
     name: str
     card: str
@@ -585,6 +586,10 @@ def judged(case: Case, run: dict[str, Any]) -> Row:
     noted = [rule for rule in said.notes if rule in case.truth] if said.top == "-" else []
     healthy = not noted and (said.top == "-" or said.top.endswith("_healthy"))
     right = said.top in case.truth or bool(noted) if case.truth else healthy
+    is_open = said.top == "-" and any(
+        finding["rule"] in case.truth and finding["state"] == "cant_tell"
+        for finding in run.get("findings", [])
+    )
     top = noted[0] if noted else said.top
     finding: dict[str, Any] = next(
         (finding for finding in run.get("findings", []) if finding["rule"] == top), {}
@@ -592,7 +597,8 @@ def judged(case: Case, run: dict[str, Any]) -> Row:
     summary = run.get("summary", {})
     return Row(
         case.name, case.card, case.common, case.truth, f"{top} (note)" if noted else top, right,
-        healthy if case.truth else not healthy, summary.get("step_time_s", {}).get("p50"),
+        healthy and not is_open if case.truth else not healthy,
+        summary.get("step_time_s", {}).get("p50"),
         summary.get("mfu_ratio"), finding.get("recoverable_ratio"), finding.get("confidence", ""),
         tuple(said.notes), said.cannot_tell, commit(),
     )  # fmt: skip

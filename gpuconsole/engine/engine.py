@@ -46,6 +46,7 @@ from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import (
     AnyEvent,
+    DeviceKnown,
     Devices,
     EnvironmentKnown,
     Hello,
@@ -292,7 +293,7 @@ class Engine(StateReader):
         self.state.apply(event)
         for listener in self.listeners:
             listener(event)
-        if isinstance(event, Devices):
+        if isinstance(event, Devices | DeviceKnown):
             self._devices_known.set()
             self._note_unusable(installed_torch(), "here")
             if self.state.environment.host:  # it was read without these devices

@@ -141,5 +141,6 @@ NET = DeviceColumn("net", "host.net_rx_bytes_per_s", "host.net_tx_bytes_per_s", 
 
 FACTS = {
     "memory_kind": "memory kind", "pci": "PCI address", "numa_node": "NUMA node",
-    "cpu_affinity": "CPU affinity", "ecc": "ECC", "mig": "MIG", "vbios": "VBIOS",
+    "cpu_affinity": "CPU affinity", "ecc": "ECC", "ecc_pending": "ECC after a reset",
+    "mig": "MIG", "vbios": "VBIOS",
 }  # fmt: skip

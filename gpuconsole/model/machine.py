@@ -67,6 +67,14 @@ UNKNOWN_GPU = "gpu:?"
 """The device of a job on a GPU that the console cannot tell from others."""
 
 
+NO_GPU_REASONS = (
+    "no NVIDIA driver: libnvidia-ml.so.1 is missing or cannot be loaded",
+    "the NVIDIA driver reports no GPU",
+)
+"""Why a machine has no GPU, where nothing is wrong with it. With any other reason the driver cannot
+be used."""
+
+
 UNIFIED = "unified"
 """The kind of a memory that a GPU shares with the host."""
 

@@ -22,6 +22,7 @@ from gpuconsole.model.run import Run, RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import without_credentials
+from gpuconsole.session.idle import QuietTime
 from gpuconsole.session.jobs import Ports
 from gpuconsole.wire.events import SourceState
 
@@ -90,6 +91,8 @@ class View(msgspec.Struct, frozen=True):
     - `xids`: the newest error (XID) of each GPU since the start of the console, and its session
       seconds.
     - `ecc_before`: the uncorrected memory errors that each GPU had at the start of the console.
+    - `quiet`: how long each GPU has done no work; GPUs that work are left out.
+    - `slow`: the GPUs whose driver calls are slow or hang, each with the call.
     - `down`: the reason why the model server does not answer, for `down_s` seconds; empty while it
       answers.
     """
@@ -136,6 +139,8 @@ class View(msgspec.Struct, frozen=True):
     playback: Playback | None = None
     xids: dict[str, tuple[int, float]] = {}
     ecc_before: dict[str, float] = {}
+    quiet: dict[str, QuietTime] = {}
+    slow: dict[str, str] = {}
 
     @property
     def run(self) -> Run | None:

@@ -11,21 +11,23 @@ from __future__ import annotations
 import math
 
 from gpuconsole.model.text import visible
-from gpuconsole.session.machine import SERVER, USUAL, MachineState, parent
+from gpuconsole.session.machine import SERVER, USUAL, MachineState, is_gpu_source, parent
 from gpuconsole.wire.events import SourceState
 
 STALE_S = 5.0
 STALE_PERIODS = 3
 
 
-def stale_s(state: MachineState) -> float:
-    """Maximum seconds between two reports of a reader: 5, or three times the longest period between
-    two readings."""
-    return max(
-        STALE_S,
-        STALE_PERIODS
-        * max([state.interval_s, *(source.period_s for source in state.sources.values())]),
-    )
+def stale_s(state: MachineState, device: str = "") -> float:
+    """Return the maximum seconds between two reports of a reader: 5, or three times the longest
+    period between two readings. A GPU that is slow has a period of its own."""
+    of_device = parent(device)
+    periods = [
+        source.period_s
+        for name, source in state.sources.items()
+        if not is_gpu_source(name) or name == of_device
+    ]
+    return max(STALE_S, STALE_PERIODS * max([state.interval_s, *periods]))
 
 
 def reported_at(state: MachineState, device: str, reader: str = USUAL) -> float | None:
@@ -45,7 +47,7 @@ def is_fresh(state: MachineState, device: str, now: float, reader: str = USUAL) 
     if device == SERVER:
         return not why_server_not_fresh(state, now)
     last = reported_at(state, device, reader)
-    return last is not None and now - last <= stale_s(state)
+    return last is not None and now - last <= stale_s(state, device)
 
 
 def why_server_not_fresh(state: MachineState, now: float) -> str:
@@ -97,19 +99,29 @@ def fresh_values(state: MachineState, now: float) -> dict[str, dict[str, float]]
 
 
 def silent_devices(state: MachineState, now: float) -> dict[str, float]:
-    """Devices whose values are not fresh, with the seconds since the last report of the usual
-    reader."""
-    limit_s = stale_s(state)
+    """Return the devices whose values are not fresh, with the seconds since the last report of the
+    usual reader. A GPU that is stuck has been silent since the list of devices."""
     ages = {
         device: now - reported[USUAL]
         for device, reported in state.readings.reported.items()
         if USUAL in reported
     }
+    ages |= {
+        name: now - state.devices_t
+        for name, source in state.sources.items()
+        if is_gpu_source(name) and source.stuck_s and name not in ages
+    }
     return {
         device: age_s
         for device, age_s in ages.items()
-        if age_s > limit_s and not is_fresh(state, device, now)
+        if age_s > stale_s(state, device) and not is_fresh(state, device, now)
     }
+
+
+def slow_gpus(state: MachineState) -> dict[str, str]:
+    """Return the GPUs that are not read as the others are, each with the reason: a driver call that
+    has not returned, or is slow."""
+    return {name: source.detail for name, source in state.sources.items() if is_gpu_source(name)}
 
 
 def stuck_s(source: SourceState, t: float) -> float:
@@ -139,10 +151,12 @@ def why_not_fresh(state: MachineState, now: float) -> str:
     stuck = f"{name} has not answered for {longest_s:.0f} s" if name else ""
     if stuck and (detail := state.sources[name].detail):
         stuck += f": {visible(detail)}"
+    slow = slow_gpus(state)
     for device in state.devices:
         last = reported_at(state, device.id)
         age_s = now - (state.devices_t if last is None else last)
-        if age_s > limit_s and device.id not in state.lost:
+        # a GPU that is stuck by itself leaves the figures of the others fresh
+        if age_s > limit_s and device.id not in state.lost and parent(device.id) not in slow:
             return f"the newest sample of {device.id} is {age_s:.0f} s old" + (
                 f"; {stuck}" if stuck else ""
             )
@@ -151,5 +165,9 @@ def why_not_fresh(state: MachineState, now: float) -> str:
 
 def _longest_stuck(state: MachineState, now: float) -> tuple[str, float]:
     t = now + (state.t0 or 0.0)
-    stuck = {name: stuck_s(source, t) for name, source in state.sources.items() if source.stuck_s}
+    stuck = {
+        name: stuck_s(source, t)
+        for name, source in state.sources.items()
+        if source.stuck_s and not is_gpu_source(name)
+    }
     return max(stuck.items(), key=lambda source: source[1], default=("", -math.inf))

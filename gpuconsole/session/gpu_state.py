@@ -1,22 +1,27 @@
 """What each GPU does now, and what is wrong with it: one answer for the screen, `devices`, the
 exporter and the doctor.
 
-"free" and "busy" are claims, and each needs a proof. Without one the state is n/a, with the reason.
+"free", "idle" and "busy" are claims, and each needs a proof. Without one the state is n/a, with the
+reason. A GPU with a fault of its own is sick, whatever it does.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import series_key
-from gpuconsole.session.machine import parent
+from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION, QuietTime
+from gpuconsole.session.machine import parent, users_of
 
-Kind = Literal["free", "busy", "lost", "silent", "n/a"]
+Kind = Literal["free", "idle", "busy", "sick", "lost", "silent", "n/a"]
+KINDS: tuple[Kind, ...] = ("free", "idle", "sick", "lost", "silent", "n/a", "busy")
+"""In the order in which a person asks for them."""
 
-UTILIZATION = ("gpu.sm_active_ratio", "gpu.utilization_ratio")
 PROCESSES = "gpu.processes"
 VITAL = (
     "gpu.utilization_ratio",
@@ -28,9 +33,10 @@ VITAL = (
 )
 """Metrics of which every GPU that answers has at least one. A GPU without any is unreadable; the
 first reason in this order says why."""
-BUSY_RATIO = 0.02
-"""A GPU without a known process is busy above this share of its utilization. An idle desktop GPU
-stays below it."""
+MIN_IDLE_S = 180.0
+"""A GPU whose memory is held is idle after so long without work. A training job that saves its
+model does no work meanwhile: 149 s for a model of 7 billion parameters (PyTorch, "Reducing Model
+Checkpointing Times by Over 10x with PyTorch Distributed Asynchronous Checkpointing")."""
 MUCH_MEMORY = 2 * 2**30
 """A GPU on which no process is seen is not free above so many used bytes. The driver itself keeps
 up to 1 GB, which version 1 of NVML's call counts as used (912 MB on an idle A100:
@@ -39,10 +45,27 @@ rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek
 LOWERED = 0.99
 """A power limit below this share of the board's default was set by a person. At its default a cap
 is normal at full load (the rule hw.power)."""
-OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
-"""XIDs that an error of a program causes. The GPU still works after them (NVIDIA's device plugin
-for Kubernetes ignores these in its health check)."""
+UNKNOWN_ERROR = "unknown driver error"
+"""What NVML's error 999 reads."""
+MIN_UNKNOWN = 2
+"""So many of the VITAL metrics with an unknown error make a GPU sick: a driver that merely does not
+support a metric says so by another error."""
+HARMLESS_XIDS = frozenset(
+    {8, 11, 13, 14, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 63, 75, 76, 77, 80, 88, 89, 121}
+    | {137, 139, 141, 147, 148, 152, 153, 157, *range(66, 73), *range(82, 87), *range(92, 95)}
+    | {*range(96, 109), *range(126, 136), *range(160, 166)}
+)
+"""XIDs after which the GPU can be used: NVIDIA asks to restart the application, or for nothing
+(NVIDIA, "XID Catalog", the immediate action). After any other, also one that the catalogue does not
+know, the GPU is sick: it asks for a reset or a restart of the machine."""
+BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|TITAN|QUADRO|GEFORCE|\bA[34]0\b", re.IGNORECASE)
+"""Names of cards whose NVLinks need a bridge, which may join only some of them."""
+PARTED = re.compile(r"[VP]100")
+"""Names of cards that are joined without a switch: in a virtual machine, some of their links may
+lead to GPUs of another one."""
+NEVER_QUIET = QuietTime(0.0, False)
 NO_SAMPLE = "no sample yet"
+SLOW_DRIVER = "slow driver"
 NOT_LISTED = "its processes are not known"
 
 
@@ -65,6 +88,12 @@ class MachineReadings(Protocol):
     def xids(self) -> Mapping[str, tuple[int, float]]: ...
     @property
     def ecc_before(self) -> Mapping[str, float]: ...
+    @property
+    def quiet(self) -> Mapping[str, QuietTime]: ...
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    @property
+    def slow(self) -> Mapping[str, str]: ...
 
 
 class CurrentReadings(NamedTuple):
@@ -78,19 +107,26 @@ class CurrentReadings(NamedTuple):
     processes_missing: Mapping[str, str]
     xids: Mapping[str, tuple[int, float]]
     ecc_before: Mapping[str, float]
+    quiet: Mapping[str, QuietTime] = {}
+    devices: Sequence[Device] = ()
+    slow: Mapping[str, str] = {}
 
 
 class GpuState(NamedTuple):
-    """`kind`: what the GPU counts as. `words`: a short text of it. `reason`: why it is lost, silent
-    or n/a."""
+    """`kind`: what the GPU counts as. `words`: a short text of what it does. `reason`: why it is
+    sick, lost, silent or n/a. `idle_s`: how long its memory has been held without work."""
 
     kind: Kind
     words: str
     reason: str = ""
+    idle_s: float = 0.0
 
     @property
     def text(self) -> str:
-        """The words with their reason."""
+        """The words with their reason: `lost: fell off the bus`; `1 process, sick: heat slowdown`
+        of a sick GPU in use."""
+        if self.kind == "sick" and self.words != "sick":
+            return f"{self.words}, sick: {self.reason}"
         return f"{self.words}: {self.reason}" if self.reason else self.words
 
 
@@ -109,51 +145,83 @@ def in_words(gpus: Iterable[Device]) -> str:
 
 
 def gpu_states(seen: MachineReadings, gpus: Iterable[Device]) -> dict[str, GpuState]:
-    """The state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from its
-    slices, which must be among `gpus`."""
-    users: dict[str, set[int]] = {}
-    for process in seen.processes:
-        # a process in a slice uses the GPU, too
-        for place in {process.device, parent(process.device)}:
-            users.setdefault(place, set()).add(process.pid)
-    states = {gpu.id: _state(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
+    """Return the state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from
+    its slices, which must be among `gpus`."""
+    users = users_of(seen.processes)
+    states = {gpu.id: _doing(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
     for gpu, state in states.items():
         # the driver reports no utilization of a GPU in MIG mode
-        if state.kind == "n/a" and not unreadable(seen, gpu):
+        if state.kind in ("n/a", "busy") and _answers(seen, gpu) and _share(seen, gpu) is None:
             states[gpu] = _of_slices(
-                state, [states[other].kind for other in states if parent(other) == gpu != other]
+                state, [states[other] for other in states if parent(other) == gpu != other]
             )
-    return states
+    sick = {
+        whole: ", ".join(fault.words for fault in faults(seen, whole) if fault.breaks)
+        for whole in dict.fromkeys(map(parent, states))
+    }
+    return {
+        gpu: _sick(state, why) if (why := sick[parent(gpu)]) and _answers(seen, gpu) else state
+        for gpu, state in states.items()
+    }
 
 
-def _of_slices(state: GpuState, slices: Sequence[Kind]) -> GpuState:
+def _sick(state: GpuState, why: str) -> GpuState:
+    """The state of a GPU with a fault of its own. What it does stays in its words."""
+    words = state.words if state.kind in ("idle", "busy") else "sick"
+    return GpuState("sick", words, why, state.idle_s)
+
+
+def _answers(seen: MachineReadings, gpu: str) -> bool:
+    """Whether the GPU is there and gives values."""
+    return gpu not in seen.lost and gpu not in seen.silent and _is_known(seen, VITAL, gpu)
+
+
+def _of_slices(state: GpuState, slices: Sequence[GpuState]) -> GpuState:
     """The state of a GPU in MIG mode, from those of its slices where they prove it."""
-    if "busy" in slices:
-        return GpuState("busy", "busy")
-    return GpuState("free", "free") if set(slices) == {"free"} else state
+    kinds = {of_slice.kind for of_slice in slices}
+    if "busy" in kinds:
+        return state if state.kind == "busy" else GpuState("busy", "busy")
+    if "idle" in kinds and kinds <= {"idle", "free"}:
+        return min((one for one in slices if one.kind == "idle"), key=lambda one: one.idle_s)
+    return GpuState("free", "free") if kinds == {"free"} and state.kind == "n/a" else state
 
 
-def _state(seen: MachineReadings, gpu: str, users: int) -> GpuState:
+def _doing(seen: MachineReadings, gpu: str, users: int) -> GpuState:
+    """What a GPU does, its faults aside. `users`: the number of its processes."""
     if gpu in seen.lost:
         return GpuState("lost", "lost", seen.lost[gpu])
     if silent_s := seen.silent.get(gpu, 0.0):
-        return GpuState("silent", f"silent for {silent_s:.0f} s")
+        return GpuState("silent", f"silent for {silent_s:.0f} s", seen.slow.get(parent(gpu), ""))
+    if parent(gpu) in seen.slow and not _is_known(seen, VITAL, gpu):
+        return GpuState("silent", "silent", seen.slow[parent(gpu)])
     if why := unreadable(seen, gpu) or ("" if _is_known(seen, VITAL, gpu) else NO_SAMPLE):
         return GpuState("n/a", "n/a", why)
-    if users:
-        return GpuState("busy", f"{users} {'process' if users == 1 else 'processes'}")
-    share = next(
-        (seen.latest[key] for name in UTILIZATION if (key := series_key(name, gpu)) in seen.latest),
-        None,
-    )
+    share = _share(seen, gpu)
+    words = f"{users} {'process' if users == 1 else 'processes'}" if users else "busy"
     if share is not None and share > BUSY_RATIO:
-        return GpuState("busy", "busy")
-    why = _why_not_free(seen, gpu, share)
-    if broken := next((fault.words for fault in faults(seen, parent(gpu)) if fault.breaks), ""):
-        why = why or f"{broken} since the start of the console"
-    if why:
+        return GpuState("busy", words)
+    if users:
+        quiet = seen.quiet.get(gpu, NEVER_QUIET) if share is not None else NEVER_QUIET
+        return _idle(quiet) if quiet.seconds >= MIN_IDLE_S else GpuState("busy", words)
+    if why := _why_not_free(seen, gpu, share):
         return GpuState("n/a", "n/a", why)
     return GpuState("free", "free")
+
+
+def _share(seen: MachineReadings, gpu: str) -> float | None:
+    """How much a GPU works: the larger of the two measures. None: neither has a value."""
+    known = (seen.latest.get(series_key(name, gpu)) for name in UTILIZATION)
+    return max((share for share in known if share is not None), default=None)
+
+
+def _idle(quiet: QuietTime) -> GpuState:
+    """`idle 14 min`, or `idle 14+ min` where nothing is known of the time before."""
+    minutes, hours, days = (int(quiet.seconds // size) for size in (60, 3600, 86400))
+    number, unit = (
+        (minutes, "min") if minutes < 120 else (hours, "h") if hours < 48 else (days, "days")
+    )
+    words = f"idle {number}{'+' if quiet.at_least else ''} {unit}"
+    return GpuState("idle", words, idle_s=quiet.seconds)
 
 
 def unreadable(seen: MachineReadings, gpu: str) -> str:
@@ -196,8 +264,8 @@ def _is_known(seen: MachineReadings, metrics: Iterable[str], gpu: str) -> bool:
 
 class Fault(NamedTuple):
     """`is_new`: it lasts, or it came since the start of the console; else it is an old count. `t`:
-    when it came, in session seconds, if that is known. `breaks`: whether work on the GPU may fail
-    or be wrong, so that the GPU is not free."""
+    when it came, in session seconds, if that is known. `breaks`: whether it is a fault of the GPU
+    itself, by which work on the GPU may fail, be wrong or be slow. Then the GPU is sick."""
 
     words: str
     is_new: bool = True
@@ -206,7 +274,7 @@ class Fault(NamedTuple):
 
 
 def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
-    """What is wrong with a GPU, the worst first."""
+    """Return what is wrong with a GPU, the worst first."""
     if gpu in seen.silent:
         return []
 
@@ -216,22 +284,33 @@ def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
     found: list[Fault] = []
     if gpu in seen.xids:
         code, t = seen.xids[gpu]
-        found.append(Fault(f"XID {code}", True, t, code not in OF_PROGRAMS))
+        found.append(Fault(f"XID {code}", True, t, code not in HARMLESS_XIDS))
+    if gpu in seen.slow and _is_known(seen, VITAL, gpu):
+        found.append(Fault(SLOW_DRIVER, breaks=True))
     if now("gpu.row_remap_failed"):
         found.append(Fault("worn memory", breaks=True))
     old = min(seen.ecc_before.get(gpu, 0.0), now("gpu.ecc_uncorrected"))
     if (new := now("gpu.ecc_uncorrected") - old) > 0:
         found.append(Fault(_errors(new), breaks=True))
+    if unknown := unknown_errors(seen, gpu):
+        found.append(Fault(f"{unknown} of {len(VITAL)} readings fail", breaks=True))
+    if now("gpu.row_remap_pending"):
+        found.append(Fault("row remap pending", breaks=True))
+    if links := links_down(seen, gpu):
+        found.append(Fault(links, breaks=True))
     if now("gpu.clocks_hw_thermal") or now("gpu.clocks_sw_thermal"):
-        found.append(Fault("heat slowdown"))
+        found.append(Fault("heat slowdown", breaks=True))
     elif now("gpu.clocks_power_brake"):
         found.append(Fault("power brake"))
     elif now("gpu.clocks_hw_slowdown"):
+        # a change of the performance state may report it, too (nvml.h)
         found.append(Fault("HW slowdown"))
     if now("gpu.clocks_power_cap") and 0 < now("gpu.power_limit_w") < LOWERED * now(
         "gpu.power_limit_default_w"
     ):
         found.append(Fault("power cap"))
+    if mode := _device(seen, gpu).facts.get("ecc_pending"):
+        found.append(Fault(f"ECC {mode} after a reset"))
     if old:
         found.append(
             Fault(f"{old:.0f} before" if new > 0 else f"{_errors(old)} before", is_new=False)
@@ -241,3 +320,45 @@ def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
 
 def _errors(count: float) -> str:
     return f"{count:.0f} ECC {'error' if count == 1 else 'errors'}"
+
+
+def unknown_errors(seen: MachineReadings, gpu: str) -> int:
+    """Return how many vital metrics of a GPU fail for a reason that the driver does not know,
+    beside others that it answers; 0 below MIN_UNKNOWN."""
+    if gpu in seen.lost or not _is_known(seen, VITAL, gpu):
+        return 0
+    reasons = (seen.unavailable.get(series_key(name, gpu)) for name in VITAL)
+    count = sum(reason == UNKNOWN_ERROR for reason in reasons)
+    return count if count >= MIN_UNKNOWN else 0
+
+
+def links_down(seen: MachineReadings, gpu: str) -> str:
+    """Return `12 of 18 NVLinks` where a GPU has fewer active NVLinks than it should: than other
+    GPUs of its name, or than the card has. Empty where that is right, or not known.
+
+    Without a bridge a card has none, and its neighbours may have one. Where the links of all GPUs
+    are down, a virtual machine may have them without their switch.
+    """
+    up = seen.latest.get(series_key("gpu.nvlinks_active", gpu))
+    if up is None or not _is_link(seen, gpu, int(up)):
+        return ""  # all links that exist are active
+    name = _device(seen, gpu).name
+    named = [device.id for device in seen.devices if device.name == name]
+    most = max(
+        seen.latest.get(series_key("gpu.nvlinks_active", other), up) for other in named or [gpu]
+    )
+    bridged = BRIDGED.search(name) is not None
+    fewer = up < most and (up > 0 or not bridged)
+    if not fewer and (up == 0 or bridged or PARTED.search(name)):
+        return ""
+    exist = next(n for n in itertools.count(int(up) + 1) if not _is_link(seen, gpu, n))
+    return f"{up:.0f} of {exist} NVLinks"
+
+
+def _device(seen: MachineReadings, gpu: str) -> Device:
+    return next((device for device in seen.devices if device.id == gpu), Device(gpu, ""))
+
+
+def _is_link(seen: MachineReadings, gpu: str, number: int) -> bool:
+    """Whether the GPU has so many links and one more; the first has the number 0."""
+    return series_key("gpu.link_up", f"{gpu}/link:{number}") in seen.latest

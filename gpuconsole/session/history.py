@@ -10,6 +10,7 @@ from gpuconsole.model.machine import Process
 from gpuconsole.session.server_signals import CACHE, MOVES, has_work, moved, standstill_limit_s
 from gpuconsole.wire.events import (
     AnyEvent,
+    DeviceKnown,
     DeviceLost,
     Devices,
     Hello,
@@ -86,6 +87,8 @@ class History:
         t = event.t + self._offset
         if isinstance(event, Devices):
             self._gpus = {device.id for device in event.devices if device.is_gpu}
+        if isinstance(event, DeviceKnown):
+            self._gpus |= {device.id for device in event.devices}
         if t < self._known_until:
             return
         if self._outage is not None:
@@ -99,7 +102,7 @@ class History:
                 self._own_processes(t, event)
             case ServerKnown():
                 self._known(t, event)
-            case Devices():
+            case Devices() | DeviceKnown():
                 pass
             case Requests() if event.down or self._outage is not None:
                 self._answers(t, event)

@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.run import Run
 from gpuconsole.model.series import Series
+from gpuconsole.session.idle import QuietTimes
 from gpuconsole.wire.events import (
+    DeviceKnown,
     DeviceLost,
     Devices,
     Event,
@@ -159,9 +161,23 @@ class Readings:
             self.substitutes[key] = source
 
 
+def is_gpu_source(source: str) -> bool:
+    """Return whether a source is one GPU that is slow or stuck by itself."""
+    return source.startswith("gpu:")
+
+
 def parent(device: str) -> str:
     """The GPU of a link or of a MIG slice. For any other device: the device itself."""
     return device.partition("/")[0]
+
+
+def users_of(processes: Iterable[Process]) -> dict[str, set[int]]:
+    """Return the process ids by device. A process in a MIG slice uses the whole GPU, too."""
+    users: dict[str, set[int]] = {}
+    for process in processes:
+        for place in {process.device, parent(process.device)}:
+            users.setdefault(place, set()).add(process.pid)
+    return users
 
 
 def reader_of(event: Sample) -> str:
@@ -180,7 +196,17 @@ CONSOLE = "console"
 """The device name in samples of the console's own process. All other samples come from the
 sampler."""
 NO_SAMPLE = "no sample has come yet"
-FromSampler = Sample | Unavailable | Devices | DeviceLost | Topology | Processes | Xid | SourceState
+FromSampler = (
+    Sample
+    | Unavailable
+    | Devices
+    | DeviceKnown
+    | DeviceLost
+    | Topology
+    | Processes
+    | Xid
+    | SourceState
+)
 
 
 class MachineState:
@@ -212,6 +238,7 @@ class MachineState:
         """The newest error of each GPU since the start of the console, and its session time."""
         self.ecc_before: dict[str, float] = {}
         """Uncorrected memory errors of each GPU at the start of the console."""
+        self.quiet = QuietTimes(interval_s)
         self.sources: dict[str, SourceState] = {}
         self.sampler_t: float | None = None
         """The time of the sampler's last event."""
@@ -256,7 +283,10 @@ class MachineState:
             case Hello(role="sampler"):
                 self.sources = {}  # the sources of the previous sampler no longer exist
             case Devices():
-                self._set_devices(event)
+                if not event.opening or not any(device.is_gpu for device in self.devices):
+                    self._set_devices(event)
+            case DeviceKnown():
+                self._set_device(event.devices)
             case Sample():
                 self._add_sample(event)
             case Unavailable():
@@ -273,6 +303,7 @@ class MachineState:
                 self.links = event.links
             case Processes():
                 self.processes, self.processes_missing = event.processes, event.reasons
+                self._note_users(event)
             case Xid():
                 self.xids.append(event)
                 self.last_xid[event.device] = event.code
@@ -283,6 +314,8 @@ class MachineState:
                 )
             case SourceState():
                 self.sources[event.source] = event
+                if is_gpu_source(event.source) and not event.stuck_s and not event.detail:
+                    del self.sources[event.source]
             case SamplerEnded():
                 self.sampler_down = event.text
                 self.sampler_restarts += 1
@@ -307,6 +340,7 @@ class MachineState:
             # a reset of the GPU clears the count
             self.ecc_before[event.device] = min(errors, self.ecc_before.get(event.device, errors))
         self.readings.add_sample(event, self.session_time(event.t))
+        self.quiet.add_sample(event.device, event.values, self.session_time(event.t))
         # Each reader of a device has its own thread, so a value may arrive before the event that
         # withdraws its reason.
         missing = self.unavailable.get(event.device)
@@ -315,6 +349,22 @@ class MachineState:
                 metric: reason for metric, reason in missing.items() if metric not in event.values
             }
             self.reasons_version += 1
+
+    def _set_device(self, known: list[Device]) -> None:
+        """Replace a GPU of the list, and its MIG slices."""
+        gpu = known[0].id
+        places = [place for place, device in enumerate(self.devices) if parent(device.id) == gpu]
+        if places:
+            rest = [device for device in self.devices if parent(device.id) != gpu]
+            self.devices = [*rest[: places[0]], *known, *rest[places[0] :]]
+            self.reasons_version += 1
+
+    def _note_users(self, event: Processes) -> None:
+        users = users_of(event.processes)
+        known = [device.id for device in self.devices if parent(device.id) not in event.reasons]
+        self.quiet.add_users(
+            {device: users.get(device, set()) for device in known}, self.session_time(event.t)
+        )
 
     def _set_devices(self, event: Devices) -> None:
         """Use a new list of devices. Earlier GPU readings belong to closed handles and are dropped.
@@ -326,6 +376,7 @@ class MachineState:
             if device.uuid and before.get(device.id) not in (None, "", device.uuid):
                 self.xid_times.pop(device.id, None)
                 self.ecc_before.pop(device.id, None)
+                self.quiet.forget(device.id)
         self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
         self.devices_t = self.session_time(event.t)
         self.cuda = event.cuda

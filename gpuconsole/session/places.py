@@ -576,10 +576,11 @@ OF_OPTIMIZERS = (".step", ".zero_grad")
 
 
 def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
-    """Return signals of two places in the program. The first is the function with most of the time
-    after the backward pass, including the functions of torch that it calls: an optimizer or
+    """Return signals of three places in the program. The first is the function with most of the
+    time after the backward pass, including the functions of torch that it calls: an optimizer or
     gradient clipping of the program's own. The second is the line that runs operators of torch for
-    most of the time of the forward pass and the loss. Empty with too few samples."""
+    most of the time of the forward pass and the loss. The third is the line that calls the step of
+    an optimizer of torch. Empty with too few samples."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return {}
@@ -595,7 +596,9 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
     elsewhere: defaultdict[tuple[str, str], float] = defaultdict(float)
     for sample in samples:
         for function in {_function(line) for line in sample.lines}:
-            elsewhere[function] += sample.weight / total if sample.part not in UPDATE else 0.0
+            # of a step that is not marked, no part is known
+            is_elsewhere = sample.part not in (*UPDATE, "between")
+            elsewhere[function] += sample.weight / total if is_elsewhere else 0.0
     own = [
         place
         for place in _with_called(update, samples, total)
@@ -610,6 +613,14 @@ def avoidable_signals(samples: list[StackSample]) -> dict[str, Signal]:
             largest.code if largest else None,
         )
     }
+    stepping = [sample for sample in samples if sample.callee.endswith(".step") and sample.lines]
+    if stepping:
+        signals["stack.optimizer_ratio"] = Signal(
+            sum(sample.weight for sample in stepping) / total,
+            "ratio",
+            f"{source}: in the step of an optimizer of torch",
+            _heaviest_line(stepping),
+        )
     if largest:
         signals["stack.update_python_ratio"] = Signal(
             1 - largest.waits_ratio - largest.native_ratio,

@@ -15,7 +15,7 @@ from gpuconsole.model.series import Weighed
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import summarized
-from gpuconsole.session.freshness import silent_devices, why_server_not_fresh
+from gpuconsole.session.freshness import silent_devices, slow_gpus, why_server_not_fresh
 from gpuconsole.session.gpu_state import CurrentReadings
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
@@ -120,6 +120,8 @@ def make_view(
         sides=tuple(state.sides),
         xids=dict(state.xid_times),
         ecc_before=dict(state.ecc_before),
+        quiet=state.quiet.at(now),
+        slow={} if recording else slow_gpus(state),
         trial_times={
             name: (state.session_time(begun), state.session_time(last))
             for name, (begun, last) in state.trial_times.items()
@@ -138,6 +140,9 @@ def seen_now(state: MachineState, now: float) -> CurrentReadings:
         state.processes_missing,
         state.xid_times,
         state.ecc_before,
+        state.quiet.at(now),
+        state.devices,
+        slow_gpus(state),
     )
 
 

@@ -3,7 +3,7 @@
 A driver call can hang for seconds. In this process the call blocks only one thread, and the console
 can abandon the process.
 
-    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS]
+    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS] [--brief]
 
 The variable GPUCONSOLE_DCGM holds the address of a dcgm-exporter's /metrics, or nothing.
 """
@@ -16,6 +16,8 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+
+import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.model.machine import Device
@@ -46,10 +48,13 @@ RETRY_S = 5.0
 class Sampler:
     """Sends rounds of samples from every source until `stop` is set."""
 
-    def __init__(self, channel: ChildChannel, interval_s: float, dcgm: str = "") -> None:
-        """`dcgm`: the address of a dcgm-exporter for metrics that NVML cannot report."""
+    def __init__(
+        self, channel: ChildChannel, interval_s: float, dcgm: str = "", brief: bool = False
+    ) -> None:
+        """`dcgm`: the address of a dcgm-exporter for metrics that NVML cannot report. `brief`: ask
+        the GPUs only for what one line of each needs."""
         self._channel = channel
-        self._dcgm = dcgm
+        self._dcgm, self._brief = dcgm, brief
         self._interval_s = interval_s
         self._host = HostSource()
         self._pollers: list[Poller] = []
@@ -58,6 +63,7 @@ class Sampler:
         self._announcing = threading.Lock()
         self._opening_since = time.monotonic()
         self._opened = False
+        self._gpus: NvmlSource | None = None
         self._cost = OwnCost()
         self._gone = ""
         self.stop = threading.Event()
@@ -85,7 +91,7 @@ class Sampler:
         while not self.stop.is_set():
             self._opening_since = time.monotonic()
             try:
-                gpus = NvmlSource(self._interval_s)
+                gpus = NvmlSource(self._interval_s, self._brief)
             except NoNvml as why:
                 self._opening_since = 0.0
                 reason = reason or str(why)
@@ -96,6 +102,7 @@ class Sampler:
             else:
                 self._opening_since = 0.0
                 self._opened = True
+                self._gpus = gpus
                 self._announce(gpus.devices(), "", gpus.driver, gpus.cuda)
                 first = Preferred(gpus)
                 self._add(first)
@@ -118,9 +125,8 @@ class Sampler:
             if self._announced == reason or (self._opened and not gpus):
                 return
             self._announced = reason
-            self._channel.send(
-                Devices(time.monotonic(), gpus + self._host.devices(), driver, reason, cuda)
-            )
+            listed, opening = gpus + self._host.devices(), reason == NOT_YET
+            self._channel.send(Devices(time.monotonic(), listed, driver, reason, cuda, opening))
 
     def _add(self, source: Source) -> None:
         poller = Poller(
@@ -155,7 +161,7 @@ class Sampler:
         """Send the state of the sources when it has changed, and every time while a source is
         stuck."""
         self._channel.flush()
-        states = [poller.state() for poller in list(self._pollers)]
+        states = [poller.state() for poller in list(self._pollers)] + self._slow_gpus()
         now = time.monotonic()
         opening_s = now - self._opening_since if self._opening_since else 0.0
         if opening_s > OPENING_S:
@@ -167,7 +173,7 @@ class Sampler:
                     "nvml",
                     self._interval_s,
                     opening_s,
-                    meter.under_way() or "opening the driver",
+                    meter.under_way()[0] or "opening the driver",
                     opening=True,
                 )
             )
@@ -181,6 +187,25 @@ class Sampler:
             if before is None or state.stuck_s or _without_time(before) != _without_time(state):
                 self._sent[state.source] = state
                 self._channel.send(state)
+
+    def _slow_gpus(self) -> list[SourceState]:
+        """Return the states of GPUs that are not read as the others are, and of those that are read
+        again. If all GPUs are stuck, the driver is stuck."""
+        if self._gpus is None:
+            return []
+        now = time.monotonic()
+        slow = self._gpus.slow_devices()
+        named = {state.source for state in slow}
+        again = [
+            SourceState(now, name, self._interval_s)
+            for name in self._sent
+            if name.startswith("gpu:") and name not in named
+        ]
+        stuck = [state for state in slow if state.stuck_s]
+        if stuck and len(stuck) == self._gpus.count:
+            first = min(stuck, key=lambda state: state.stuck_s)
+            slow.append(msgspec.structs.replace(first, source=self._gpus.name))
+        return slow + again
 
 
 def _without_time(state: SourceState) -> tuple[object, ...]:
@@ -205,12 +230,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="gpuconsole.telemetry.sampler")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the console")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two rounds")
+    parser.add_argument("--brief", action="store_true", help="only what one line a GPU needs")
     options = parser.parse_args(arguments)
     if options.interval <= 0:
         parser.error("--interval must be above 0")
     die_with_parent()
     channel = ChildChannel(options.fd)
-    sampler = Sampler(channel, options.interval, os.environ.get("GPUCONSOLE_DCGM", ""))
+    dcgm = os.environ.get("GPUCONSOLE_DCGM", "")
+    sampler = Sampler(channel, options.interval, dcgm, options.brief)
 
     def on_command(command: Command) -> None:
         if isinstance(command, Stop):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gpuconsole.model.machine import Device
 from gpuconsole.wire.events import (
+    DeviceKnown,
     DeviceLost,
     Event,
     Processes,
@@ -24,7 +25,7 @@ from gpuconsole.wire.events import (
 
 # --- the interface of every source of metrics -----------------------------------------------------
 
-Readings = list[Sample | DeviceLost | Topology | Processes | Xid]
+Readings = list[Sample | DeviceKnown | DeviceLost | Topology | Processes | Xid]
 Reasons = dict[str, dict[str, str]]
 
 DRIVER_GONE_EXIT = 75

@@ -28,6 +28,8 @@ class Keyboard:
 
     def __init__(self, app: App[int]) -> None:
         self._app = app
+        self.pressed = False
+        """Whether a key has been pressed since the start."""
         self._waiting: deque[events.Key] = deque()
         self._turn: events.Key | None = None
         self._path: list[MessagePump] = []
@@ -40,7 +42,7 @@ class Keyboard:
         ):
             self._waiting.append(event)
             return False
-        self._turn = event
+        self._turn, self.pressed = event, True
         target = self._app.focused or self._app.screen
         self._path = [target, *target.ancestors]
         return True

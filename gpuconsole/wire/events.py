@@ -91,12 +91,14 @@ class Hello(Event, frozen=True):
 
 class Devices(Event, frozen=True):
     """The list of devices; replaces the previous list. `reason`: why there is no GPU; empty with a
-    GPU. `cuda`: the newest CUDA version of the driver."""
+    GPU. `cuda`: the newest CUDA version of the driver. `opening`: the driver has not answered yet,
+    so the GPUs that are known stay in the list."""
 
     devices: list[Device]
     driver: str | None = None
     reason: str = ""
     cuda: str = ""
+    opening: bool = False
 
 
 class Sample(Event, frozen=True):
@@ -119,6 +121,13 @@ class Unavailable(Event, frozen=True):
 class DeviceLost(Event, frozen=True):
     device: str
     reason: str
+
+
+class DeviceKnown(Event, frozen=True):
+    """What one GPU and its MIG slices are, where the list came before the GPU answered. Replaces
+    the GPU in the list."""
+
+    devices: list[Device]
 
 
 class Topology(Event, frozen=True):
@@ -149,7 +158,8 @@ class SourceState(Event, frozen=True):
 
     `detail`: what is slow or stuck, in words. `missed`: rounds skipped since the source began.
     `opening`: the source has not begun yet (a driver without persistence mode takes seconds for
-    each GPU).
+    each GPU). A GPU that is slow or stuck by itself is a source with the name of the device; when
+    it is read as the others again, its `stuck_s` is 0 and its `detail` is empty.
     """
 
     source: str
@@ -630,6 +640,7 @@ class Note(Event, frozen=True):
 AnyEvent = (
     Hello
     | Devices
+    | DeviceKnown
     | Sample
     | Unavailable
     | DeviceLost

@@ -24,6 +24,7 @@ from gpuconsole.model.machine import Process
 from gpuconsole.model.serving import WATCHED
 from gpuconsole.wire.events import (
     AnyEvent,
+    DeviceKnown,
     DeviceLost,
     Devices,
     Event,
@@ -320,6 +321,8 @@ class RingWriter:
         match event:
             case Devices() | Topology() | ServerKnown():
                 return self._standing_event(("", type(event).__name__), event)
+            case DeviceKnown():
+                return self._standing_event((event.devices[0].id, "DeviceKnown"), event)
             case Unavailable():
                 return self._standing_event((event.device, "Unavailable"), event)
             case Processes():

@@ -63,7 +63,7 @@ CASES = {
     "devices": Case(
         "",
         ("--timeout never", "not a number of seconds"),
-        ("--interval 2", "no option '--interval'"),
+        ("--long --json", "--long does not go with --json"),
     ),
     "diagnose": Case(
         "s.json", ("gone.json", "cannot be read"), ("s.json --headless", "no option '--headless'")

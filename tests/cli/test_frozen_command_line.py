@@ -23,7 +23,7 @@ FROZEN = {
     "calibrate": "--device --json --show --budget",
     "compare": "before after --fail-below --undecided-fails --all --json --html --markdown",
     "completion": "shell",
-    "devices": "--json --dcgm --timeout",
+    "devices": "--long --json --dcgm --timeout",
     "diagnose": "file --snapshot --json",
     "explain": "file --at --url --json",
     "doctor": "--timeout --json",

@@ -30,6 +30,21 @@ VIEWS = {
     "probe__batch_factor": 1.0,
     **STEP,
 }
+ROOTS = {
+    **UPDATE,
+    "stack__update_ratio": 0.6,
+    "stack__update_python_ratio": 0.1,
+    "model__trained_tensors": 6.0,
+    "optimizer_ratio": 0.8,
+}
+GROUPS = {
+    **STEP,
+    "stack__update_ratio": 0.0,
+    "stack__optimizer_ratio": 0.5,
+    "model__trained_tensors": 482.0,
+    "model__optimizer_groups": 482.0,
+    "optimizer_ratio": 0.5,
+}
 SVD = {
     "stack__update_ratio": 0.0,
     "stack__operator_ratio": 0.25,
@@ -46,6 +61,7 @@ PLACES = {
     "stack.update_ratio": CodePlace("own.py:12", "Lion.step", "optimizer"),
     "repeated.calls": CodePlace("model.py:29", "Rig.forward", "forward"),
     "stack.operator_ratio": CodePlace("loss.py:10", "nuclear", "loss"),
+    "stack.optimizer_ratio": CodePlace("train.py:41", "<module>", "optimizer"),
 }
 
 
@@ -78,6 +94,8 @@ def of(rule: str, signals: dict[str, float]) -> Finding:
             "24 times",
             "forward",
         ),
+        (ROOTS, 0.6, "Lion.step at own.py:12", "optimizer"),
+        (GROUPS, 0.5 * 0.7, "482 parameter groups", "optimizer"),
         (SVD, 0.25, "nuclear at loss.py:10", "loss"),
         (AGAIN, 0.6 * 0.24, "24 %", ""),
     ],
@@ -102,6 +120,12 @@ def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
         (UPDATE, {"step_s": 2.0}),
         (UPDATE, {"model__trained_tensors": 4.0}),
         (UPDATE, {"stack__update_ratio": 0.05}),
+        # an optimizer of the program's own that does not take much of a step
+        (ROOTS, {"stack__update_ratio": 0.3}),
+        # with and without decay, in four layers each
+        (GROUPS, {"model__optimizer_groups": 8.0}),
+        (GROUPS, {"model__optimizer_groups": 40.0}),
+        (GROUPS, {"optimizer_ratio": 0.05}),
         # pieces of a long sequence, so that it fits into memory: long operators
         (VIEWS, {"step_s": 2.0}),
         (VIEWS, {"repeated__calls": 2.0}),
@@ -154,6 +178,28 @@ def test_a_loop_that_calls_torchs_optimizer_is_no_update_of_its_own(callee: str)
     )
     assert signals["stack.update_ratio"].value == 0
     assert "stack.update_python_ratio" not in signals
+
+
+def test_samples_of_steps_that_are_not_marked_do_not_hide_an_optimizer() -> None:
+    signals = avoidable_signals(
+        [
+            samples("forward", NATIVE, 20, "torch.Linear.forward"),
+            samples("optimizer", NATIVE, 50, "", "own.py:16 root", "own.py:33 step"),
+            samples("between", NATIVE, 30, "", "own.py:16 root", "own.py:33 step"),
+        ]
+    )
+    assert signals["stack.update_ratio"].value == pytest.approx(0.5)
+
+
+def test_the_line_that_calls_torchs_optimizer() -> None:
+    signals = avoidable_signals(
+        [
+            samples("forward", NATIVE, 50, "torch.Linear.forward"),
+            samples("optimizer", NATIVE, 50, "torch.AdamW.step"),
+        ]
+    )
+    assert signals["stack.optimizer_ratio"].value == pytest.approx(0.5)
+    assert signals["stack.optimizer_ratio"].place == CodePlace("train.py:50", "main")
 
 
 def test_the_operators_that_a_function_calls_itself() -> None:

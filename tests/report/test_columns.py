@@ -9,7 +9,7 @@ from gpuconsole.model import device_columns
 from gpuconsole.model.device_columns import ALARMS, DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.report.cells import row_width
-from gpuconsole.report.machine.columns import GPU_LINE, device_line
+from gpuconsole.report.machine.columns import GPU_LINE, cell, device_line, keeps_width
 from gpuconsole.report.machine.gpus import COLUMNS, GpuColumn
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import gpu_view
@@ -31,12 +31,17 @@ def test_every_column_reads_declared_metrics() -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.head)
-def test_a_cell_is_as_wide_as_its_heading_with_and_without_a_value(column: GpuColumn) -> None:
+def test_a_column_that_keeps_its_width_has_it_with_and_without_a_value(column: GpuColumn) -> None:
     shown = box(8)
-    for view in (shown, msgspec.structs.replace(shown, latest={})):
-        for gpu in view.devices[:8]:
-            assert len(column.text(view, column.device, gpu.id)) <= column.width
-    assert len(column.head) <= column.width
+    widths = {
+        len(cell(view, column.device, gpu.id))
+        for view in (shown, msgspec.structs.replace(shown, latest={}))
+        for gpu in view.devices[:8]
+    }
+    assert not keeps_width(column.device) or len(widths) == 1, widths
+    assert all(
+        cell(shown, column.device, gpu.id).strip() != "n/a" for gpu in shown.devices[:8]
+    ) or (column.head == "fan")
 
 
 def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpuconsole.model.machine import Device
+from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE, FIELDS
 from gpuconsole.model.serving import Request
 from gpuconsole.report.prometheus.collector import NAMES, OWN, ScrapeCollector
@@ -16,6 +16,7 @@ from gpuconsole.wire.events import (
     DeviceLost,
     Devices,
     Hello,
+    Processes,
     Requests,
     RunOpened,
     Sample,
@@ -224,3 +225,26 @@ def test_the_own_metrics_are_all_shown() -> None:
     trains = World()
     trains.now, trains.state = 17.0, stored(session({**FACTS, "peak_flops_per_s": 2e11}))
     assert all(world.shows(name) or trains.shows(name) for name in OWN)
+
+
+def test_the_state_of_a_gpu_and_its_idle_time_are_exported() -> None:
+    world = World()
+    quiet = {"power_w": 80, "sm_active_ratio": 0, "utilization_ratio": 0, "hbm_used_bytes": 4e10}
+
+    def told() -> tuple[list[str], float | None]:
+        states = [labels["state"] for labels, _ in world.shows("gpuconsole_gpu_state")]
+        return states, world.value("gpuconsole_gpu_idle_seconds")
+
+    world.state.apply(Processes(world.now, [Process(4242, "gpu:0")]))
+    world.sample(**quiet)
+    assert told() == (["busy"], 0)
+    for _ in range(250):
+        world.now += 1
+        world.sample(**quiet)
+    assert told() == (["idle"], 250)
+    world.sample(**quiet | {"row_remap_pending": 1})
+    assert told() == (["sick"], 250)
+    world.sample(**quiet | {"row_remap_pending": 0, "utilization_ratio": 0.5})
+    assert told() == (["busy"], 0)
+    world.now += 20
+    assert told() == (["silent"], None)

@@ -140,10 +140,16 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                     ),
                     series("gpuconsole_device_info", "1x9", f'{box},device="gpu:0"'),
                     series("gpuconsole_device_info", "1x40", f'{box},device="gpu:1"'),
-                    series("gpuconsole_gpu_hbm_used_bytes", "50x40"),
-                    series("gpuconsole_gpu_hbm_total_bytes", "100x40"),
-                    series("gpuconsole_gpu_sm_active_ratio", "0.9x5 0.01x40"),
-                    series("gpuconsole_gpu_utilization_ratio", "1x40"),
+                    series(
+                        "gpuconsole_gpu_idle_seconds",
+                        "0x3 180+60x40",
+                        f'{box},device="gpu:0"',
+                    ),
+                    series(
+                        "gpuconsole_gpu_state",
+                        "_ _ 1x20",
+                        f'{box},device="gpu:0",state="sick"',
+                    ),
                     series(
                         "gpuconsole_source_stuck_seconds", "0 0 40+60x20", f'{box},source="nvml"'
                     ),
@@ -180,9 +186,18 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
                     fires(
                         "GpuHeldIdle",
                         "22m",
-                        " gpu:0: 50% of its memory is allocated and no kernel runs",
+                        " gpu:0: its memory has been held without work for 21m 0s",
                         severity="warning",
-                        **of_gpu,
+                        device="gpu:0",
+                    ),
+                    silent("GpuSick", "5m"),
+                    fires(
+                        "GpuSick",
+                        "8m",
+                        " gpu:0 has a fault: heat, memory, NVLinks, an XID, or readings that fail",
+                        severity="warning",
+                        device="gpu:0",
+                        state="sick",
                     ),
                     silent("GpuEccUncorrected", "5m"),
                     fires(

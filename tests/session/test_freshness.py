@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gpuconsole.model.machine import Device
-from gpuconsole.session.freshness import fresh_value, silent_devices, why_not_fresh
+from gpuconsole.session.freshness import fresh_value, silent_devices, slow_gpus, why_not_fresh
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import (
+    DeviceKnown,
     DeviceLost,
     Devices,
     RunOpened,
@@ -54,6 +55,44 @@ def test_a_slow_source_has_three_of_its_periods() -> None:
     slow = SessionState(interval_s=15.0)
     slow.apply(Sample(0.0, "cpu", {"host.cores_busy": 1.0}))
     assert silent_devices(slow, 45.0) == {}
+
+
+def test_a_gpu_that_is_stuck_by_itself_leaves_the_others_fresh() -> None:
+    state = SessionState()
+    state.apply(Devices(0.0, [Device("gpu:0", "H200"), Device("gpu:1", "unknown GPU")]))
+    for t in range(1, 21):
+        state.apply(Sample(float(t), "gpu:0", {"gpu.power_w": 350.0}))
+        state.apply(SourceState(float(t), "gpu:1", 1.0, float(t), "nvmlDeviceGetName"))
+    assert silent_devices(state, 20.0) == {"gpu:1": 20.0}
+    assert slow_gpus(state) == {"gpu:1": "nvmlDeviceGetName"}
+    assert why_not_fresh(state, 20.0) == ""
+    assert fresh_value(state, POWER, "gpu:0", 20.0) == 350.0
+    state.apply(SourceState(21.0, "gpu:1", 1.0))
+    assert slow_gpus(state) == {} and "gpu:1" not in state.sources
+
+
+def test_a_slow_gpu_has_three_of_its_own_periods() -> None:
+    state = watched()
+    state.apply(SourceState(1.0, "gpu:0", 4.0, 0.0, "nvmlDeviceGetPowerUsage takes 1.0 s"))
+    assert fresh_value(state, POWER, "gpu:0", 13.0) == 350.0
+    assert silent_devices(state, 12.0) == {"cpu": 11.0}
+
+
+def test_known_gpus_stay_while_a_new_sampler_waits_for_the_driver() -> None:
+    state = watched()
+    state.apply(Devices(5.0, [Device("cpu", "cpu")], None, "not yet", opening=True))
+    assert [device.id for device in state.devices] == ["gpu:0", "cpu"]
+    assert state.no_gpu_reason == ""
+    state.apply(Devices(6.0, [Device("cpu", "cpu")], None, "the driver is gone"))
+    assert [device.id for device in state.devices] == ["cpu"]
+
+
+def test_a_gpu_that_answers_late_takes_its_place_in_the_list() -> None:
+    state = SessionState()
+    listed = [Device("gpu:0", "unknown GPU"), Device("gpu:1", "H200"), Device("cpu", "cpu")]
+    state.apply(Devices(0.0, listed))
+    state.apply(DeviceKnown(1.0, [Device("gpu:0", "H100"), Device("gpu:0/mig:0", "1g.10gb")]))
+    assert [device.name for device in state.devices] == ["H100", "1g.10gb", "H200", "cpu"]
 
 
 def test_readers_take_values_back() -> None:

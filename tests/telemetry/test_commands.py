@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import time
@@ -23,7 +24,7 @@ def test_devices_lists_values_and_reasons_as_plain_text(cli: Cli, machine: Machi
         "gpu 1 gpm_support 0",
         "gpu 1 architecture 7",
     )
-    done = cli("devices", env=environment)
+    done = cli("devices", "--long", env=environment)
     assert done.returncode == 0, done.stderr
     assert "gpu:0  NVIDIA \\x1b]0;x\\x07H200  140 GiB  gen5 x16  NVLink 18 links" in done.stdout
     assert "\x1b" not in done.stdout
@@ -31,6 +32,58 @@ def test_devices_lists_values_and_reasons_as_plain_text(cli: Cli, machine: Machi
     assert ["gpu.sm_active_ratio", "78.5", "%", "nvml.gpm"] in lines
     assert ["gpu.sm_active_ratio", "n/a", "GPM", "needs", "Hopper", "or", "newer"] in lines
     assert any(line[:1] == ["host.cores_busy"] for line in lines)
+
+
+def test_devices_has_a_line_for_each_gpu_and_its_reasons(cli: Cli, machine: Machine) -> None:
+    """For `watch -n 1` and scripts."""
+    idle = ("gpu * utilization_pct 0", "gpu * gpm 2 0", "gpu * memory_used_bytes 7.8e6")
+    _, environment = machine(
+        "gpus 8",
+        *idle,
+        f"gpu 0 process {os.getpid()} compute 60e9 90",
+        "gpu 0 memory_used_bytes 60e9",
+        "gpu 0 gpm 2 78.5",
+        "gpu 0 utilization_pct 97",
+        "gpu 2 error nvmlDeviceGetHandleByIndex 4",
+        "gpu 5 lost 1",
+    )
+    done = cli("devices", env=environment)
+    assert done.returncode == 0, done.stderr
+    driver, heads, *lines = done.stdout.splitlines()
+    assert "driver 580.159.03" in driver and "8x H200" in driver
+    assert heads.split() == [
+        *("device", "state", "SM", "GPU-Util", "HBM", "used", "power", "temp", "who")
+    ]
+    words = [line.split() for line in lines]
+    assert [row[0] for row in words[:9]] == [*(f"gpu:{n}" for n in range(8)), "cpu"]
+    user = getpass.getuser()
+    assert words[0][1:9] == ["1", "process", "78", "%", "97", "%", "55.9/140", "GiB"]
+    assert words[0][-1] == f"{user}/{os.getpid()}" and "W" in words[0]
+    assert words[1][:6] == ["gpu:1", "free", "0", "%", "0", "%"]
+    assert (words[2][1], words[5][1]) == ("n/a", "lost")
+    reasons = {row[0]: " ".join(row[1:]) for row in words[9:]}
+    assert reasons.keys() == {"gpu:2", "gpu:5"}
+    assert "no permission" in reasons["gpu:2"] and "GPU is lost" in reasons["gpu:5"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("init_error 18", 1),  # the driver and its library have different versions
+        ("init_error 9", 1),  # the driver is not loaded
+        ("init_error 4", 1),  # no permission
+        ("init_error 12", 0),  # no driver
+        ("gpus 0", 0),  # no GPU
+    ],
+)
+def test_devices_fails_where_the_driver_cannot_be_used(
+    cli: Cli, machine: Machine, line: str, code: int
+) -> None:
+    _, environment = machine(line)
+    done = cli("devices", env=environment)
+    told = json.loads(cli("devices", "--json", env=environment).stdout)
+    assert (done.returncode, [device["id"] for device in told["devices"]]) == (code, ["cpu"])
+    assert told["no_gpu"] in done.stdout
 
 
 def test_devices_json_holds_the_same(cli: Cli, machine: Machine) -> None:
@@ -150,7 +203,7 @@ def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> 
         "gpu 1 process 4194303 compute 1048576 20 7",
     ]
     _, environment = machine("gpus 2", *script)
-    told = cli("devices", env=environment).stdout
+    told = cli("devices", "--long", env=environment).stdout
     words = [line.split() for line in told.splitlines()]
     assert ["NVLink", "up", "in", "out", "replays", "recoveries", "CRC", "errors"] in words
     assert ["link:0", "yes", "105", "MB/s", "0", "B/s", "0", "0", "4"] in words

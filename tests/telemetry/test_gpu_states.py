@@ -15,6 +15,11 @@ from tests.conftest import Cli, Machine
 from tests.telemetry.overview import IDLE, row_of, screen, view_of
 from tests.waiting import wait_until
 
+HALF_DEAD = tuple(
+    f"gpu 0 error nvmlDeviceGet{call} 999"
+    for call in ("UtilizationRates", "Temperature", "TemperatureV", "ClockInfo")
+)
+"""dcgm-exporter 319: memory, power and the SMs still answer."""
 NO_UTILIZATION = ("gpu 0 gpm_support 0", "gpu 0 error nvmlDeviceGetUtilizationRates 3")
 
 
@@ -41,6 +46,14 @@ NO_UTILIZATION = ("gpu 0 gpm_support 0", "gpu 0 error nvmlDeviceGetUtilizationRa
         ),
         (("gpu 0 memory_used_bytes 13.8e9",), "n/a", "12.9 GiB used, no process seen"),
         ((), "free", None),
+        (("gpu 0 utilization_pct 100", "gpu 0 gpm 2 0.7"), "busy", None),
+        (("gpu 0 utilization_pct 50",), "busy", None),
+        (("gpu 0 field 144 1",), "sick", "row remap pending"),
+        (("gpu 0 field 145 1",), "sick", "worn memory"),
+        (("gpu 0 nvlinks 12",), "sick", "12 of 18 NVLinks"),
+        (("gpu 0 nvlinks 0",), "sick", "0 of 18 NVLinks"),
+        (HALF_DEAD, "sick", "3 of 6 readings fail"),
+        (("gpu 0 clocks_reasons 64",), "sick", "heat slowdown"),
         (
             (
                 "gpu 0 utilization_pct 97",
@@ -64,10 +77,12 @@ def test_free_and_busy_need_a_proof(
     """The screen, `devices` and its JSON say the same of gpu:0; gpu:1 is idle."""
     _, environment = machine("gpus 2", *IDLE, *lines)
     view = view_of(environment, monkeypatch)
-    text = "\n".join(screen(view))
-    count = {"free": "2 free", "busy": "1 free, 1 busy"}.get(state, f"1 free, 1 {state}")
-    assert f"2 GPUs: {count}" in text
+    told = screen(view)[0].split(" · ")
+    free = "2 free: gpu:0-1" if state == "free" else "1 free: gpu:1"
+    assert told[0].endswith("2 GPUs") and told[1].strip() == free
+    assert state == "free" or f"1 {state}" in told[2]
     row = row_of(view, "gpu:0", 170)
+    assert reason is None or row.count(reason) == 1, "one thing is said once"
     assert ("free" in row) == (state == "free") and (reason is None or reason in row), row
 
 
@@ -84,7 +99,9 @@ def test_every_view_says_that_a_gpu_without_a_handle_is_not_known(
     assert (second["state"], second["state_reason"]) == ("n/a", "no permission")
     assert (third["state"], third["state_reason"]) == ("n/a", "unknown driver error")
     assert "state" not in host
-    listed = cli("devices", env=environment).stdout
+    short = cli("devices", env=environment).stdout
+    assert "gpu:1  n/a: no permission" in short and "gpu:2  n/a: unknown driver error" in short
+    listed = cli("devices", "--long", env=environment).stdout
     assert (
         "state: free" in listed
         and "state: n/a: no permission" in listed
@@ -111,6 +128,56 @@ def test_the_exporter_says_which_gpus_give_no_value(machine: Machine) -> None:
         assert exporter.get("/healthz") == (
             200,
             "ok\ngpu:1 is n/a: no permission\ngpu:2 is n/a: unknown driver error\n",
+        )
+
+
+SICK = (
+    "gpu 1 field 144 1",
+    "gpu 2 nvlinks 12",
+    *(line.replace("gpu 0", "gpu 3") for line in HALF_DEAD),
+    "gpu 4 ecc_pending 0",
+)
+
+
+def test_the_doctor_and_the_json_say_what_a_sick_gpu_has_and_what_to_do(
+    machine: Machine, cli: Cli
+) -> None:
+    _, environment = machine("gpus 5", *IDLE, *SICK)
+    listed = json.loads(cli("devices", "--json", env=environment).stdout)["devices"][:-1]
+    assert [(gpu["state"], gpu["state_reason"]) for gpu in listed] == [
+        ("free", None),
+        ("sick", "row remap pending"),
+        ("sick", "12 of 18 NVLinks"),
+        ("sick", "3 of 6 readings fail"),
+        ("free", None),
+    ]
+    assert [gpu["facts"].get("ecc_pending") for gpu in listed] == [None, None, None, None, "off"]
+    told = " ".join(cli("doctor", env=environment).stdout.split())
+    for words in (
+        "gpu:1 NVIDIA H200; GPM works; sick: row remap pending",
+        "gpu:1 advice a faulty memory row will be replaced at the next GPU reset",
+        "gpu:2 advice 12 of 18 NVLinks are active.",
+        "gpu:3 advice unknown driver error for a part of the readings",
+        "gpu:4 advice ECC will be off after the next GPU reset",
+    ):
+        assert words in told, words
+
+
+def test_the_exporter_names_the_sick_gpus(machine: Machine) -> None:
+    _, environment = machine("gpus 5", *IDLE, *SICK)
+    with Exporter(environment).ready() as exporter:
+        wait_until(
+            lambda: len(exporter.values("gpuconsole_gpu_state", state="sick")) == 3,
+            what="three sick GPUs",
+        )
+        assert exporter.values("gpuconsole_gpu_state", state="free").keys() == {"gpu:0", "gpu:4"}
+        assert exporter.values("gpuconsole_gpu_idle_seconds") == dict.fromkeys(
+            (f"gpu:{n}" for n in range(5)), 0
+        )
+        assert exporter.get("/healthz") == (
+            200,
+            "ok\ngpu:1 is sick: row remap pending\ngpu:2 is sick: 12 of 18 NVLinks\n"
+            "gpu:3 is sick: 3 of 6 readings fail\n",
         )
 
 
@@ -141,7 +208,8 @@ def test_slices_are_not_counted_as_gpus(
     ]
     _, environment = machine("gpus 2", *IDLE, *(f"gpu 1 {line}" for line in slices))
     view = view_of(environment, monkeypatch)
-    assert "2 GPUs with 2 MIG slices: 1 free, 1 busy; 1 process." in screen(view)[0]
+    told = "2 GPUs with 2 MIG slices · 1 free: gpu:0 · 1 busy · 1 process"
+    assert told in screen(view)[0]
     assert "NVML works, 2 GPUs with 2 MIG slices" in " ".join(
         cli("doctor", env=environment).stdout.split()
     )

@@ -34,6 +34,8 @@ def test_the_links_end_where_the_driver_has_no_further_one(
     code: int, expected: list[bool] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def state(function: str, handle: object, link: int) -> int:
+        if function == "nvmlDeviceGetFieldValues":  # an older driver
+            raise CallFailed(library.ARGUMENT_VERSION_MISMATCH)
         if link == 2:
             raise CallFailed(code)
         return 1 - link

@@ -121,7 +121,7 @@ def test_devices_and_the_exporter_say_unified(machine: Machine, cli: Cli) -> Non
     assert gpu["facts"]["memory_kind"] == UNIFIED and gpu["values"]["gpu.hbm_used_bytes"] == 10e9
     heads = [
         row
-        for row in cli("devices", env=environment).stdout.splitlines()
+        for row in cli("devices", "--long", env=environment).stdout.splitlines()
         if row.startswith(("gpu:0", "cpu"))
     ]
     assert [UNIFIED in row for row in heads] == [True, False]

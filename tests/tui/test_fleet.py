@@ -93,11 +93,18 @@ def test_a_lost_gpu_is_a_red_x_and_counted() -> None:
     assert of(paint_fleet(box(64, lost=(3, 5)), 80, 1)[0], "alert").endswith("2 lost")
 
 
+def in_mig_mode(shown: View, gpu: str) -> View:
+    """The driver reports no utilization of a GPU in MIG mode."""
+    gone = series_key("gpu.utilization_ratio", gpu)
+    latest = {key: value for key, value in shown.latest.items() if key != gone}
+    return msgspec.structs.replace(shown, latest=latest)
+
+
 def test_a_missing_figure_is_a_dot_not_a_zero() -> None:
-    _, activity, *_, power, _ = paint_fleet(box(64, mig=(9,)), 120, 8)
+    _, activity, *_, power, _ = paint_fleet(in_mig_mode(box(64, mig=(9,)), "gpu:9"), 120, 8)
     assert text([activity]).count("·") == 1
     assert text([power]).count("·") == 0
-    assert "n/a" in text(paint_fleet(box(8, mig=(2,)), 120, 2))
+    assert "n/a" in text(paint_fleet(in_mig_mode(box(8, mig=(2,)), "gpu:2"), 120, 2))
 
 
 def test_old_figures_are_not_shown_as_present_ones() -> None:
@@ -191,3 +198,19 @@ def test_a_link_of_which_one_direction_is_missing_has_no_sum() -> None:
         rows.append(next(row for row in painted if row.startswith("NVLink")))
     whole, half = ([letter for letter in row if letter in MARKS] for row in rows)
     assert whole and not half
+
+
+def test_a_box_of_two_measures_has_the_own_measure_of_each_gpu_in_its_first_row() -> None:
+    shown = box(8)
+    counters = ("gpu.sm_active", "gpu.tensor", "gpu.dram", "gpu.hbm_bytes")
+    latest = {
+        key: value
+        for key, value in shown.latest.items()
+        if not key.startswith(counters) or "gpu:3}" in key
+    }
+    one = msgspec.structs.replace(shown, latest=latest)
+    _, first, *_ = text(paint_fleet(one, 120, 8)).splitlines()
+    assert first.startswith("SM/util") and "n/a" not in first
+    none = {key: value for key, value in latest.items() if not key.startswith(counters)}
+    rows = text(paint_fleet(msgspec.structs.replace(shown, latest=none), 120, 8)).splitlines()
+    assert not any(row.startswith(("tensor", "HBM bw")) for row in rows)

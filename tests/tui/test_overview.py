@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.device import DeviceScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.scenarios import occupied
+from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import paint_header
 from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
 from tests.tui.fake_gpu_box import Body, BoxSession, box, idle, sick
@@ -69,7 +71,7 @@ def test_a_machine_without_a_gpu_says_so() -> None:
 def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None:
     text = painted(idle(box(8, lost=[3])), 80, 21)
     assert all(f"gpu:{n}" in text for n in range(8))
-    assert "1 lost" in text and "lost: fell off the bus" in text and "4 processes" in text
+    assert "1 lost: gpu:3" in text and "lost: fell off the bus" in text and "4 processes" in text
     assert "4100" in text and "train.py" in text
     still = {"gpu.utilization_ratio": 0.0, "gpu.processes": 0.0}
     free = painted(
@@ -80,7 +82,7 @@ def test_every_gpu_of_eight_has_its_state_and_the_processes_are_listed() -> None
         120,
         37,
     )
-    assert "H200: free." in free and "No process holds a GPU." in free
+    assert "H200: free" in free and "No process holds a GPU." in free
 
 
 @pytest.mark.parametrize(("width", "height"), [(200, 47), (120, 37), (80, 21)])
@@ -91,7 +93,9 @@ def test_a_sick_gpu_looks_sick_in_its_row(width: int, height: int) -> None:
     at = datetime.datetime.fromtimestamp(shown.wall - 60).strftime(
         "%H:%M:%S" if width > 80 else "%H:%M"
     )
-    assert any("8 GPUs: 7 busy, 1 lost, 4 with a fault" in row for row in text)
+    told = " ".join(row.removeprefix("▌ ").strip() for row in text[:2])
+    for part in ("8 GPUs", "3 sick: gpu:1", "1 lost: gpu:7", "4 busy"):
+        assert part in told, told
     words = {
         "gpu:1": "heat slowdown",
         "gpu:2": "2 ECC errors",
@@ -143,7 +147,7 @@ def test_a_sampler_that_does_not_start_is_said() -> None:
 
 def test_a_power_cap_at_the_default_limit_is_no_fault() -> None:
     """An H100 works like this at full load."""
-    assert "with a fault" not in painted(idle(box(8)), 120, 37)
+    assert "power cap" not in painted(idle(box(8)), 120, 37)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 8])
@@ -267,6 +271,26 @@ def test_the_table_of_64_gpus_scrolls_and_a_map_shows_them_all() -> None:
     on_overview(64, body)
 
 
+def test_each_page_down_shows_other_gpus() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        before, tops = in_sight(app), [0]
+        page = len(before) - 1
+        for _ in range(3):
+            await pilot.press("pagedown")
+            seen = in_sight(app)
+            assert len(set(seen) - set(before)) >= page - 1, (before, seen)
+            assert marked(app).split()[0] in seen
+            tops.append(int(seen[0].removeprefix("gpu:")))
+            before = seen
+        assert all(after - top >= page - 1 for top, after in itertools.pairwise(tops)), tops
+        await pilot.press("pageup", "pageup", "pageup")
+        assert in_sight(app)[0] == "gpu:0"
+        await pilot.press(*["pagedown"] * 20)
+        assert in_sight(app)[-1] == "gpu:63" and marked(app).startswith("gpu:63 ")
+
+    on_overview(64, body)
+
+
 def test_enter_opens_the_processes_of_the_selected_gpu_and_i_its_metrics() -> None:
     """Of both, Escape gives the table back."""
 
@@ -321,6 +345,27 @@ def test_the_table_sorts_by_each_column(gpus: int) -> None:
     on_overview(gpus, body)
 
 
+@pytest.mark.parametrize("ends", ["the first minute", "the first key"])
+def test_the_hints_of_the_start_give_their_room_to_the_gpus(ends: str) -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        def shown() -> str:
+            rows = [*overview_of(app).rows, *app.main_screen.query_one(KeyBar).rows]
+            return "\n".join("".join(text for text, _ in row) for row in rows)
+
+        api.shown = msgspec.structs.replace(api.shown, now=5.0)
+        await until(lambda: "in a shell" in shown() and "step 1 of 4" in shown())
+        height = overview_of(app).size.height
+        if ends == "the first key":
+            await pilot.press("down")
+        else:
+            api.shown = msgspec.structs.replace(api.shown, now=61.0)
+        await until(lambda: "in a shell" not in shown() and "step 1" not in shown())
+        assert "In a shell: gpuconsole run -- python train.py" in shown()
+        await until(lambda: overview_of(app).size.height == height + 1)
+
+    on_overview(8, body)
+
+
 def test_a_click_selects_a_gpu_and_a_second_click_opens_it() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         zone = overview_of(app)
@@ -346,7 +391,7 @@ def test_the_worst_gpus_come_first_by_state() -> None:
     assert order[0] == "gpu:7" and set(order[1:5]) == {"gpu:1", "gpu:2", "gpu:4", "gpu:5"}
 
 
-def test_a_gpu_with_a_fault_that_breaks_work_is_not_free() -> None:
+def test_a_gpu_with_a_fault_of_its_own_is_not_free() -> None:
     still = {
         series_key(name, f"gpu:{n}"): 0.0
         for n in range(8)
@@ -362,10 +407,10 @@ def test_a_gpu_with_a_fault_that_breaks_work_is_not_free() -> None:
     kinds = {gpu: state.kind for gpu, state in gpu_states(shown, gpus).items()}
     assert kinds == {
         "gpu:0": "free",
-        "gpu:1": "free",
-        "gpu:2": "n/a",
+        "gpu:1": "sick",
+        "gpu:2": "sick",
         "gpu:3": "free",
-        "gpu:4": "n/a",
+        "gpu:4": "sick",
         "gpu:5": "free",
         "gpu:6": "free",
         "gpu:7": "lost",

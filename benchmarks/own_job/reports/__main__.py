@@ -11,8 +11,10 @@ Runs each program of `programs` (one for each report of `cases.py`) under
   the watched run;
 - gain: the rate without the fault over the rate with it, without gpuconsole;
 - cause: the rank of the finding that names the right cause, among the findings that fire (1: on
-  top; other true findings do not count), or "missed";
-- line: whether that finding names a line that carries `# slow` in the program;
+  top; other true findings do not count); "open": no finding does, and the diagnosis says so; or
+  "missed";
+- line: whether that finding, or the open diagnosis, names a line that carries `# slow` in the
+  program;
 - accused: rules that fire although they are wrong; notes do not count;
 - recoverable: the gain that the finding promises, 1 / (1 - recoverable). If the suggestion of the
   finding does the same as `--fixed`, also the predicted interval, with "held" if the interval
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.machine import keep
 from benchmarks.own_job.reports.cases import CASES, Case
@@ -43,13 +45,15 @@ LIMIT_S = 240.0
 
 class Row(NamedTuple):
     """One report. `missing`: why it was not run to its end. `cause`: the rank of the finding with
-    the right cause, or None."""
+    the right cause, or None. `is_open`: no finding has it, and the diagnosis says "no conclusion".
+    """
 
     name: str
     missing: str = ""
     share: float = 0.0
     gain: float | None = None
     cause: int | None = None
+    is_open: bool = False
     rule: str = ""
     line: bool | None = None
     accused: tuple[str, ...] = ()
@@ -74,7 +78,7 @@ class Row(NamedTuple):
         if self.missing:
             return f"{self.name:<20} not run: {self.missing}"
         gain = f"{self.gain:.2f}x" if self.gain is not None else "n/a"
-        cause = "missed" if self.cause is None else str(self.cause)
+        cause = str(self.cause or ("open" if self.is_open else "missed"))
         line = {None: "n/a", True: "yes", False: "NO"}[self.line]
         promised = (
             f"{1 / (1 - min(self.recoverable, 0.99)):.2f}x"
@@ -138,7 +142,8 @@ def main() -> int:
     )
     print(
         f"{len(ran)} reports: cause on top {sum(row.cause == 1 for row in ran)}, named"
-        f" {sum(row.cause is not None for row in ran)}, with a line"
+        f" {sum(row.cause is not None for row in ran)}, left open with a line"
+        f" {sum(row.is_open and bool(row.line) for row in ran)}, with a line"
         f" {sum(bool(row.line) for row in lines)} of {len(lines)}, accused something else"
         f" {sum(bool(row.accused) for row in ran)}, interval held"
         f" {sum(bool(row.held) for row in held)} of {len(held)}"
@@ -182,8 +187,9 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
         rates = dict.fromkeys((False, True), 0.0)
         for fixed in (False, True, True, False):  # a slow change of the machine's speed cancels out
             rates[fixed] += ran(name, case, place, shorter, fixed=fixed)["rate"]
+        text = summary.read_text(encoding="utf-8")
         if show:
-            print(summary.read_text(encoding="utf-8"), flush=True)
+            print(text, flush=True)
         run = json.loads(snapshot.read_text(encoding="utf-8"))["runs"][0]
     fired = [
         finding
@@ -202,7 +208,11 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
         accused=accused,
     )
     if not right:
-        return row._replace(line=False if case.line else None)
+        is_open = not fired and "no conclusion" in text
+        return row._replace(
+            is_open=is_open,
+            line=is_open and named(name, diagnosis_in(text)) if case.line else None,
+        )
     finding = right[0]
     intervals = [
         suggestion["predicted_speedup"]
@@ -215,7 +225,7 @@ def examined(name: str, case: Case, seconds: float, environment: dict[str, str],
         ].index(finding)
         + 1,
         rule=finding["rule"],
-        line=named(name, finding) if case.line else None,
+        line=named(name, json.dumps(finding)) if case.line else None,
         recoverable=None
         if finding["resource"] == "memory" or finding["note"]
         else finding["recoverable_ratio"],
@@ -266,13 +276,16 @@ def ran(
     return told
 
 
-def named(name: str, finding: dict[str, Any]) -> bool:
-    """Whether a finding names a line of the cause."""
+def diagnosis_in(summary: str) -> str:
+    """Return the paragraph of a headless summary that begins with `diagnosis:`."""
+    return summary.partition("diagnosis: ")[2].partition("\n\n")[0]
+
+
+def named(name: str, text: str) -> bool:
+    """Return whether a finding or a diagnosis names a line of the cause."""
     source = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8").splitlines()
     slow = {number for number, line in enumerate(source, 1) if "# slow" in line}
-    return any(
-        int(number) in slow for number in re.findall(rf"{name}\.py:(\d+)", json.dumps(finding))
-    )
+    return any(int(number) in slow for number in re.findall(rf"{name}\.py:(\d+)", text))
 
 
 if __name__ == "__main__":

@@ -187,6 +187,9 @@ def facts() -> dict[str, float]:
             sum(parameter.numel() for parameter in trained.values())
         )
         numbers["trained_tensors"] = float(len(trained))
+        numbers["optimizer_groups"] = float(
+            sum(len(optimizer.param_groups) for optimizer in optimizers)
+        )
         numbers["embeddings"] = float(model.embeddings)
         numbers["linear_parameters"] = float(model.linear_parameters)
         numbers |= _elements(everything.values(), trained.values(), model.packed_parameters)

@@ -33,6 +33,21 @@ EACH = Threshold(
     "the time of 20 short operators; an update that multiplies matrices takes longer per tensor",
 )
 MANY = Threshold("tensors", 20, "", "with few tensors, Python takes little time")
+HEAVY = Threshold(
+    "own_update",
+    0.4,
+    "ratio",
+    "an optimizer of torch takes a tenth to a third of a step of a small model",
+)
+GROUPS = Threshold(
+    "groups", 20, "", "different rates and decays need some groups, not one for each tensor"
+)
+GROUPED = Threshold(
+    "tensors_per_group", 2.0, "", "an optimizer works on all tensors of a group in one call"
+)
+BY_GROUPS = 0.7
+"""The share of the update's time that fewer groups save. Measured: 0.8 (a fused AdamW with 482
+tensors on a CPU; benchmarks/own_job/reports/programs/param_groups.py)."""
 ON_LISTS = 0.4
 """The share of the update's time that operators on lists of tensors save on a CPU. Measured: 0.31
 to 0.64 (an optimizer and gradient clipping, with 240 and 600 small tensors)."""
@@ -123,6 +138,63 @@ def update(case: Case) -> Avoidable | None:
         ),
         place,
     )
+
+
+def heavy_update(case: Case) -> Avoidable | None:
+    """Find an optimizer of the program's own whose operators, not their number, take much of a
+    step."""
+    share, place = case.get("stack.update_ratio", 0.0), case.place("stack.update_ratio")
+    if share < HEAVY or place is None or place.part != "optimizer":
+        return None
+    tensors = case.get("model.trained_tensors", 0.0)
+    if not tensors or share * case.value("step_s") / tensors <= EACH:
+        return None
+    summary = (
+        f"{percent(share)} of each step is in {words(place)}, in the optimizer. If the method"
+        " allows, do the costly part in some steps only (Shampoo takes its roots in each 10th to"
+        " 100th step), or on smaller blocks"
+    )
+    return Avoidable(
+        "The program's own optimizer takes much of every step",
+        share,
+        share,
+        share / HEAVY,
+        "low",
+        summary,
+        case.evidence(("stack.update_ratio", HEAVY), "model.trained_tensors", "step_s"),
+        place,
+    )
+
+
+def grouped(case: Case) -> Avoidable | None:
+    """Find an optimizer with about one group for each tensor."""
+    groups, tensors = (case.get(f"model.{name}", 0.0) for name in _GROUPS)
+    share = case.get("optimizer_ratio", 0.0)
+    if groups < GROUPS or tensors >= GROUPED * groups or share < UPDATE:
+        return None
+    summary = (
+        f"The optimizer has {groups:.0f} parameter groups for {tensors:.0f} tensors, and takes"
+        f" {percent(share)} of each step. Put all tensors with the same settings into one group:"
+        " the optimizer works on one group after the other"
+    )
+    return Avoidable(
+        "The optimizer has a group for each tensor",
+        share,
+        share * BY_GROUPS,
+        min(groups / GROUPS, share / UPDATE),
+        "medium",
+        summary,
+        case.evidence(
+            ("model.optimizer_groups", GROUPS),
+            "model.trained_tensors",
+            ("optimizer_ratio", UPDATE),
+        )
+        + case.if_known("stack.optimizer_ratio"),
+        case.place("stack.optimizer_ratio"),
+    )
+
+
+_GROUPS = ("optimizer_groups", "trained_tensors")
 
 
 def repeated(case: Case) -> Avoidable | None:
@@ -243,7 +315,13 @@ def found(case: Case) -> Avoidable | None:
     """
     kinds = [
         work._replace(saves=device.lost(case, work.saves))
-        for work in (update(case), repeated(case), decomposed(case))
+        for work in (
+            update(case),
+            heavy_update(case),
+            grouped(case),
+            repeated(case),
+            decomposed(case),
+        )
         if work is not None
     ]
     kinds += [work for work in (recomputed(case),) if work is not None]

@@ -16,6 +16,9 @@ class HostAvoidableWork(Rule):
         avoidable.PYTHON,
         avoidable.EACH,
         avoidable.MANY,
+        avoidable.HEAVY,
+        avoidable.GROUPS,
+        avoidable.GROUPED,
         avoidable.CALLS,
         avoidable.REPEATED,
         avoidable.SHORT,
@@ -29,14 +32,17 @@ class HostAvoidableWork(Rule):
         "decomposition.flops_ratio", "repeated.calls", "repeated.operators_ratio",
         "operators_per_step", "loss_ratio", "probe.batch_cost_ratio", "probe.batch_factor",
         "recomputed.flops_ratio", "memory_used_ratio", "model.trained_tensors",
+        "model.optimizer_groups", "stack.optimizer_ratio", "optimizer_ratio",
         *device.IDLE_SIGNALS,
     )  # fmt: skip
-    text = """The rule finds four kinds of work that a program can often leave out. First, the
-program's own optimizer or gradient clipping runs some short operators for each tensor in turn.
-The functions torch._foreach_* take a list of all tensors instead. Second, a forward pass calls
+    text = """The rule finds several kinds of work that a program can often leave out. First, the
+program's own optimizer or gradient clipping runs some short operators for each tensor in turn, for
+which the functions torch._foreach_* take a list of all tensors; or long operators in each step,
+such as the roots of matrices; or an optimizer has one parameter group for each tensor and works on
+one after the other. Second, a forward pass calls
 one module four times or more with inputs of one shape, and no input depends on the result of an
 earlier call. One call with all inputs as one batch starts each operator once. Third, the
-forward pass or the loss decomposes a matrix. Fourth, torch.utils.checkpoint computes forward
+forward pass or the loss decomposes a matrix. Last, torch.utils.checkpoint computes forward
 passes twice although less than half of the memory is in use.
 Stack samples show the function and its share of a step. The operators of one counted step show the
 calls, the decompositions and the recomputed FLOPs. The rule ignores a cell of a recurrent network,

@@ -97,6 +97,9 @@ def _program(record: RunRecord, signals: dict[str, Signal]) -> dict[str, Signal]
     if record.facts.get("trained_tensors"):
         source = "the parameters of the program's optimizers, each tensor once"
         passive["model.trained_tensors"] = Signal(record.facts["trained_tensors"], "", source)
+    if record.facts.get("optimizer_groups"):
+        source = "the parameter groups of the program's optimizers"
+        passive["model.optimizer_groups"] = Signal(record.facts["optimizer_groups"], "", source)
     if "embeddings" in record.facts:
         source = "modules of the program with an embedding table"
         passive["model.embeddings"] = Signal(record.facts["embeddings"], "", source)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuconsole.engine.children.environment import dcgm_environment, own_environment
+from gpuconsole.session.freshness import slow_gpus
+from gpuconsole.session.machine import parent
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.source import NOT_YET
 from gpuconsole.wire.events import AnyEvent, Devices, Hello, Sample, Stop, decode_event, encode
@@ -37,9 +39,9 @@ class DevicesReading(NamedTuple):
 class _Progress:
     """How far a sampler has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int) -> None:
         self.greeted = False
-        self._rounds = 0
+        self._wanted, self._rounds = rounds, 0
 
     def take(self, event: AnyEvent) -> None:
         if isinstance(event, Hello):
@@ -50,29 +52,40 @@ class _Progress:
             self._rounds += 1
 
     def is_complete(self, state: SessionState) -> bool:
-        """Whether every device has reported, and rates have had their two readings."""
-        mute = {device for device, reasons in state.unavailable.items() if ALWAYS in reasons}
-        reported = state.readings.reported.keys() | state.lost.keys() | mute
+        """Return whether every device has reported or is stuck by itself, and rates have had their
+        two readings."""
+        stuck = {gpu for gpu in slow_gpus(state) if state.sources[gpu].stuck_s}
+        mute = {
+            device
+            for device, reasons in state.unavailable.items()
+            if ALWAYS in reasons and parent(device) not in stuck
+        }
+        reported = state.readings.reported.keys() | state.lost.keys() | mute | stuck
         return (
-            self._rounds >= _ROUNDS
-            and all(device.id in reported for device in state.devices)
+            self._rounds >= self._wanted
+            and all(device.id in reported or parent(device.id) in stuck for device in state.devices)
             and state.no_gpu_reason != NOT_YET
         )
 
 
 def read_devices(
-    timeout_s: float = 10.0, interval_s: float = 0.3, dcgm: str | None = None
+    timeout_s: float = 10.0,
+    interval_s: float = 0.3,
+    dcgm: str | None = None,
+    brief: bool = False,
 ) -> DevicesReading:
     """Start a sampler (with the address of a dcgm-exporter), wait for two rounds of samples and end
-    it. Never raises for what the driver does.
+    it. `brief`: one round, of what one line of each GPU needs. Never raises for what the driver
+    does.
 
     Raises OSError when this machine cannot start a process.
     """
-    state, progress, error = SessionState(interval_s, history=False), _Progress(), ""
+    state, error = SessionState(interval_s, history=False), ""
+    progress = _Progress(1 if brief else _ROUNDS)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            child = _start(theirs.fileno(), interval_s, dcgm)
+            child = _start(theirs.fileno(), interval_s, dcgm, brief)
         try:
             for event in _events(ours, time.monotonic() + timeout_s):
                 state.apply(event)
@@ -89,7 +102,7 @@ def read_devices(
     return DevicesReading(state, error)
 
 
-def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[bytes]:
+def _start(fd: int, interval_s: float, dcgm: str | None, brief: bool) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-P",
@@ -99,6 +112,7 @@ def _start(fd: int, interval_s: float, dcgm: str | None) -> subprocess.Popen[byt
         str(fd),
         "--interval",
         str(interval_s),
+        *(["--brief"] if brief else []),
     ]
     return subprocess.Popen(
         command,

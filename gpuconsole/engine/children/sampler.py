@@ -13,6 +13,7 @@ import msgspec
 from gpuconsole.engine.children.child import Child
 from gpuconsole.engine.children.environment import dcgm_environment
 from gpuconsole.engine.children.signals import is_in_kernel
+from gpuconsole.session.machine import is_gpu_source
 from gpuconsole.telemetry.source import DRIVER_GONE_EXIT
 from gpuconsole.wire.events import AnyEvent, Sample, SamplerEnded, SourceState
 
@@ -104,7 +105,11 @@ class SamplerSupervisor:
             )
         else:
             self._emit(event)
-        if isinstance(event, SourceState) and event.stuck_s > self._patience_s(event):
+        if (
+            isinstance(event, SourceState)
+            and not is_gpu_source(event.source)  # the other GPUs are read
+            and event.stuck_s > self._patience_s(event)
+        ):
             self._stuck = self._stuck or event
             self._replace(
                 f"{event.source} has not answered for {event.stuck_s:.0f} s ({event.detail})"

@@ -3,7 +3,7 @@ table; and the line of a device in the header."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
@@ -31,8 +31,15 @@ UNIFIED_COLUMNS = {
 }
 """Columns of a GPU that has the memory of the host, which is no HBM."""
 HOST_LINE = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.RUN_QUEUE_DELAY)
+SM_OR_UTILIZATION = device_columns.SM._replace(
+    title="SM or util", short="SM/util", lead="SM or util"
+)
+"""How busy GPUs are of which only some report active SMs: the measure that each GPU has."""
 GAP = "   "
 """Between two figures of a line."""
+History = Callable[[str, int], list[float | None]]
+"""A function that returns the recent means of a series (key) in the given number of columns; None:
+no sample in that time."""
 
 
 class ColumnReading(NamedTuple):
@@ -45,6 +52,7 @@ class ColumnReading(NamedTuple):
 
 
 def read(view: View, column: DeviceColumn, device: str) -> ColumnReading:
+    column = of_device(view, column, device)
     latest = view.latest.get
     value = latest(series_key(column.metric, device))
     beside = latest(series_key(column.beside, device)) if column.beside else None
@@ -63,7 +71,9 @@ def for_devices(view: View, column: DeviceColumn, devices: Collection[str]) -> D
     """The column with the words of these devices: their memory may be that of the host, and their
     driver may know no active SMs."""
     if column is device_columns.SM:
-        return activity_column(view, devices)
+        return (
+            SM_OR_UTILIZATION if has_two_measures(view, devices) else activity_column(view, devices)
+        )
     unified = {device.id for device in view.devices if device.is_unified}
     return (
         UNIFIED_COLUMNS.get(column, column) if devices and unified.issuperset(devices) else column
@@ -77,6 +87,25 @@ def activity_column(view: View, devices: Collection[str]) -> DeviceColumn:
         if any(series_key(column.metric, device) in view.latest for device in devices):
             return column
     return device_columns.SM
+
+
+def has_two_measures(view: View, devices: Collection[str]) -> bool:
+    """Whether some of the devices report active SMs, and others only the utilization of
+    nvidia-smi."""
+    reported = [
+        series_key(device_columns.SM.metric, device) in view.latest
+        for device in devices
+        if any(
+            series_key(column.metric, device) in view.latest
+            for column in (device_columns.SM, device_columns.UTILIZATION)
+        )
+    ]
+    return any(reported) and not all(reported)
+
+
+def of_device(view: View, column: DeviceColumn, device: str) -> DeviceColumn:
+    """The column that is read for one device of several: its own measure of how busy it is."""
+    return activity_column(view, (device,)) if column is SM_OR_UTILIZATION else column
 
 
 def trouble(view: View, device: str) -> str:
@@ -113,6 +142,33 @@ def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) ->
         case unit:
             text = units.quantity(value, unit)
     return text if alone else column.pattern.format(text)
+
+
+def cell(view: View, column: DeviceColumn, device: str) -> str:
+    """The text in a table: the value, with the limit that the driver reports (`551/700 W`,
+    `72/87°`), of a link the sum of both directions. The utilization of nvidia-smi has its name
+    where other devices have another measure."""
+    own = of_device(view, column, device)
+    if own is not column and own is device_columns.UTILIZATION:
+        return f"util {cell(view, own, device).strip()}"
+    reading = read(view, own, device)
+    if own.ways:
+        return units.si(both_ways(reading), "B/s")
+    if own is device_columns.PERFORMANCE_STATE:
+        return units.NA if reading.value is None else f"P{reading.value:.0f}"
+    match CATALOGUE[own.metric].unit:
+        case "W":
+            return units.watts(reading.value, reading.top)
+        case "°C":
+            top = view.latest.get(series_key(own.top, device))
+            return units.degrees(reading.value, f"/{top:.0f}°" if top else "°")
+        case _:
+            return figure(own, reading, alone=True)
+
+
+def keeps_width(column: DeviceColumn) -> bool:
+    """Whether all texts of `cell` are equally wide: shares, and rates of links."""
+    return bool(column.ways) or CATALOGUE[column.metric].unit == "ratio"
 
 
 def both_ways(reading: ColumnReading) -> float | None:

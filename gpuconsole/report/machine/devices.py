@@ -3,7 +3,7 @@ why it is not available; and all devices in text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpuconsole.model import metrics as gpu_metrics
@@ -11,21 +11,34 @@ from gpuconsole.model import units
 from gpuconsole.model.device_columns import ALARMS, FACTS, NVLINK_COLUMNS
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import CATALOGUE, Metric, series_key
-from gpuconsole.model.text import cell_width, plain
+from gpuconsole.model.text import cell_width, cut, plain
 from gpuconsole.report.cells import Row, Segment, blank, fill, fit, line, shaded, spans, spark, wrap
-from gpuconsole.report.machine.columns import properties
+from gpuconsole.report.machine.columns import (
+    GAP,
+    HOST_LINE,
+    cell,
+    named,
+    properties,
+)
+from gpuconsole.report.machine.columns import History as History
+from gpuconsole.report.machine.gpus import (
+    MAX_NAME,
+    SHORT,
+    STYLES,
+    fault_words,
+    needed_columns,
+    same_name,
+)
 from gpuconsole.report.page import heading, labelled, paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, lay_out, text
 from gpuconsole.report.parts import labelled as labelled_line
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S
+from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import GpuState, gpu_states, unreadable
+from gpuconsole.session.gpu_state import GpuState, faults, gpu_states, unreadable
 
 # --- the values of a place ------------------------------------------------------------------------
 
-History = Callable[[str, int], list[float | None]]
-"""A function that returns the recent means of a series (key) in the given number of columns; None:
-no sample in that time."""
 OWN = ("console", "sampler")
 """Processes of gpuconsole that report metrics about themselves. They are not devices."""
 OLD_S = 2.0
@@ -347,6 +360,8 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
             width,
             "alert" if unreadable(view, gpu) else "",
         )
+    elif device and device.is_gpu and state.reason:
+        rows += paragraph(f"{place} is {plain(state.text)}", width, "alert")
     if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
         rows += paragraph(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}", width)
     for name, source in view.sources.items():
@@ -448,6 +463,90 @@ def _sources(view: View, width: int) -> list[Row]:
 
 
 # --- all devices, for the terminal ----------------------------------------------------------------
+
+MAX_NAMED_PROCESSES = 3
+"""Processes of a GPU that a short list names; more are counted."""
+
+
+def short_report(view: View) -> Report:
+    """A line for each GPU and for the host: what it does, its vital figures, and who uses it; then
+    the reasons that matter."""
+    gpus = [device for device in view.devices if device.is_gpu]
+    states = gpu_states(view, gpus)
+    report: Report = []
+    if gpus:
+        about = [f"driver {plain(view.environment.driver)}"] if view.environment.driver else []
+        about += [same_name(view, gpus)] if same_name(view, gpus) else []
+        report += [text(GAP.join(about), "dim")] if about else []
+        report.append(_short_table(view, gpus, states))
+    elif view.no_gpu_reason:
+        report.append(text(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}"))
+    report += [
+        text(GAP.join([f"{host.id}  {plain(host.name)}", *named(view, HOST_LINE, host.id)]))
+        for host in view.devices
+        if not host.is_gpu
+    ]
+    return [*report, *_reasons(view, gpus, states)]
+
+
+def _short_table(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]) -> Table:
+    shown = [
+        column
+        for column in needed_columns(view, gpus)
+        if column.rank in {wanted.rank for wanted in SHORT}
+    ]
+    names = not same_name(view, gpus)
+    rows: list[list[Segment]] = []
+    for gpu in gpus:
+        state = states[gpu.id]
+        row: list[Segment] = [(gpu.id, "")]
+        row += [(cut(plain(facts.short_name(gpu.name)), MAX_NAME), "dim")] if names else []
+        row.append((state.words, STYLES.get(state.kind, "")))
+        row += [(cell(view, column.device, gpu.id), "") for column in shown]
+        rows.append([*row, _who(view, gpu.id)])
+    columns = [Column("device"), *([Column("name")] if names else []), Column("state")]
+    columns += [Column(column.head, column.align) for column in shown]
+    return Table([*columns, Column("who")], rows)
+
+
+def _who(view: View, gpu: str) -> Segment:
+    """`ada/4100, root/52011`; of many processes the number and the users."""
+    used_by = [process for process in view.processes if process.device == gpu]
+    if not used_by:
+        return (units.NA, "dim") if gpu in view.processes_missing else ("", "")
+    users = {process.pid: plain(process.user[:64]) for process in used_by}
+    if len(users) > MAX_NAMED_PROCESSES:
+        named_users = ", ".join(dict.fromkeys(filter(None, users.values())))
+        return f"{len(users)} processes: {named_users or units.NA}", ""
+    return ", ".join(f"{user}/{pid}" if user else f"pid {pid}" for pid, user in users.items()), ""
+
+
+def _reasons(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]) -> Report:
+    """Why GPUs are in their states, what is wrong with them, and which source does not answer; GPUs
+    with the same reason together."""
+    told: dict[Segment, list[str]] = {}
+    for gpu in gpus:
+        state = states[gpu.id]
+        new = [fault for fault in faults(view, gpu.id) if fault.is_new]
+        slow = view.slow.get(gpu.id, "")
+        why = "" if slow else view.processes_missing.get(gpu.id, "")
+        parts = [
+            plain(state.text) if state.reason else "",
+            plain(slow) if slow not in state.reason else "",
+            fault_words(view, [fault for fault in new if fault.words not in state.text]),
+            f"processes n/a: {plain(why)}" if why and why not in state.reason else "",
+        ]
+        style = "alert" if new else STYLES.get(state.kind, "")
+        if words := "; ".join(filter(None, parts)):
+            told.setdefault((words, style), []).append(gpu.id)
+    lines: Report = [
+        Line([(f"{spans(ids)}  ", ""), reason], hang=2) for reason, ids in told.items()
+    ]
+    for name, source in view.sources.items():
+        if source.stuck_s and name not in view.slow:
+            stuck = f"source {plain(name)} has not answered for {units.age(source.stuck_s)}"
+            lines.append(text(f"{stuck}: {plain(source.detail)}", "alert"))
+    return lines
 
 
 def devices_report(view: View) -> Report:

@@ -31,7 +31,13 @@ from gpuconsole.model.device_columns import (
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.units import NA, digits
 from gpuconsole.report.cells import LEVELS, SHADES, Row, Segment, fill, line, shade
-from gpuconsole.report.machine.columns import activity_column, label, link_column
+from gpuconsole.report.machine.columns import (
+    SM_OR_UTILIZATION,
+    for_devices,
+    label,
+    link_column,
+    of_device,
+)
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import silent_s
 
@@ -60,7 +66,7 @@ ROWS = (
 )
 """All rows, the most useful first. On a small screen the last rows are omitted, and rows of which
 no GPU has a value. One of the two links is shown, with the sum of both directions."""
-OPTIONAL = (UTILIZATION, SM_CLOCK, FAN)
+OPTIONAL = (TENSOR, HBM_BANDWIDTH, UTILIZATION, SM_CLOCK, FAN)
 LINKS = (NVLINK, PCIE)
 _UNITS = {
     "ratio": ("%", 0.01),
@@ -183,7 +189,7 @@ def all_fleet_rows(view: View) -> int:
 
 def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
     """The rows for these GPUs."""
-    link, activity = link_column(view, gpus), activity_column(view, gpus)
+    link, activity = link_column(view, gpus), for_devices(view, SM, gpus)
     left_out = {
         *LINKS,
         SM,
@@ -225,8 +231,9 @@ def _read(view: View, gpus: list[str], column: DeviceColumn) -> _Reading:
     unit = CATALOGUE[column.metric].unit
     name, size = _UNITS.get(unit, (unit, 1.0))
     reading = _Reading(column, name, [], [], [])
+    both = column is SM_OR_UTILIZATION
     for gpu in gpus:
-        key, other, top = _keys(gpu)[column.title]
+        key, other, top = _keys(gpu)[of_device(view, column, gpu).title if both else column.title]
         value, beside = latest.get(key), latest.get(other) if other else 0.0
         # the sum is not known where one direction is not
         value = None if value is None or beside is None else value + beside

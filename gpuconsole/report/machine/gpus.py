@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from gpuconsole.model import device_columns, units
@@ -12,18 +13,32 @@ from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, cut, plain
-from gpuconsole.report.cells import Row, Segment, fill, fit, line, shaded, spark
+from gpuconsole.report.cells import (
+    Row,
+    Segment,
+    blank,
+    fill,
+    fit,
+    line,
+    row_width,
+    shaded,
+    spark,
+)
 from gpuconsole.report.machine.columns import (
     GAP,
+    SM_OR_UTILIZATION,
     ColumnReading,
+    History,
     activity_column,
     both_ways,
-    figure,
+    cell,
     for_devices,
+    has_two_measures,
+    keeps_width,
     link_column,
+    of_device,
     read,
 )
-from gpuconsole.report.machine.devices import History
 from gpuconsole.report.page import follow
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
 from gpuconsole.session import facts
@@ -34,7 +49,9 @@ from gpuconsole.session.gpu_state import Fault, GpuState, faults, unreadable
 
 DEVICE, STATE = "device", "state"
 """The columns that are no metrics, by name."""
-WORST_FIRST = ("lost", "silent", "n/a", "busy", "free")
+WORST_FIRST = ("lost", "silent", "sick", "n/a", "busy", "idle", "free")
+"""The kinds of states in the order of the table. A GPU with a new fault stands before the busy
+ones."""
 
 
 class GpuChoice(NamedTuple):
@@ -55,28 +72,40 @@ def in_order(
     if choice.sort == DEVICE:
         return list(reversed(gpus)) if choice.reverse else list(gpus)
 
-    def value(gpu: Device) -> float | None:
-        if choice.sort == STATE:
-            kind = states[gpu.id].kind
-            new = any(fault.is_new for fault in faults(view, gpu.id))
-            return (
-                -0.5 if new and kind in ("busy", "free") else -float(WORST_FIRST.index(kind)) + 2.0
-            )
-        column = next(
-            (
-                wanted.device
-                for wanted in _needed_columns(view, gpus)
-                if wanted.device.title == choice.sort
-            ),
-            None,
-        )
-        return None if column is None else _sum(view, column, gpu.id)
-
-    known = [gpu for gpu in gpus if value(gpu) is not None]
+    value = (
+        _badness(view, states)
+        if choice.sort == STATE
+        else _value_of(view, needed_columns(view, gpus), choice.sort)
+    )
+    known = {gpu.id: size for gpu in gpus if (size := value(gpu)) is not None}
     return [
-        *sorted(known, key=lambda gpu: value(gpu) or 0.0, reverse=not choice.reverse),
-        *(gpu for gpu in gpus if value(gpu) is None),
+        *sorted(
+            (gpu for gpu in gpus if gpu.id in known),
+            key=lambda gpu: known[gpu.id],
+            reverse=not choice.reverse,
+        ),
+        *(gpu for gpu in gpus if gpu.id not in known),
     ]
+
+
+def _badness(view: View, states: Mapping[str, GpuState]) -> Callable[[Device], float]:
+    """How bad the state of a GPU is: the larger, the worse."""
+    busy = -WORST_FIRST.index("busy")
+
+    def value(gpu: Device) -> float:
+        by_kind = -WORST_FIRST.index(states[gpu.id].kind)
+        new = any(fault.is_new for fault in faults(view, gpu.id))
+        return max(by_kind, busy + 0.5) if new else by_kind
+
+    return value
+
+
+def _value_of(
+    view: View, columns: Iterable[GpuColumn], title: str
+) -> Callable[[Device], float | None]:
+    """The value of a GPU in the column of this title."""
+    column = next((column.device for column in columns if column.device.title == title), None)
+    return lambda gpu: None if column is None else _sum(view, column, gpu.id)
 
 
 def order_in_words(choice: GpuChoice) -> str:
@@ -95,30 +124,13 @@ def order_in_words(choice: GpuChoice) -> str:
 
 
 class GpuColumn(NamedTuple):
-    """A column of the table, `width` cells wide. `rank`: the lower, the longer the column stays
-    where room is short."""
+    """A column of the table, as wide as its widest text. `rank`: the lower, the longer the column
+    stays where room is short."""
 
     device: DeviceColumn
     rank: int
     head: str
-    width: int
-    text: Callable[[View, DeviceColumn, str], str]
     align: str = ">"
-
-
-def _alone(view: View, column: DeviceColumn, gpu: str) -> str:
-    return figure(column, read(view, column, gpu), alone=True)
-
-
-def _with_top(view: View, column: DeviceColumn, gpu: str) -> str:
-    """The figure with the limit that the driver reports: `551/700 W`, `72/87°`."""
-    value, top = (
-        view.latest.get(series_key(column.metric, gpu)),
-        view.latest.get(series_key(column.top, gpu)),
-    )
-    if CATALOGUE[column.metric].unit == "W":
-        return units.watts(value, top)
-    return units.degrees(value, f"/{top:.0f}°" if top else "°")
 
 
 def _sum(view: View, column: DeviceColumn, gpu: str) -> float | None:
@@ -127,107 +139,137 @@ def _sum(view: View, column: DeviceColumn, gpu: str) -> float | None:
     return both_ways(reading) if column.ways else reading.value
 
 
-def _traffic(view: View, column: DeviceColumn, gpu: str) -> str:
-    return units.si(_sum(view, column, gpu), "B/s")
-
-
-def _state(view: View, column: DeviceColumn, gpu: str) -> str:
-    state = read(view, column, gpu).value
-    return units.NA if state is None else f"P{state:.0f}"
-
-
-_ACTIVITY = GpuColumn(device_columns.SM, 1, "SM", 5, _alone)
-SM_OR_UTILIZATION = _ACTIVITY._replace(head="SM or util", width=10)
-"""The first column if only some GPUs report active SMs, where there is no room for both."""
-_UTILIZATION = GpuColumn(device_columns.UTILIZATION, 7, "GPU-Util", 8, _alone)
+_ACTIVITY = GpuColumn(device_columns.SM, 1, "SM")
+_UTILIZATION = GpuColumn(device_columns.UTILIZATION, 7, "GPU-Util")
+_MEMORY = GpuColumn(device_columns.HBM, 2, "HBM used", "<")
+_POWER = GpuColumn(device_columns.POWER, 3, "power")
+_TEMPERATURE = GpuColumn(device_columns.TEMPERATURE, 4, "temp", "<")
 COLUMNS = (
     _ACTIVITY,
     _UTILIZATION,
-    GpuColumn(device_columns.HBM, 2, "HBM used", 12, _alone, "<"),
-    GpuColumn(device_columns.HBM_BANDWIDTH, 6, "HBM bw", 6, _alone),
-    GpuColumn(device_columns.POWER, 3, "power", 9, _with_top),
-    GpuColumn(device_columns.TEMPERATURE, 4, "temp", 7, _with_top, "<"),
-    GpuColumn(device_columns.SM_CLOCK, 8, "SM clock", 8, _alone),
-    GpuColumn(device_columns.FAN, 9, "fan", 5, _alone),
-    GpuColumn(device_columns.NVLINK, 10, "NVLink", 9, _traffic),
-    GpuColumn(device_columns.PCIE, 11, "PCIe", 9, _traffic),
-    GpuColumn(device_columns.TENSOR, 12, "tensor", 6, _alone),
-    GpuColumn(device_columns.PERFORMANCE_STATE, 13, "perf", 4, _state),
+    _MEMORY,
+    GpuColumn(device_columns.HBM_BANDWIDTH, 6, "HBM bw"),
+    _POWER,
+    _TEMPERATURE,
+    GpuColumn(device_columns.SM_CLOCK, 8, "SM clock"),
+    GpuColumn(device_columns.FAN, 9, "fan"),
+    GpuColumn(device_columns.NVLINK, 10, "NVLink"),
+    GpuColumn(device_columns.PCIE, 11, "PCIe"),
+    GpuColumn(device_columns.TENSOR, 12, "tensor"),
+    GpuColumn(device_columns.PERFORMANCE_STATE, 13, "perf"),
 )
 """In the order of the screen. Columns of which no GPU has a value are left out, apart from the
 first."""
 HISTORY_RANK = 5
 """Columns of a higher rank are shown only where a history has room too."""
+SHORT = (_ACTIVITY, _UTILIZATION, _MEMORY, _POWER, _TEMPERATURE)
+"""The columns of a short list."""
+LAST_KEPT_RANK = 2
+"""Columns up to this rank are never covered by a reason."""
 
 
-def _needed_columns(view: View, gpus: Sequence[Device]) -> list[GpuColumn]:
-    """The columns that these GPUs have values for, with their words for these GPUs."""
+def needed_columns(view: View, gpus: Sequence[Device], together: bool = False) -> list[GpuColumn]:
+    """The columns that these GPUs have values for, with their words for these GPUs. `together`: the
+    two measures of how busy GPUs are share a column."""
     ids = [gpu.id for gpu in gpus]
     wanted = []
     for column in COLUMNS:
-        device = (
-            for_devices(view, column.device, ids) if column is not _UTILIZATION else column.device
-        )
+        device = column.device
+        if column is not _UTILIZATION:
+            device = for_devices(view, device, ids)
+        if device is SM_OR_UTILIZATION and not together:
+            device = column.device
         known = any(series_key(device.metric, gpu) in view.latest for gpu in ids)
         if known or column is _ACTIVITY or column.rank < HISTORY_RANK:
-            unified = device is device_columns.UNIFIED_MEMORY
-            wanted.append(
-                column._replace(device=device, head="unified" if unified else _head(column, device))
-            )
-    if wanted[0].device is device_columns.UTILIZATION:  # no GPU reports active SMs
-        wanted = [
-            wanted[0]._replace(width=_UTILIZATION.width),
-            *(column for column in wanted[1:] if column.head != _UTILIZATION.head),
-        ]
-    return wanted
+            wanted.append(column._replace(device=device, head=_head(column, device)))
+    if wanted[0].device is device_columns.SM:
+        return wanted
+    return [column for column in wanted if column.rank != _UTILIZATION.rank]
 
 
 def _head(column: GpuColumn, device: DeviceColumn) -> str:
-    return column.head if device is column.device else device.lead
+    if device is column.device:
+        return column.head
+    return device.lead if column is _ACTIVITY else device.short_title
+
+
+class _ColumnCells(NamedTuple):
+    """A column with the texts of the GPUs in sight, and the cells of the widest text of all."""
+
+    column: GpuColumn
+    texts: Mapping[str, str]
+    width: int
+
+
+def _cells_of(
+    view: View, column: GpuColumn, gpus: Sequence[Device], listed: Sequence[Device]
+) -> _ColumnCells:
+    measured = listed if keeps_width(column.device) else gpus
+    texts = {gpu.id: cell(view, column.device, gpu.id) for gpu in measured}
+    return _ColumnCells(column, texts, max(map(len, [column.head, *texts.values()])))
 
 
 class _GpuLayout(NamedTuple):
-    """The columns, the cells of the ids and of the names (0: not shown), and the cells up to the
+    """The columns, and the cells of the ids, of the names (0: not shown) and of the states. `ends`:
+    the cell after the state, then that after each column. `used`: the first cell of the
     histories."""
 
-    columns: list[GpuColumn]
+    columns: list[_ColumnCells]
     ids: int
     names: int
-    used: int
+    states: int
+    ends: list[int]
+
+    @property
+    def used(self) -> int:
+        return self.ends[-1] + len(GAP)
 
 
-def _layout(view: View, gpus: Sequence[Device], width: int, reserve: int) -> _GpuLayout:
-    """As many columns as fit whole. Columns from HISTORY_RANK on leave `reserve` cells for the
-    faults or a history."""
+def _layout(
+    view: View,
+    gpus: Sequence[Device],
+    listed: Sequence[Device],
+    words: Iterable[str],
+    width: int,
+    reserve: int,
+) -> _GpuLayout:
+    """As many columns as fit whole. `words`: what stands in the column of the states. Columns from
+    HISTORY_RANK on leave `reserve` cells for notes or a history."""
     ids = max(6, *(cell_width(gpu.id) for gpu in gpus)) if gpus else 6
-    names = {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
-    name = min(24, max(map(cell_width, names))) if len(names) > 1 and width >= 80 else 0
-    fixed = ids + 2 + (name + 2) * bool(name) + _STATE
+    names = short_names(view, gpus)
+    longest = MAX_NAME if width >= MIN_WIDTH_FOR_LONG_NAMES else MAX_SHORT_NAME
+    name = min(longest, max(map(cell_width, names))) if len(names) > 1 and width >= 80 else 0
+    doing = max(MIN_STATE, *map(cell_width, words)) if gpus else MIN_STATE
+    fixed = ids + 2 + (name + 2) * bool(name) + doing
     room = width - fixed
-    columns = _fitting(_needed_columns(view, gpus), room, reserve)
-    if _UTILIZATION not in columns and _has_two_measures(view, gpus):
-        columns = _fitting([SM_OR_UTILIZATION, *_needed_columns(view, gpus)[1:]], room, reserve)
-    return _GpuLayout(
-        columns, ids, name, fixed + sum(column.width + 2 for column in columns) + len(GAP)
-    )
+    columns = _fitting(view, needed_columns(view, gpus), gpus, listed, room, reserve)
+    kept = {each.column.rank for each in columns}
+    if _UTILIZATION.rank not in kept and has_two_measures(view, [gpu.id for gpu in gpus]):
+        columns = _fitting(
+            view, needed_columns(view, gpus, together=True), gpus, listed, room, reserve
+        )
+    ends = list(accumulate((each.width + 2 for each in columns), initial=fixed))
+    return _GpuLayout(columns, ids, name, doing, ends)
 
 
-def _fitting(wanted: Sequence[GpuColumn], room: int, reserve: int) -> list[GpuColumn]:
-    kept = set()
+def _fitting(
+    view: View,
+    wanted: Sequence[GpuColumn],
+    gpus: Sequence[Device],
+    listed: Sequence[Device],
+    room: int,
+    reserve: int,
+) -> list[_ColumnCells]:
+    kept = []
     for column in sorted(wanted, key=lambda column: column.rank):
-        if column.width + 2 <= room - (reserve if column.rank > HISTORY_RANK else 0):
-            kept.add(column.rank)
-            room -= column.width + 2
-    return [column for column in wanted if column.rank in kept]
-
-
-def _has_two_measures(view: View, gpus: Sequence[Device]) -> bool:
-    """Whether some of the GPUs report active SMs and others only the utilization of nvidia-smi."""
-    measures = {gpu.id: activity_column(view, [gpu.id]).metric for gpu in gpus}
-    return (
-        len({metric for gpu, metric in measures.items() if series_key(metric, gpu) in view.latest})
-        > 1
-    )
+        free = room - (reserve if column.rank > HISTORY_RANK else 0) - 2
+        if len(column.head) > free:
+            continue
+        cells = _cells_of(view, column, gpus, listed)
+        if cells.width <= free:
+            kept.append(cells)
+            room -= cells.width + 2
+    return sorted(kept, key=lambda cells: wanted.index(cells.column))
 
 
 def _readable(view: View, gpus: Sequence[Device]) -> Sequence[Device]:
@@ -235,9 +277,14 @@ def _readable(view: View, gpus: Sequence[Device]) -> Sequence[Device]:
     return [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus
 
 
+def short_names(view: View, gpus: Sequence[Device]) -> set[str]:
+    """The names of the kinds of GPUs among these."""
+    return {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
+
+
 def same_name(view: View, gpus: Sequence[Device]) -> str:
     """`8x H200` where all GPUs have one name, which then has no column; otherwise empty."""
-    names = {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
+    names = short_names(view, gpus)
     if len(names) > 1:
         return ""
     return f"{len(gpus)}x {plain(min(names))}" if len(gpus) > 1 else plain(min(names))
@@ -246,10 +293,15 @@ def same_name(view: View, gpus: Sequence[Device]) -> str:
 # --- the table ------------------------------------------------------------------------------------
 
 MAX_SPARK_ROWS = 40
-_STATE = 13
-"""Cells of the column that says what a GPU does."""
+MIN_STATE = 11
+"""Cells of the column that says what a GPU does, at least: nothing moves when a process starts."""
+MAX_NAME = 24
+MAX_SHORT_NAME = 16
+MIN_WIDTH_FOR_LONG_NAMES = 120
+"""Cells of the names of different GPUs, and the width of the table from which on they are long."""
 TRACE_GAP = "  "
 MIN_TRACE = 10
+MAX_TRACES = 3
 """Cells of a history; a shorter one says nothing and is left out. A GPU has as many histories as
 there is room for, side by side below their names."""
 MAX_GPUS_WITH_LONG_REASON = 2
@@ -259,12 +311,16 @@ MAX_REASON = 48
 more than MAX_GPUS_WITH_LONG_REASON GPUs, only MIN_REASON cells are kept free for a reason: the
 reason of one GPU must not remove the columns of all GPUs."""
 MIN_REASON = 24
-"""Cells for the reason why a state is not known. With fewer, the reason stands in place of the
-figures."""
+"""Cells for the reason of a state. With fewer, the reason covers the last columns of its GPU."""
 MIN_ROWS_FOR_GAP = 3
 ROWS_BELOW = 5
 """From so many rows of a GPU on, its histories stand below its figures, over the whole width."""
-STYLES = {"free": "good", "lost": "alert", "silent": "alert", "n/a": "dim"}
+BELOW = 8
+"""The first cell of histories that stand below the figures."""
+STYLES = {
+    "free": "good", "idle": "wait", "lost": "alert", "silent": "alert", "sick": "alert",
+    "n/a": "dim",
+}  # fmt: skip
 COLUMN_S = (SPARK_COLUMN_S, 5.0, 10.0)
 MIN_HISTORY_S = 90.0
 """The least time that a history shows. A narrow history has wider columns for it. With columns of
@@ -322,81 +378,40 @@ def gpu_table(
         else max(0, min(choice.offset, len(ordered) - most))
     )
     listed = ordered[offset : offset + most]
-    faults_of = {gpu.id: faults(view, gpu.id) for gpu in gpus}
-    longest = min(
-        MAX_FAULTS,
-        max((len(_fault_words(view, of_gpu)) for of_gpu in faults_of.values()), default=0),
-    )
     below = each >= ROWS_BELOW
-    measures = {gpu.id: activity_column(view, [gpu.id]) for gpu in gpus}
-    reason = min(
-        MAX_REASON if len(gpus) <= MAX_GPUS_WITH_LONG_REASON else MIN_REASON,
-        max(cell_width(_remark(view, gpu.id, states[gpu.id], measures[gpu.id])) for gpu in gpus),
-    )
-    layout = _layout(view, gpus, width, len(GAP) + max(longest, reason, 0 if below else MIN_TRACE))
-    remarks = longest if layout.used + longest <= width else 0
-    used = 8 if below else min(width, layout.used + (remarks + len(TRACE_GAP) if remarks else 0))
-    traces, cells = _arrangement(view, gpus, max(0, width - used))
-    past = {
-        gpu.id: [
-            _past(history, column, gpu.id, cells) for column in (measures[gpu.id], *traces[1:])
-        ][: len(traces)]
-        for gpu in listed
-    }
-    highest = [
-        max((value or 0.0 for of_gpu in past.values() for value in of_gpu[n]), default=0.0)
-        for n in range(len(traces))
-    ]
-    span_s = time_of(view, cells).per_column_s * cells
-    titles = TRACE_GAP.join(
-        _trace_title(column, high, cells, span_s)
-        for column, high in zip(traces, highest, strict=True)
-    )
-    rows = [_heads(layout, choice, remarks, "" if below else titles, width)]
+    notes = {gpu.id: _note(view, gpu.id, states[gpu.id]) for gpu in gpus}
+    layout = _with_notes(view, gpus, listed, states, notes, width, 0 if below else MIN_TRACE)
+    used = BELOW if below else min(width, layout.used)
+    histories = _histories(view, gpus, listed, history, max(0, width - used))
+    rows = [_heads(layout, choice, "" if below else histories.titles, width)]
     for gpu in listed:
-        start, whole = _row_start(
-            view, gpu, states[gpu.id], layout, faults_of[gpu.id], remarks, width
-        )
-        why = "" if whole else _remark(view, gpu.id, states[gpu.id], measures[gpu.id])
-        # one scale for all GPUs
-        tops = [
-            read(view, column, gpu.id).top or high
-            for column, high in zip(traces, highest, strict=True)
-        ]
-        histories = list(zip(past[gpu.id], tops, strict=True))
-        if whole:
-            painted = [line(width, *start)]
+        row = _GpuRow(view, gpu, states[gpu.id], notes[gpu.id], layout, width)
+        past = histories.of(view, gpu.id)
+        if whole := _instead_of_figures(view, gpu.id, states[gpu.id], notes[gpu.id]):
+            painted = [line(width, *row.names(), whole)]
         elif below:
-            painted = [
-                line(width, *start, (plain(why), "dim")),
-                line(width, " " * used, (titles, "dim")),
+            painted = [*row.over_histories(), line(width, " " * used, (histories.titles, "dim"))]
+            painted += [
+                line(width, " " * used, *traced)
+                for traced in _side_by_side(past, each - len(painted))
             ]
-            painted += [line(width, " " * used, *row) for row in _side_by_side(histories, each - 2)]
-        elif why:
-            painted = [line(width, *line(used, *start), (plain(why), "dim"))]
         else:
-            traced = _side_by_side(histories, each)
-            # a low history has the name on its base line
-            base = 0 if each >= MIN_ROWS_FOR_GAP else len(traced) - 1
-            begins: list[Row] = [
-                line(used, *start) if n == base else [(" " * used, "")] for n in range(len(traced))
-            ]
-            painted = [line(width, *begin, *row) for begin, row in zip(begins, traced, strict=True)]
+            painted = row.beside_histories(_side_by_side(past, each), each)
         if gpu.id == choice.selected:
-            at = _text_row(painted)
+            named = _text_row(painted)
             painted = [
-                [("".join(text for text, _ in row), "mark")] if n == at else row
+                [("".join(text for text, _ in row), "mark")] if n == named else row
                 for n, row in enumerate(painted)
             ]
         rows += fill(painted, width, each)
-    names = [DEVICE, STATE, *(column.device.title for column in layout.columns)]
+    names = [DEVICE, STATE, *(each.column.device.title for each in layout.columns)]
     return GpuTable(
         fill(rows, width, height),
         [gpu.id for gpu in ordered],
         offset,
         len(listed),
         each,
-        (used, cells if traces else 0),
+        (used, histories.cells if histories.columns else 0),
         names,
     )
 
@@ -406,70 +421,22 @@ def _text_row(rows: Sequence[Row]) -> int:
     return next((n for n, row in enumerate(rows) if row and row[0][0].strip()), 0)
 
 
-def _heads(layout: _GpuLayout, choice: GpuChoice, remarks: int, titles: str, width: int) -> Row:
+def _heads(layout: _GpuLayout, choice: GpuChoice, titles: str, width: int) -> Row:
     """The heads of the columns. The column of the order is marked, once the user has chosen one."""
     chosen = (
         choice.sort if choice != GpuChoice(selected=choice.selected, offset=choice.offset) else ""
     )
     heads: Row = [(fit(DEVICE, layout.ids) + "  ", "heading" if chosen == DEVICE else "dim")]
     heads += [(fit("", layout.names) + "  ", "dim")] if layout.names else []
-    heads.append((fit(STATE, _STATE), "heading" if chosen == STATE else "dim"))
-    for column in layout.columns:
-        heads.append(
-            (
-                "  " + fit(column.head, column.width, column.align),
-                "heading" if column.device.title == chosen else "dim",
-            )
+    heads.append((fit(STATE, layout.states), "heading" if chosen == STATE else "dim"))
+    heads += [
+        (
+            "  " + fit(each.column.head, each.width, each.column.align),
+            "heading" if each.column.device.title == chosen else "dim",
         )
-    heads.append((GAP if layout.used <= width else "", ""))
-    heads += [(fit("faults", remarks) + TRACE_GAP * bool(titles), "dim")] if remarks else []
-    return line(width, *heads, (titles, "dim"))
-
-
-def _row_start(
-    view: View,
-    gpu: Device,
-    state: GpuState,
-    layout: _GpuLayout,
-    gpu_faults: Sequence[Fault],
-    remarks: int,
-    width: int,
-) -> tuple[Row, bool]:
-    """The beginning of a line, up to the histories; and whether it is the whole line, because there
-    are no figures."""
-    start: Row = [(fit(gpu.id, layout.ids) + "  ", "accent" if gpu.id == view.device else "")]
-    if layout.names:
-        name = "" if unreadable(view, gpu.id) else plain(facts.short_name(gpu.name))
-        start.append((fit(name, layout.names) + "  ", "dim"))
-    if instead := _instead_of_figures(view, gpu.id, state, gpu_faults, width - layout.used):
-        return [*start, instead], True
-    new = [fault for fault in gpu_faults if fault.is_new]
-    doing: Segment = (state.words, STYLES.get(state.kind, ""))
-    if new and not remarks:
-        doing = (_fault_words(view, new[:1], seconds=False), "alert")
-    start.append((fit(doing[0], _STATE), doing[1]))
-    for column in layout.columns:
-        text = (
-            _activity(view, gpu.id)
-            if column is SM_OR_UTILIZATION
-            else column.text(view, column.device, gpu.id)
-        )
-        style = (
-            "alert"
-            if _is_hot(view, column.device, gpu.id)
-            else "dim"
-            if text.strip() == units.NA
-            else ""
-        )
-        start.append((f"  {text:{column.align}{column.width}}", style))
-    start.append((GAP if layout.used <= width else "", ""))
-    if remarks:
-        room = TRACE_GAP if layout.used + remarks + len(TRACE_GAP) <= width else ""
-        start += [
-            (fit(_fault_words(view, gpu_faults), remarks), "alert" if new else "dim"),
-            (room, ""),
-        ]
-    return start, False
+        for each in layout.columns
+    ]
+    return line(width, *heads, *([(GAP, ""), (titles, "dim")] if titles else []))
 
 
 def _is_hot(view: View, column: DeviceColumn, gpu: str) -> bool:
@@ -481,20 +448,222 @@ def _is_hot(view: View, column: DeviceColumn, gpu: str) -> bool:
     return column.hot and value is not None and top is not None and value >= top
 
 
-def _instead_of_figures(
-    view: View, gpu: str, state: GpuState, gpu_faults: Sequence[Fault], room: int
-) -> Segment | None:
-    """What stands in place of the figures of a GPU that has none, or whose state has a reason that
-    does not fit into the `room` beside them."""
-    if state.kind == "lost" or unreadable(view, gpu):
-        errors = "".join(
-            f"; {_fault_words(view, [fault])}" for fault in gpu_faults if fault.t is not None
+# --- what is wrong with a GPU, and why a figure is missing ----------------------------------------
+
+
+class _Note(NamedTuple):
+    """What stands after the figures of a GPU, in front of its histories. `forms`: its faults, in
+    ever fewer words. `short`: its worst new fault, for the column of the states. `reason`: why the
+    GPU is in its state; `remark`: why it is not known how busy it is."""
+
+    forms: Sequence[Row] = ()
+    short: str = ""
+    reason: str = ""
+    remark: str = ""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The note in ever fewer words."""
+        why: Row = [(self.reason or self.remark, "dim")] if self.reason or self.remark else []
+        with_reason: list[Row] = [[*self.forms[0], (", ", "dim"), *why]] if self.forms else [why]
+        return [*(with_reason if why else []), *self.forms]
+
+
+def _note(view: View, gpu: str, state: GpuState) -> _Note:
+    """The note of a GPU. What its state says already is not said again."""
+    found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
+    remark = "" if state.reason else plain(_remark(view, gpu))
+    if not found and not state.reason:
+        return _Note(remark=remark)
+    new = [fault for fault in found if fault.is_new]
+    style = "alert" if new else "dim"
+    texts = [fault_words(view, found), fault_words(view, new), fault_words(view, new[:1])]
+    short = fault_words(view, new[:1], seconds=False)
+    forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
+    said = any(fault.words in state.reason for fault in found)
+    reason = "" if said or state.kind == "lost" else plain(state.reason)
+    return _Note(forms, short, reason, remark)
+
+
+def _remark(view: View, gpu: str) -> str:
+    """Why it is not known how busy a GPU is; empty where it is known."""
+    busy = activity_column(view, (gpu,))
+    key = series_key(busy.metric, gpu)
+    why = view.unavailable.get(key, "") if key not in view.latest else ""
+    return f"{busy.lead} n/a: {why}" if why else ""
+
+
+def _with_notes(
+    view: View,
+    gpus: Sequence[Device],
+    listed: Sequence[Device],
+    states: Mapping[str, GpuState],
+    notes: dict[str, _Note],
+    width: int,
+    least: int,
+) -> _GpuLayout:
+    """The layout, with room for the notes or for `least` cells. Where the new faults of a GPU do
+    not fit beside the figures, they take the place of the states, and go from `notes`."""
+    shown = [gpu for gpu in gpus if not _instead_of_figures(view, gpu.id, states[gpu.id], _Note())]
+    most = MAX_REASON if len(gpus) <= MAX_GPUS_WITH_LONG_REASON else MIN_REASON
+    reserve = len(GAP) + max(
+        least,
+        *(
+            min(MAX_FAULTS if notes[gpu.id].forms else most, row_width(rows[0]))
+            for gpu in shown
+            if (rows := notes[gpu.id].rows)
+        ),
+        0,
+    )
+    words = {gpu.id: states[gpu.id].words for gpu in shown}
+    layout = _layout(view, gpus, listed, words.values(), width, reserve)
+    room = width - layout.used
+    faulty = [gpu for gpu in words if notes[gpu].short]
+    if all(any(row_width(form) <= room for form in notes[gpu].forms) for gpu in faulty):
+        return layout
+    words |= {gpu: notes[gpu].short for gpu in faulty}
+    notes |= {gpu: notes[gpu]._replace(forms=()) for gpu in faulty}
+    return _layout(view, gpus, listed, words.values(), width, reserve)
+
+
+def _instead_of_figures(view: View, gpu: str, state: GpuState, note: _Note) -> Segment | None:
+    """What stands in place of the figures of a GPU that has none."""
+    if state.kind != "lost" and not unreadable(view, gpu):
+        return None
+    errors = "".join(f"; {text}" for form in note.forms[:1] for text, _ in form)
+    return plain(state.text) + errors, "alert"
+
+
+class _GpuRow(NamedTuple):
+    """The line of a GPU that has figures."""
+
+    view: View
+    gpu: Device
+    state: GpuState
+    note: _Note
+    layout: _GpuLayout
+    width: int
+
+    def names(self) -> Row:
+        """The id, and the name where the GPUs have different ones."""
+        view, gpu, layout = self.view, self.gpu, self.layout
+        row: Row = [(fit(gpu.id, layout.ids) + "  ", "accent" if gpu.id == view.device else "")]
+        if layout.names:
+            name = "" if unreadable(view, gpu.id) else plain(facts.short_name(gpu.name))
+            row.append((fit(name, layout.names) + "  ", "dim"))
+        return row
+
+    def _figures(self, columns: int) -> Row:
+        """The names, the state, and the cells of the first `columns` columns."""
+        in_state = bool(self.note.short) and not self.note.forms
+        doing: Segment = (
+            (self.note.short, "alert")
+            if in_state
+            else (self.state.words, STYLES.get(self.state.kind, ""))
         )
-        return plain(state.text) + errors, "alert"
-    return (plain(state.text), "dim") if state.kind == "n/a" and room < MIN_REASON else None
+        row = [*self.names(), (fit(doing[0], self.layout.states), doing[1])]
+        for each in self.layout.columns[:columns]:
+            text = each.texts[self.gpu.id]
+            style = (
+                "dim"
+                if self.state.kind == "silent" or text.strip() == units.NA
+                else "alert"
+                if _is_hot(self.view, each.column.device, self.gpu.id)
+                else ""
+            )
+            row.append((f"  {text:{each.column.align}{each.width}}", style))
+        return row
+
+    def _placed(self, rows: Sequence[Row]) -> tuple[int, Row]:
+        """The number of columns that are left to the GPU, and the form of the note that fits after
+        them. Only a reason is cut. The reason of a state covers the last columns where there is
+        little room."""
+        columns = len(self.layout.columns)
+        room = self.width - self.layout.used
+        if fitting := next((row for row in rows if row_width(row) <= room), None):
+            return columns, fitting
+        note = self.note
+        if room >= MIN_REASON and (note.reason or note.remark):
+            return columns, rows[0]
+        if not note.reason:
+            return columns, []
+        kept = {
+            n for n, each in enumerate(self.layout.columns) if each.column.rank <= LAST_KEPT_RANK
+        }
+        least = max(kept, default=-1) + 1
+        left = next(
+            (
+                n
+                for n in range(columns - 1, least - 1, -1)
+                if row_width(rows[0]) <= self.width - self.layout.ends[n] - len(GAP)
+            ),
+            least,
+        )
+        return left, rows[0]
+
+    def _with_note(self, rows: Sequence[Row]) -> Row:
+        """The figures, and what fits of the note."""
+        columns, note = self._placed(rows)
+        row = self._figures(columns)
+        if not note:
+            return row
+        room = max(0, self.width - row_width(row) - len(GAP))
+        return [*row, (GAP, ""), *(part for part in line(room, *note) if part[0].strip())]
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the note needs no row of its own."""
+        room = self.width - self.layout.used
+        return not self.note.rows or any(row_width(row) <= room for row in self.note.rows)
+
+    def over_histories(self) -> list[Row]:
+        """The figures, and the note beside or below them."""
+        if self._has_room:
+            return [line(self.width, *self._with_note(self.note.rows))]
+        return [
+            line(self.width, *self._figures(len(self.layout.columns))),
+            line(self.width, " " * BELOW, *self.note.rows[0]),
+        ]
+
+    def beside_histories(self, traced: Sequence[Row], height: int) -> list[Row]:
+        """The figures and the note in front of the histories, of which the note covers the oldest
+        columns. A low history has the name on its base line."""
+        used = min(self.width, self.layout.used)
+        base = 0 if height >= MIN_ROWS_FOR_GAP else len(traced) - 1
+        starts: dict[int, Row] = {base: self._with_note(self.note.rows)}
+        if len(traced) > 1 and not self._has_room:
+            starts = {
+                base: self._figures(len(self.layout.columns)),
+                1 - base: [(" " * BELOW, ""), *self.note.rows[0]],
+            }
+        widest = max(map(row_width, starts.values()))
+        covered = widest + len(TRACE_GAP) - used if self.note.rows else 0
+        covered = max(0, min(covered, self.width - used))
+        return [
+            line(
+                self.width,
+                *_padded(starts.get(n, []), used + covered),
+                *_without_first(row, covered),
+            )
+            for n, row in enumerate(traced)
+        ]
 
 
-def _fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) -> str:
+def _padded(row: Row, width: int) -> Row:
+    """The row with blanks up to `width` cells."""
+    return [*row, *blank(width - row_width(row))]
+
+
+def _without_first(row: Row, cells: int) -> Row:
+    """The row without its first cells; every letter of it has one cell."""
+    kept: Row = []
+    for text, style in row:
+        kept.append((text[cells:], style))
+        cells = max(0, cells - len(text))
+    return kept
+
+
+def fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) -> str:
     """`XID 79 12:50:02, heat slowdown`. `seconds`: whether a time has them."""
     words = []
     for fault in gpu_faults:
@@ -506,58 +675,90 @@ def _fault_words(view: View, gpu_faults: Iterable[Fault], seconds: bool = True) 
     return ", ".join(words)
 
 
-def _activity(view: View, gpu: str) -> str:
-    """How busy a GPU is, in the column of two measures: the utilization of nvidia-smi has its
-    name."""
-    busy = activity_column(view, [gpu])
-    text = _alone(view, busy, gpu)
-    return f"util {text.strip()}" if busy is device_columns.UTILIZATION else text
-
-
-def _remark(view: View, gpu: str, state: GpuState, busy: DeviceColumn) -> str:
-    """What stands in place of the histories of a GPU: why its state is not known, or why it is not
-    known how busy it is."""
-    if state.kind == "n/a":
-        return state.reason
-    why = view.unavailable.get(series_key(busy.metric, gpu))
-    if not why or read(view, busy, gpu).value is not None:
-        return ""
-    return f"{busy.lead} n/a: {why}"
-
-
 # --- histories ------------------------------------------------------------------------------------
 
 
-def _arrangement(view: View, gpus: Sequence[Device], room: int) -> tuple[list[DeviceColumn], int]:
-    """The histories of each GPU that have room beside one another, the most useful first; and the
-    cells of each."""
-    ids = [gpu.id for gpu in gpus]
-    wanted = [
-        *(
-            for_devices(view, column, ids)
-            for column in (device_columns.SM, device_columns.HBM_BANDWIDTH)
-        ),
-        link_column(view, ids),
-    ]
+class _Histories(NamedTuple):
+    """The histories that each GPU has beside one another, the most useful first, with their titles
+    and the cells of each. `values`: of each GPU in sight. `highest`: the largest of all."""
+
+    columns: Sequence[DeviceColumn]
+    cells: int
+    titles: str
+    values: Mapping[str, Sequence[Sequence[float | None]]]
+    highest: Sequence[float]
+
+    def of(self, view: View, gpu: str) -> list[Past]:
+        """The histories of a GPU. Where a metric has no top, all GPUs have one scale."""
+        return [
+            (values, read(view, column, gpu).top or high)
+            for values, column, high in zip(
+                self.values[gpu], self.columns, self.highest, strict=True
+            )
+        ]
+
+
+def _histories(
+    view: View, gpus: Sequence[Device], listed: Sequence[Device], history: History, room: int
+) -> _Histories:
+    """As many histories as have `room` beside one another."""
+    wanted = _measured(view, gpus)[:MAX_TRACES]
     gap = len(TRACE_GAP)
     count = min(len(wanted), (room + gap) // (MIN_TRACE + gap))
-    return (wanted[:count], (room + gap) // count - gap) if count > 0 else ([], 0)
-
-
-def _trace_title(column: DeviceColumn, highest: float, cells: int, span_s: float) -> str:
-    """`SM 0-100 %, 90 s`: what a history shows, the top of its scale, and its time; as much of it
-    as fits above the history."""
-    span = f"{span_s:.0f} s"
-    scale = (
-        "0-100 %"
-        if column.full == 1.0
-        else f"0-{units.si(highest, 'B/s').strip()}"
-        if highest
-        else ""
+    cells = (room + gap) // count - gap if count > 0 else 0
+    columns = wanted[: max(0, count)]
+    values = {
+        gpu.id: [_past(history, of_device(view, each, gpu.id), gpu.id, cells) for each in columns]
+        for gpu in listed
+    }
+    highest = [
+        max((value or 0.0 for of_gpu in values.values() for value in of_gpu[n]), default=0.0)
+        for n in range(len(columns))
+    ]
+    span_s = time_of(view, cells).per_column_s * cells
+    titles = TRACE_GAP.join(
+        _trace_title(each, {read(view, each, gpu.id).top or high for gpu in listed}, cells, span_s)
+        for each, high in zip(columns, highest, strict=True)
     )
+    return _Histories(columns, cells, titles, values, highest)
+
+
+def _measured(view: View, gpus: Sequence[Device]) -> list[DeviceColumn]:
+    """The histories that these GPUs have, the most useful first. Those that fewer than half of the
+    GPUs have come last."""
+    ids = [gpu.id for gpu in gpus if gpu.id not in view.lost]
+    wanted = [for_devices(view, column, ids) for column in HISTORIES]
+    wanted.insert(LINK_AT, link_column(view, ids))
+    counts = {
+        column.title: sum(
+            series_key(of_device(view, column, gpu).metric, gpu) in view.latest for gpu in ids
+        )
+        for column in wanted
+    }
+    known = [column for column in wanted if counts[column.title]]
+    return sorted(known, key=lambda column: 2 * counts[column.title] < len(ids))
+
+
+HISTORIES = (
+    device_columns.SM,
+    device_columns.HBM_BANDWIDTH,
+    device_columns.POWER,
+    device_columns.HBM,
+    device_columns.TEMPERATURE,
+)
+LINK_AT = 2
+"""What has a history, the most useful first; and the place of NVLink or PCIe among them."""
+
+
+def _trace_title(column: DeviceColumn, tops: set[float], cells: int, span_s: float) -> str:
+    """`SM 0-100 %, 90 s`: what a history shows, the tops of its scales, and its time; as much of it
+    as fits above the history."""
+    span, scale = f"{span_s:.0f} s", _scale(column, tops)
+    name = column.lead or column.short_title
     forms = (
-        f"{column.short_title} {scale}, {span}" if scale else "",
-        f"{column.short_title}, {span}",
+        f"{name} {scale}, {span}" if scale else "",
+        f"{name}, {span}",
+        name,
         column.short_title,
     )
     return fit(
@@ -567,6 +768,25 @@ def _trace_title(column: DeviceColumn, highest: float, cells: int, span_s: float
         ),
         cells,
     )
+
+
+def _scale(column: DeviceColumn, tops: set[float]) -> str:
+    """`0-700 W`; `0-max` where each GPU has its own top."""
+    if column.full == 1.0:
+        return "0-100 %"
+    if len(tops) != 1:
+        return "0-max"
+    (top,) = tops
+    match CATALOGUE[column.metric].unit:
+        case "W":
+            text = units.watts(top)
+        case "°C":
+            text = units.degrees(top)
+        case "bytes":
+            text = units.size_bytes(top)
+        case _:
+            text = units.si(top, "B/s")
+    return f"0-{text.strip()}" if top else ""
 
 
 Past = tuple[Sequence[float | None], float | None]

@@ -3,7 +3,6 @@ the GPUs, and what to press."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,11 +36,12 @@ from gpuconsole.report.machine.gpus import (
     order_in_words,
     same_name,
 )
+from gpuconsole.report.machine.headline import headline
 from gpuconsole.report.machine.processes import ProcessFilter, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import GpuState, faults, gpu_states, in_words, whole_gpus
+from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words
 
 WIDE = 100
 TALL = 28
@@ -52,7 +52,8 @@ ROWS_FOR_ALL = 8
 """Up to this number of GPUs, each GPU has a line if the screen has the rows. With more GPUs, a map
 stands above the table if not all lines fit."""
 MIN_LINES = 3
-MIN_WIDTH_FOR_REST = 16
+MARK = "▌ "
+MIN_HEIGHT_FOR_REST = 16
 """Rows with which the headline may take a second row."""
 HOST_FIGURES = 58
 """Cells of the figures of the host, before the history of its cores."""
@@ -99,19 +100,21 @@ def paint_overview(
     height: int,
     scenarios: Sequence[Scenario] = (),
     choice: GpuChoice = GpuChoice(),  # noqa: B008
+    *,
+    brief: bool = False,
 ) -> Overview:
-    """`height` rows. The room that remains goes to the history of the devices and to the processes;
-    without a GPU to the `scenarios`."""
+    """Return `height` rows. The room that remains goes to the history of the devices and to the
+    processes; without a GPU to the `scenarios`. `brief`: beside GPUs, the hints take one row."""
     boxed = width >= WIDE and height >= TALL
     gpus = [device for device in view.devices if device.is_gpu]
     if gpus:
-        return _with_gpus(view, gpus, hints, history, width, height, choice, boxed)
+        return _with_gpus(view, gpus, hints, history, width, height, choice, boxed, brief)
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
     for fewer in (hints, [hint for hint in hints if hint.label], hints[:1]):
         keys = _hint_rows(fewer, inner)
         rows = [
-            *_headline(view, gpus, {}, width),
+            *_headline(view, gpus, {}, width, height),
             blank(width),
             *panel("what to press", [], keys, width, len(keys) + frame, boxed),
         ]
@@ -182,13 +185,14 @@ def _with_gpus(
     height: int,
     choice: GpuChoice,
     boxed: bool,
+    brief: bool,
 ) -> Overview:
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
     states = gpu_states(view, gpus)
     processes, notes = _process_rows(view, inner)
     count = len(processes) + len(notes)
-    rows = _headline(view, gpus, states, width)[: 2 if height >= MIN_WIDTH_FOR_REST else 1]
+    rows = _headline(view, gpus, states, width, height)
     needed = len(rows) + 1 + frame + len(gpus) + 2 + frame + count + frame
     commands = [
         line(inner, (hint.key, "code"), (f"   {hint.text}", "dim"))
@@ -196,7 +200,7 @@ def _with_gpus(
         if not hint.label
     ]
     for title, texts in (("what to press", _hint_rows(hints, inner)), ("in a shell", commands)):
-        if needed + len(texts) <= height:
+        if not brief and needed + len(texts) <= height:
             rows += [blank(width), *panel(title, [], texts, width, len(texts) + frame, boxed)]
             break
     else:
@@ -250,7 +254,7 @@ def _one_line(hints: Sequence[Hint], width: int) -> Row:
     command = next((hint for hint in hints if not hint.label), None)
     if command is None:
         return blank(width)
-    begin: Row = [("▌ ", "accent"), ("In a shell: ", "dim"), (command.key, "code")]
+    begin: Row = [(MARK, "accent"), ("In a shell: ", "dim"), (command.key, "code")]
     text = f"   {command.text}"
     return line(
         width, *begin, (text if row_width(begin) + cell_width(text) <= width else "", "dim")
@@ -258,48 +262,26 @@ def _one_line(hints: Sequence[Hint], width: int) -> Row:
 
 
 def _headline(
-    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int
+    view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int, height: int
 ) -> list[Row]:
-    """How many GPUs are free, or why there is none, in one line."""
+    """What the GPUs do, or why there is none, in at most two lines."""
+    rows = 2 if height >= MIN_HEIGHT_FOR_REST else 1
     if gpus:
-        text = _gpus_in_words(view, gpus, states) + "."
-        rest = "Nothing runs under gpuconsole yet."
+        texts = headline(view, gpus, states, width - cell_width(MARK), rows)
     elif view.devices:
-        text = f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU."
-        rest = "Runs use the CPU, at a small scale. No number is GPU data."
+        texts = [
+            f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU.",
+            "Runs use the CPU, at a small scale. No number is GPU data.",
+        ]
     else:
-        text, rest = "Searching for devices.", plain(view.notes[-1]) if view.notes else ""
-    if cell_width(text) + cell_width(rest) + 5 <= width:
-        return [line(width, ("▌ ", "accent"), (text, "title"), (f"  {rest}", ""))]
+        texts = ["Searching for devices.", plain(view.notes[-1]) if view.notes else ""]
+    if sum(map(cell_width, texts)) + 5 <= width and not gpus:
+        return [line(width, (MARK, "accent"), (texts[0], "title"), (f"  {texts[1]}", ""))]
     return [
-        line(width, ("▌ ", "accent"), (text, "title")),
-        *([line(width, ("▌ ", "accent"), rest)] if rest else []),
+        line(width, (MARK, "accent"), (text, "title" if gpus or n == 0 else ""))
+        for n, text in enumerate(texts)
+        if text
     ]
-
-
-def _gpus_in_words(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState]) -> str:
-    """How many GPUs are in which state, and how many have a fault; of a single one, what it
-    does."""
-    whole = whole_gpus(gpus)
-    faulty = sum(
-        states[gpu.id].kind != "lost" and any(fault.is_new for fault in faults(view, gpu.id))
-        for gpu in whole
-    )
-    users = len({process.pid for process in view.processes})
-    if len(gpus) == 1:
-        return f"{plain(facts.short_name(gpus[0].name))}: {plain(states[gpus[0].id].text)}" + (
-            ", with a fault" if faulty else ""
-        )
-    counts = Counter(states[gpu.id].kind for gpu in whole)
-    parts = [
-        f"{counts[kind]} {kind}"
-        for kind in ("free", "busy", "lost", "silent", "n/a")
-        if counts[kind]
-    ]
-    parts += [f"{faulty} with a fault"] if faulty else []
-    return f"{in_words(gpus)}: {', '.join(parts)}" + (
-        f"; {users} {'process' if users == 1 else 'processes'}" if users else ""
-    )
 
 
 def _hint_rows(hints: Sequence[Hint], width: int) -> list[Row]:

@@ -17,7 +17,8 @@ from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans, wrap
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import BUSY_RATIO, MUCH_MEMORY, UTILIZATION, unreadable
+from gpuconsole.session.gpu_state import MUCH_MEMORY, unreadable
+from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION
 
 # --- the table of processes on the devices --------------------------------------------------------
 

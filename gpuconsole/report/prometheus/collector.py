@@ -35,6 +35,14 @@ OWN = {
     "gpuconsole_device_unreadable": (
         "1 for a GPU that gives no value at all, such as one without a handle, with the reason."
     ),
+    "gpuconsole_gpu_state": (
+        "1 for the state that a GPU is in: free, idle (its memory is held without work), busy, sick"
+        " (it has a fault of its own), lost, silent or n/a."
+    ),
+    "gpuconsole_gpu_idle_seconds": (
+        "How long the memory of a GPU has been held without work, at least: counted from the start"
+        " of the exporter. 0 while the GPU is free or works; absent while that is not known."
+    ),
     "gpuconsole_unavailable": "1 for a metric that a device cannot report, with the reason.",
     "gpuconsole_sample_age_seconds": (
         "Age of the newest sample of a device. Old values are not exported."
@@ -191,11 +199,17 @@ class ScrapeCollector(Collector):
         unreadable = _own_gauge("gpuconsole_device_unreadable", "device", "reason")
         for name, reason in scrape.unreadable.items():
             unreadable.add_metric([visible(name), visible(reason)], 1)
+        state = _own_gauge("gpuconsole_gpu_state", "device", "state")
+        idle = _own_gauge("gpuconsole_gpu_idle_seconds", "device")
+        for name, gpu in scrape.states.items():
+            state.add_metric([visible(name), gpu.kind], 1)
+            if gpu.kind in ("free", "idle", "busy", "sick"):
+                idle.add_metric([visible(name)], gpu.idle_s)
         missing = _own_gauge("gpuconsole_unavailable", "device", "metric", "reason")
         for name, reasons in scrape.unavailable.items():
             for metric, reason in reasons.items():
                 missing.add_metric([visible(name), visible(metric), visible(reason)], 1)
-        yield from (info, lost, unreadable, missing)
+        yield from (info, lost, unreadable, state, idle, missing)
 
     def _attained(self) -> Iterator[Metric]:
         run = self._scrape.attained

@@ -15,7 +15,7 @@ from gpuconsole.session.freshness import (
     stale_s,
     stuck_s,
 )
-from gpuconsole.session.gpu_state import unreadable, whole_gpus
+from gpuconsole.session.gpu_state import GpuState, gpu_states, unreadable, whole_gpus
 from gpuconsole.session.machine import USUAL
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import run_now, seen_now
@@ -53,6 +53,7 @@ class Scrape:
     unavailable: dict[str, dict[str, str]]
     lost: dict[str, str]
     unreadable: dict[str, str]
+    states: dict[str, GpuState]
     last_xid: dict[str, int]
     ages_s: dict[str, float]
     sources: dict[str, tuple[float, float]]
@@ -93,6 +94,7 @@ def scrape(state: SessionState, t: float) -> Scrape:
         | {device: dict(reasons) for device, reasons in state.unavailable.items()},
         lost=dict(state.lost),
         unreadable=unreadable_gpus(state, now),
+        states=states_now(state, now),
         last_xid=dict(state.last_xid),
         ages_s=ages,
         sources={
@@ -110,6 +112,12 @@ def unreadable_gpus(state: SessionState, now: float) -> dict[str, str]:
     """The GPUs that give no value, with the reason. `now`: session seconds."""
     seen = seen_now(state, now)
     return {gpu.id: why for gpu in whole_gpus(state.devices) if (why := unreadable(seen, gpu.id))}
+
+
+def states_now(state: SessionState, now: float) -> dict[str, GpuState]:
+    """Return the state of each GPU and MIG slice. `now`: session seconds."""
+    gpus = [device for device in state.devices if device.is_gpu]
+    return gpu_states(seen_now(state, now), gpus)
 
 
 def _serving(state: SessionState) -> ServingRun | None:

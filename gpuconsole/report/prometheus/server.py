@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from gpuconsole import __version__
 from gpuconsole.model.text import visible
 from gpuconsole.report.prometheus.collector import ScrapeCollector
-from gpuconsole.report.prometheus.scrape import scrape, unreadable_gpus
+from gpuconsole.report.prometheus.scrape import scrape, states_now, unreadable_gpus
 from gpuconsole.session.freshness import why_not_fresh
 from gpuconsole.session.state import SessionState
 
@@ -33,7 +33,7 @@ THREAD_BYTES = 1 << 15
 ABOUT = f"""gpuconsole {__version__} exporter
 
 /metrics   for Prometheus, text or OpenMetrics
-/healthz   200 while samples are fresh; it names GPUs that are lost or give no value
+/healthz   200 while samples are fresh; it names GPUs that are lost, sick or give no value
 """
 
 LOGGER = logging.getLogger(__name__)
@@ -117,13 +117,18 @@ class MetricsServer:
                 return web.Response(status=404, text="see /\n")
 
     def _health(self) -> web.Response:
-        """503 while samples are not fresh. A dead GPU is named, but does not fail the check: a
-        restart of the exporter would not help, and the other GPUs report."""
+        """503 while samples are not fresh. A dead or sick GPU is named, but does not fail the
+        check: a restart of the exporter would not help, and the other GPUs report."""
         now = self._state.session_time(time.monotonic())
         if reason := why_not_fresh(self._state, now):
             return web.Response(status=503, text=f"{reason}\n")
         dead = {device: f"lost: {why}" for device, why in self._state.lost.items()}
         dead |= {device: f"n/a: {why}" for device, why in unreadable_gpus(self._state, now).items()}
+        dead |= {
+            device: f"sick: {gpu.reason}"
+            for device, gpu in states_now(self._state, now).items()
+            if gpu.kind == "sick" and "/" not in device
+        }
         return web.Response(
             text="".join(
                 ["ok\n", *(f"{device} is {visible(why)}\n" for device, why in dead.items())]

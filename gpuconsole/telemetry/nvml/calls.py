@@ -131,7 +131,7 @@ MEMORY = DriverCall(
     _memory,
 )
 
-FAST_CALLS = (
+VITAL_CALLS = (
     DriverCall(
         ("gpu.utilization_ratio", "gpu.memory_utilization_ratio"),
         (Variant("nvmlDeviceGetUtilizationRates"),),
@@ -139,7 +139,6 @@ FAST_CALLS = (
     ),
     MEMORY,
     _one("gpu.power_w", 1e-3, "nvmlDeviceGetPowerUsage"),  # mW
-    _one("gpu.energy_j", 1e-3, "nvmlDeviceGetTotalEnergyConsumption"),  # mJ
     DriverCall(
         ("gpu.temperature_c",),
         # The second call is deprecated; drivers before 555 have only this call.
@@ -149,8 +148,11 @@ FAST_CALLS = (
         ),
         _scaled(1.0),
     ),
+)
+"""The calls that a slow GPU is asked: what one looks for first."""
+
+_CLOCKS = (
     _one("gpu.sm_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),  # MHz
-    _one("gpu.memory_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),  # MHz
     DriverCall(
         tuple(CLOCKS_REASONS.values()),
         # The second call is the old name of the first call.
@@ -160,6 +162,16 @@ FAST_CALLS = (
         ),
         _bits,
     ),
+)
+_POWER_LIMIT = _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit")  # mW
+BRIEF_CALLS = (*VITAL_CALLS, *_CLOCKS, _POWER_LIMIT)
+"""The calls that one line for each GPU needs."""
+
+FAST_CALLS = (
+    *VITAL_CALLS,
+    *_CLOCKS,
+    _one("gpu.energy_j", 1e-3, "nvmlDeviceGetTotalEnergyConsumption"),  # mJ
+    _one("gpu.memory_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),  # MHz
     # Each of these two calls observes the bus for 20 ms, so they are made only where no other
     # source has a value.
     _one("gpu.pcie_rx_bytes_per_s", 1e3, "nvmlDeviceGetPcieThroughput", _PCIE_RX),  # KB/s
@@ -168,7 +180,7 @@ FAST_CALLS = (
 """Calls made in every round."""
 
 SLOW_CALLS = (
-    _one("gpu.power_limit_w", 1e-3, "nvmlDeviceGetEnforcedPowerLimit"),  # mW
+    _POWER_LIMIT,
     _one("gpu.power_limit_default_w", 1e-3, "nvmlDeviceGetPowerManagementDefaultLimit"),  # mW
     # [least, most] mW
     DriverCall(

@@ -233,6 +233,14 @@ def _ranges(mask: Any) -> str:
 
 
 _ON_OFF = {0: "off", 1: "on"}
+
+
+def _pending_ecc(handle: Any) -> str:
+    """The ECC mode after the next reset, where it is another one than now."""
+    modes = fact("nvmlDeviceGetEccMode", handle)
+    return "" if modes is None or modes[0] == modes[1] else _ON_OFF.get(modes[1], "")
+
+
 _FACTS: dict[str, Callable[[Any], str]] = {
     "architecture": _architecture,
     "compute_capability": _capability,
@@ -241,6 +249,7 @@ _FACTS: dict[str, Callable[[Any], str]] = {
     "cpu_affinity": _cpu_affinity,
     "persistence": _mode("nvmlDeviceGetPersistenceMode", _ON_OFF),
     "ecc": _mode("nvmlDeviceGetEccMode", _ON_OFF),
+    "ecc_pending": _pending_ecc,
     "mig": _mode("nvmlDeviceGetMigMode", _ON_OFF),
     "compute_mode": _mode("nvmlDeviceGetComputeMode", _COMPUTE_MODES),
 }

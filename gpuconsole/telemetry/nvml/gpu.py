@@ -3,16 +3,20 @@ NVLinks, each with its state, traffic and errors; and the links between GPUs."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Any, Protocol
+
+import msgspec
 
 from gpuconsole.model.machine import Device, Link, Process
 from gpuconsole.model.metrics import CATALOGUE, LINK_METRICS
 from gpuconsole.model.metrics import GPU_METRICS as DECLARED
 from gpuconsole.telemetry.nvml.calls import (
+    BRIEF_CALLS,
     FAST_CALLS,
     GARBAGE,
     MEMORY,
@@ -61,14 +65,32 @@ from gpuconsole.telemetry.nvml.library import (
 # NVML_NVLINK_MAX_LINKS of the newest driver; an older driver rejects higher link numbers
 _MAX_NVLINKS = 36
 _INVALID_ARGUMENT = 2
+_LINK_STATE = 165  # NVML_FI_DEV_NVLINK_GET_STATE; 0: inactive
 _NAMES = tuple(metric.name for metric in LINK_METRICS)
 _NOT_REPORTED = "the driver does not report it"
 
 
 def link_states(handle: Any) -> list[bool] | None:
-    """Whether each NVLink of the device is active; None when the driver does not report it. Raises
-    CallFailed for a lost device."""
-    states = []
+    """Return whether each NVLink of the device is active; None when the driver does not report it.
+    One call asks for all links. A driver that lacks the field is asked for one link after the
+    other. Raises CallFailed for a lost device."""
+    try:
+        answers = call(
+            "nvmlDeviceGetFieldValues",
+            handle,
+            [(_LINK_STATE, link) for link in range(_MAX_NVLINKS)],
+        )
+    except CallFailed as failure:
+        if failure.is_loss:
+            raise
+        answers = []
+    known = takewhile(lambda answer: not member(answer, "nvmlReturn"), answers)
+    states = [bool(member(answer, "value").uiVal) for answer in known]
+    return states or _link_states_one_by_one(handle)
+
+
+def _link_states_one_by_one(handle: Any) -> list[bool] | None:
+    states: list[bool] = []
     for link in range(_MAX_NVLINKS):
         try:
             states.append(bool(call("nvmlDeviceGetNvLinkState", handle, link)))
@@ -89,9 +111,8 @@ class LinksReader:
         self.links = links
         self._handle = handle
         self._gpm = GpmReader(handle, link_gpm_metrics(links))
-        self._fields = FieldReader(
-            handle, link_fields(links, fact("nvmlDeviceGetArchitecture", handle))
-        )
+        architecture = fact("nvmlDeviceGetArchitecture", handle) if links else None
+        self._fields = FieldReader(handle, link_fields(links, architecture))
 
     def read(self) -> list[tuple[dict[str, float], dict[str, str]]]:
         """Values and reasons by link. Raises CallFailed only for a lost device."""
@@ -136,6 +157,7 @@ _NO_C2C = "no chip-to-chip link on this device"
 _C2C_LINKS = 170  # NVML_FI_DEV_C2C_LINK_COUNT
 _WAITS = "the driver has not reported it yet"
 MARGIN = "nvml, the temperature and its margin"
+NOT_IN_BRIEF = "not asked for in the brief form"
 _MIG = "not supported while MIG mode is on"
 _DRIVER_575 = "needs driver 575 or newer"
 _WHOLE_ONLY = "reported for the whole GPU only, not for a MIG slice"
@@ -161,12 +183,20 @@ class Gpu:
     the handle (see `NvmlSource`)."""
 
     def __init__(
-        self, device: str, handle: Any, may_ask: Callable[[str, DriverCall], bool]
+        self,
+        device: str,
+        handle: Any,
+        may_ask: Callable[[str, DriverCall], bool],
+        brief: Device | None = None,
     ) -> None:
-        """`may_ask(device, call)`: whether a slow call is due now."""
+        """`may_ask(device, call)`: whether a slow call is due now. `brief`: the device as far as it
+        is known; the GPU is asked only for what one line of it needs."""
         meter.device = device
         self.handle = handle
         self.loss: str | None = None
+        if brief is not None:
+            self._set_up_brief(brief)
+            return
         c2c = has_c2c(handle)
         self.reasons: dict[str, str] = {} if c2c else dict.fromkeys(C2C, _NO_C2C)
         if not driver_is_at_least(575):
@@ -181,6 +211,7 @@ class Gpu:
             states = link_states(handle)
         except CallFailed as failure:
             self._lose(failure)
+        self.link_states = states
         self.nvlinks = sum(states) if states is not None else None
         self._memory = memory_of(handle, self._mig)
         self.device: Device = describe(device, handle, self.nvlinks, self._memory)
@@ -201,6 +232,24 @@ class Gpu:
         self._links = LinksReader(handle, len(states or ()))
         self._slow_read_t = float("-inf")
 
+    def _set_up_brief(self, known: Device) -> None:
+        handle = self.handle
+        self.reasons = dict.fromkeys(GPU_METRICS, NOT_IN_BRIEF)
+        self.links, self.substitutes = [], {}
+        self._seen, self._limit_w = set(), 0.0
+        self._mig, self.nvlinks, self.link_states = False, None, None
+        self._memory = memory = memory_of(handle, in_slices=False)
+        facts = {"memory_kind": memory.kind} if memory.kind else {}
+        self.device = msgspec.structs.replace(known, memory_bytes=memory.total, facts=facts)
+        self._fast = (
+            GpmReader(handle, gpm_metrics(False)),
+            CallReader(handle, BRIEF_CALLS),
+            FieldReader(handle, SLOW_FIELDS),
+        )
+        self._slow = ()
+        self._links = LinksReader(handle, 0)
+        self._slow_read_t = math.inf
+
     def prime(self) -> None:
         """Take the first of the two readings that rates need. The first `read` reports errors of
         this reading."""
@@ -208,8 +257,9 @@ class Gpu:
         if self.loss is not None:
             return
         try:
-            for reader in self._fast[:2]:
-                reader.read(())
+            for reader in self._fast:
+                if not isinstance(reader, CallReader):
+                    reader.read(())
             self._links.read()
         except CallFailed as failure:
             self._lose(failure)
@@ -243,12 +293,8 @@ class Gpu:
         return values
 
     def links_up(self) -> list[int]:
-        """The active NVLinks. With a bridge these are not always the first links."""
-        try:
-            states = link_states(self.handle)
-        except CallFailed:
-            return []
-        return [link for link, up in enumerate(states or ()) if up]
+        """Return the active NVLinks. With a bridge these are not always the first links."""
+        return [link for link, up in enumerate(self.link_states or ()) if up]
 
     def refuse(self, metric: str, reason: str) -> None:
         """Record that no source has this metric."""
@@ -306,7 +352,8 @@ class Gpu:
         states = [link.get("gpu.link_up") for link, _ in self.links]
         if states and None not in states:
             # links become active after the driver
-            self.nvlinks = int(sum(state for state in states if state is not None))
+            self.link_states = [bool(state) for state in states]
+            self.nvlinks = sum(self.link_states)
             values[name] = float(self.nvlinks)
             self.reasons.pop(name, None)
         elif self.nvlinks is None:

@@ -4,8 +4,11 @@ readable reason."""
 from __future__ import annotations
 
 import ctypes
+import math
+import threading
 import time
 from collections import deque
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -73,6 +76,9 @@ _START_REASONS = {
 }
 
 
+TOO_LATE = "not asked for: the driver is slow"
+
+
 class NoNvml(Exception):
     """NVML cannot be used; the message is one line for the user."""
 
@@ -96,32 +102,58 @@ class CallFailed(Exception):
 
 
 class Meter:
-    """The duration of calls and the current call. Used to space slow calls and to name a call that
-    hangs.
+    """Measures calls: how long they take, which call of each GPU has not returned, and the longest
+    call of a GPU since `begin_turn`.
 
-    The thread that calls NVML writes; the watching thread reads. `suspects_driver`: a call failed
-    with a code that a missing driver gives.
+    Each thread that calls NVML sets `device` for itself. Other threads may ask. `suspects_driver`:
+    a call failed with a code that a missing driver gives.
     """
 
     RECENT = 5
 
     def __init__(self) -> None:
-        self.device = ""
-        self.current = ""
-        self.since = 0.0
-        self.calls = 0
         self.suspects_driver = False
+        self.calls = 0
+        self._thread = threading.local()
+        self._under_way: dict[str, tuple[str, float]] = {}
+        self._longest: dict[str, tuple[float, str]] = {}
         self._recent: dict[str, deque[float]] = {}
 
-    def begin(self, name: str) -> None:
-        self.current, self.since = name, time.monotonic()
-        self.calls += 1
+    @property
+    def device(self) -> str:
+        """The device of this thread's calls; empty for calls about the whole machine."""
+        return getattr(self._thread, "device", "")
 
-    def end(self) -> None:
-        self._recent.setdefault(self.current, deque(maxlen=self.RECENT)).append(
-            time.monotonic() - self.since
-        )
-        self.current = ""
+    @device.setter
+    def device(self, device: str) -> None:
+        self._thread.device = device
+
+    def begin_turn(self, device: str, limit_s: float = math.inf) -> None:
+        """Forget the longest call of a GPU, and let this thread's calls count for the GPU. Calls
+        that this thread begins after `limit_s` seconds fail at once."""
+        self._thread.device = device
+        self._thread.limit = time.monotonic() + limit_s
+        self._longest.pop(device, None)
+
+    def begin(self, name: str) -> float:
+        """Note that a call begins. Raises CallFailed where the turn is over its limit."""
+        now = time.monotonic()
+        if now > getattr(self._thread, "limit", math.inf):
+            raise CallFailed(-1, TOO_LATE)
+        self._under_way[parent_of(self.device)] = (name, now)
+        self.calls += 1
+        return now
+
+    def end(self, name: str, began: float) -> None:
+        took_s, gpu = time.monotonic() - began, parent_of(self.device)
+        self._under_way.pop(gpu, None)
+        if took_s > self._longest.get(gpu, (0.0, ""))[0]:
+            self._longest[gpu] = (took_s, name)
+        self._recent.setdefault(name, deque(maxlen=self.RECENT)).append(took_s)
+
+    def longest(self, device: str) -> tuple[float, str]:
+        """Return the longest call of a GPU since `begin_turn`: seconds and name."""
+        return self._longest.get(device, (0.0, ""))
 
     def typical_s(self, name: str) -> float:
         """The median of the last few durations in seconds, so that one slow call does not count. 0:
@@ -130,11 +162,17 @@ class Meter:
         return median(recent) if recent else 0.0
 
     def typical(self) -> dict[str, float]:
-        return {name: median(recent) for name, recent in self._recent.items()}
+        return {name: median(recent) for name, recent in self._recent.copy().items()}
 
-    def under_way(self) -> str:
-        """A description of the call that has not returned yet."""
-        return f"{self.current} of {self.device}" if self.current and self.device else self.current
+    def under_way(self, device: str = "") -> tuple[str, float]:
+        """Return the call of a GPU, or of the whole machine, that has not returned yet, and when it
+        began. An empty name: no call."""
+        return self._under_way.get(device, ("", 0.0))
+
+
+def parent_of(device: str) -> str:
+    """Return the GPU of a MIG slice or link."""
+    return device.partition("/")[0]
 
 
 meter = Meter()
@@ -154,7 +192,7 @@ def call(name: str, *arguments: Any) -> Any:
     function = getattr(pynvml, name, None)
     if function is None:
         raise CallFailed(FUNCTION_NOT_FOUND, f"the installed nvidia-ml-py lacks {name}")
-    meter.begin(name)
+    began = meter.begin(name)
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
@@ -166,12 +204,13 @@ def call(name: str, *arguments: Any) -> Any:
     except UnicodeDecodeError:  # the binding decodes names with strict UTF-8
         raise CallFailed(999, "the driver's text is not UTF-8") from None
     finally:
-        meter.end()
+        meter.end(name, began)
 
 
 def start() -> tuple[int, str | None]:
     """Load and initialise NVML. Returns the number of GPUs, and the driver version if reported.
     Raises NoNvml."""
+    driver_version.cache_clear()
     try:
         call("nvmlInit")
         count = int(call("nvmlDeviceGetCount"))
@@ -180,7 +219,10 @@ def start() -> tuple[int, str | None]:
     return count, driver_version()
 
 
+@cache
 def driver_version() -> str | None:
+    """Return the version of the driver; None where the driver does not tell it. Another version
+    needs another process: see `DriverGone`."""
     try:
         return str(call("nvmlSystemGetDriverVersion"))
     except CallFailed:

@@ -2,85 +2,67 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from functools import partial
 
-from gpuconsole.model.machine import Device, Process
+from gpuconsole.model.machine import Device, Link
 from gpuconsole.telemetry.nvml.calls import SlowCalls
-from gpuconsole.telemetry.nvml.facts import UNKNOWN_NAME, fact
-from gpuconsole.telemetry.nvml.gpu import (
-    GPU_METRICS,
-    Gpu,
-    MigSlice,
-    links_between,
-    mig_layout,
-    mig_slices,
-)
+from gpuconsole.telemetry.nvml.gpu import links_between
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
-from gpuconsole.telemetry.nvml.processes import ProcessDetails, processes_of
+from gpuconsole.telemetry.nvml.processes import ProcessDetails
+from gpuconsole.telemetry.nvml.turns import take_turns
+from gpuconsole.telemetry.nvml.watched import CHECK_S, MAX_TURN_S, WatchedGpu
 from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
-from gpuconsole.wire.events import DeviceLost, Processes, Sample, Topology
+from gpuconsole.wire.events import DeviceLost, Processes, SourceState, Topology
 
 PROCESSES_S = 2.0
-CHECK_S = 5.0
-MAX_LOOK_S = 600.0
 
 
 class NvmlSource:
     """GPUs in NVML's order, each followed by its MIG slices. A GPU that cannot be opened is listed
-    with the reason."""
+    with the reason.
+
+    The GPUs take turns in one thread. A GPU whose turn is too long goes on by itself: a round ends
+    without it, and a later round has its readings.
+    """
 
     name = "nvml"
 
-    def __init__(self, interval_s: float = 1.0) -> None:
-        """Raises NoNvml with a one-line reason when there is no GPU."""
-        self._count, self.driver = start()
+    def __init__(self, interval_s: float = 1.0, brief: bool = False) -> None:
+        """`brief`: ask each GPU only for what one line of it needs, and for no errors and links.
+        Raises NoNvml with a one-line reason when there is no GPU."""
+        self.count, self.driver = start()
         self.cuda = cuda_version()
-        if self._count == 0:
+        if self.count == 0:
             raise NoNvml("the NVIDIA driver reports no GPU")
         meter.suspects_driver = False
         self._slow_calls = SlowCalls(meter, interval_s)
-        self._gpus: list[Gpu] = []
-        self._closed: dict[str, CallFailed] = {}
-        self._told_lost: set[str] = set()
-        self._worked: set[str] = set()
-        """GPUs without a valid handle here that worked at the last look."""
-        self._look_s, self._look_t = CHECK_S, 0.0
-        for index in range(self._count):
-            self._open(index)
-        self._slices: list[MigSlice] = [
-            mig_slice for gpu in self._gpus for mig_slice in mig_slices(gpu)
+        self._brief = brief
+        self._xids = None if brief else XidWatch()
+        self._gpus = [
+            WatchedGpu(index, self._slow_calls, self._xids, interval_s, brief)
+            for index in range(self.count)
         ]
-        self._mig = mig_layout(self._gpus)
-        self._xids = XidWatch({gpu.device.id: gpu.handle for gpu in self._gpus})
+        take_turns([gpu.open for gpu in self._gpus], MAX_TURN_S)
+        self._told_lost: set[str] = set()
         self._details = ProcessDetails()
         self._nvlinks_sent: list[int | None] | None = None
-        self._link_reasons: Reasons = {}
+        self._links: list[Link] | None = None
+        """Links that a thread has found and no round has sent yet."""
         self._processes_t = float("-inf")
         self._checked_t = time.monotonic()
 
-    def _open(self, index: int) -> None:
-        device = f"gpu:{index}"
-        meter.device = device
-        try:
-            self._gpus.append(
-                Gpu(device, call("nvmlDeviceGetHandleByIndex", index), self._slow_calls.may_ask)
-            )
-        except CallFailed as failure:
-            self._closed[device] = failure
-
     def devices(self) -> list[Device]:
-        by_id = {gpu.device.id: [gpu.device] for gpu in self._gpus}
-        by_id |= {device: [Device(id=device, name=UNKNOWN_NAME)] for device in self._closed}
-        for mig_slice in self._slices:
-            by_id[mig_slice.whole.device.id].append(mig_slice.device)
-        return [device for index in range(self._count) for device in by_id[f"gpu:{index}"]]
+        """The devices that are known now. What a GPU is that answers later comes in an event
+        DeviceKnown."""
+        for gpu in self._gpus:
+            gpu.is_told = not gpu.is_reading
+        return [device for gpu in self._gpus for device in gpu.devices]
 
     def prime(self) -> None:
-        for gpu in self._gpus:
-            gpu.prime()
-        for mig_slice in self._slices:
-            mig_slice.read()
+        take_turns([gpu.prime for gpu in self._gpus if not gpu.is_reading], MAX_TURN_S)
 
     def read(self, t: float) -> Readings:
         """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes
@@ -90,46 +72,49 @@ class NvmlSource:
         changed.
         """
         self._slow_calls.begin_round()
-        xids = self._xids.read(t, {gpu.device.id for gpu in self._gpus if gpu.loss is not None})
-        processes = self._processes(t) if t - self._processes_t >= PROCESSES_S else None
-        readings: Readings = []
-        for gpu in self._gpus:
-            values = gpu.read()
-            if gpu.loss is None:
-                self._add_counts(gpu, processes, values)
-            if gpu.loss is None:
-                readings.append(Sample(t, gpu.device.id, values, gpu.substitutes))
-                readings += self._links_of(gpu, t)
-        readings += [
-            Sample(t, mig_slice.device.id, values)
-            for mig_slice in self._slices
-            if (values := mig_slice.read())
-        ]
+        xids = self._xids.read(t) if self._xids is not None else []
+        lists_processes = t - self._processes_t >= PROCESSES_S
+        readings = self._collect()  # of turns that ended after their round
+        self._take_turns(t, lists_processes)
+        readings += self._collect()
         readings += xids
-        if processes is not None:
+        if lists_processes:
             self._processes_t = t
-            readings.append(processes)
-        nvlinks = [gpu.nvlinks for gpu in self._gpus]
-        if nvlinks != self._nvlinks_sent:  # links become active after the driver
-            self._nvlinks_sent = nvlinks
-            readings.append(Topology(t, links_between(self._gpus)))
+            readings.append(self._processes(t))
+        if not self._brief:
+            self._find_links()
+        if self._links is not None:
+            readings.append(Topology(t, self._links))
+            self._links = None
+        losses = [loss for gpu in self._gpus for loss in gpu.losses]
         readings += [
             DeviceLost(t=t, device=device, reason=reason)
-            for device, reason in self._losses()
+            for device, reason in losses
             if device not in self._told_lost
         ]
-        self._told_lost.update(device for device, _ in self._losses())
+        self._told_lost.update(device for device, _ in losses)
         self._check_driver()
         return readings
 
+    def _collect(self) -> Readings:
+        return [reading for gpu in self._gpus for reading in gpu.collect()]
+
+    def _take_turns(self, t: float, lists_processes: bool) -> None:
+        """Begin the turns of all GPUs that have ended their last one. The slow GPUs begin first,
+        each in a thread of its own that nothing waits for."""
+        together = []
+        for gpu in self._gpus:
+            if gpu.is_reading:
+                continue
+            gpu.lists_processes |= lists_processes
+            if gpu.is_slow:
+                threading.Thread(target=gpu.turn, args=(t,), name=gpu.id, daemon=True).start()
+            else:
+                together.append(partial(gpu.turn, t))
+        take_turns(together, MAX_TURN_S)
+
     def unavailable(self) -> Reasons:
-        reasons: Reasons = {gpu.device.id: gpu.reasons for gpu in self._gpus}
-        reasons |= {mig_slice.device.id: mig_slice.reasons for mig_slice in self._slices}
-        reasons |= {
-            device: dict.fromkeys(GPU_METRICS, str(failure))
-            for device, failure in self._closed.items()
-        }
-        return reasons | self._link_reasons
+        return {device: why for gpu in self._gpus for device, why in gpu.reasons.items()}
 
     def slow(self) -> str:
         """A description of calls that are too slow for every round; empty when there are none."""
@@ -137,126 +122,56 @@ class NvmlSource:
 
     def under_way(self) -> str:
         """A description of the driver call that has not returned yet."""
-        return meter.under_way()
+        for device in ("", *(gpu.id for gpu in self._gpus)):
+            name, _ = meter.under_way(device)
+            if name:
+                return f"{name} of {device}" if device else name
+        return ""
 
-    def _links_of(self, gpu: Gpu, t: float) -> list[Sample]:
-        """Values of the links, if they are read in this round."""
-        links, gpu.links = gpu.links, []
-        samples = []
-        for link, (values, reasons) in enumerate(links):
-            device = f"{gpu.device.id}/link:{link}"
-            self._link_reasons[device] = reasons
-            samples.append(Sample(t, device, values))
-        return samples
-
-    def _add_counts(self, gpu: Gpu, processes: Processes | None, values: dict[str, float]) -> None:
-        """The metrics that count the driver's reports: errors and processes."""
-        device = gpu.device.id
-        refusal = self._xids.refusals.get(device)
-        if refusal is None:
-            values["gpu.xid_errors"] = float(self._xids.counts[device])
-            gpu.reasons.pop("gpu.xid_errors", None)
-        else:
-            gpu.refuse("gpu.xid_errors", refusal)
-        if gpu.loss is None and processes is not None and device not in processes.reasons:
-            of_gpu = [
-                process
-                for process in processes.processes
-                if process.device.partition("/")[0] == device
-            ]
-            values["gpu.processes"] = float(len(of_gpu))
-            gpu.reasons.pop("gpu.processes", None)
-            gpu.add_processes(of_gpu, values)
+    def slow_devices(self) -> list[SourceState]:
+        """Return the state of each GPU that is not read as the others are."""
+        now = time.monotonic()
+        return [state for gpu in self._gpus if (state := gpu.state(now)) is not None]
 
     def _processes(self, t: float) -> Processes:
-        processes: list[Process] = []
-        reasons = {}
+        """The processes of all GPUs. Those of a slow GPU are those of its last list."""
+        processes, reasons = [], {}
         for gpu in self._gpus:
-            device = gpu.device.id
-            slices = {
-                mig_slice.instance: mig_slice.device.id
-                for mig_slice in self._slices
-                if mig_slice.whole is gpu and mig_slice.instance is not None
-            }
-            if gpu.loss is not None:
-                reasons[device] = gpu.loss
-                continue
-            meter.device = device
-            try:
-                of_gpu, gap = processes_of(
-                    device,
-                    gpu.handle,
-                    slices,
-                    0 if gpu.device.is_unified else gpu.device.memory_bytes,
-                )
-            except CallFailed as loss:
-                of_gpu, gap = [], loss
-            processes += of_gpu
-            if gap is not None:
-                reasons[device] = str(gap)
-                gpu.note(gap, "gpu.processes")
+            if (why := gpu.loss or gpu.processes_missing) is not None:
+                reasons[gpu.id] = str(why)
+            if gpu.loss is None:
+                processes += gpu.processes
         return Processes(t, self._details.complete(processes), reasons)
+
+    def _find_links(self) -> None:
+        """Look for the links between the GPUs again when another number of NVLinks is active: links
+        become active after the driver."""
+        gpus = [gpu.gpu for gpu in self._gpus if gpu.gpu is not None and not gpu.is_slow]
+        nvlinks = [gpu.nvlinks for gpu in gpus]
+        if nvlinks == self._nvlinks_sent:
+            return
+        self._nvlinks_sent = nvlinks
+
+        def find() -> None:
+            self._links = links_between(gpus)
+
+        take_turns([find], MAX_TURN_S)
 
     def _check_driver(self) -> None:
         """Check the driver; raises DriverGone. The check runs at once after a suspicious failure,
         otherwise at intervals."""
+        gone = next((gpu.gone for gpu in self._gpus if gpu.gone), "")
+        if gone:
+            raise DriverGone(gone)
         now = time.monotonic()
         if not meter.suspects_driver and now - self._checked_t < CHECK_S:
             return
-        self._checked_t, meter.device = now, ""
+        self._checked_t = now
         try:
             count = int(call("nvmlDeviceGetCount"))
         except CallFailed as failure:
             raise DriverGone(str(failure)) from None
         finally:
             meter.suspects_driver = False
-        if count != self._count:
-            raise DriverGone(f"the number of GPUs went from {self._count} to {count}")
-        self._look_for_returned()
-        alive = [gpu for gpu in self._gpus if gpu.loss is None]
-        if mig_layout(alive) != {
-            gpu.device.id: self._mig[gpu.device.id] for gpu in alive if gpu.device.id in self._mig
-        }:
-            raise DriverGone("the MIG slices have changed")
-
-    def _look_for_returned(self) -> None:
-        """Raises DriverGone when a GPU that was lost, or had no handle, works again twice in a row:
-        its old handle stays invalid after a reset."""
-        if time.monotonic() < self._look_t:
-            return
-        dead = [gpu.device.id for gpu in self._gpus if gpu.loss is not None] + [*self._closed]
-        working = {device for device in dead if self._works(device)}
-        if both := sorted(working & self._worked):
-            raise DriverGone(f"{both[0]} answers again")
-        self._worked = working
-
-    def _works(self, device: str) -> bool:
-        """Whether a GPU gives a new handle, and no call through it says that the GPU is lost. Where
-        one does, the next look is twice as late."""
-        meter.device = device
-        handle = fact("nvmlDeviceGetHandleByIndex", int(device.removeprefix("gpu:")))
-        if handle is None:
-            return False
-        gpu = Gpu(device, handle, self._slow_calls.may_ask)
-        gpu.prime()
-        values = gpu.read()
-        try:
-            processes_of(device, handle, {})
-        except CallFailed:
-            values = {}
-        if not values:
-            self._look_s = min(2 * self._look_s, MAX_LOOK_S)
-            self._look_t = time.monotonic() + self._look_s
-        return bool(values)
-
-    def _losses(self) -> list[tuple[str, str]]:
-        opened = [(gpu.device.id, gpu.loss) for gpu in self._gpus if gpu.loss is not None]
-        closed = [
-            (device, str(failure)) for device, failure in self._closed.items() if failure.is_loss
-        ]
-        slices = [
-            (mig_slice.device.id, mig_slice.whole.loss)
-            for mig_slice in self._slices
-            if mig_slice.whole.loss is not None
-        ]
-        return opened + closed + slices
+        if count != self.count:
+            raise DriverGone(f"the number of GPUs went from {self.count} to {count}")

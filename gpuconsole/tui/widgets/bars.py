@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from textual import events
+from textual.app import App
 
 from gpuconsole.host.installation import install_command, torch_version
 from gpuconsole.model.text import cell_width
@@ -75,9 +76,20 @@ GAP = 3
 """Cells between two keys."""
 Place = tuple[int, int, keys.Action]
 """The first cell, the cell after the last, and the action."""
-GUIDED = ("main", "machine", "scenarios")
+MACHINE = "machine"
+GUIDED = ("main", MACHINE, "scenarios")
 """The screens with a hint line during the first steps of a session."""
 TITLE = "step {} of {}  "
+HINTS_S = 60.0
+"""Seconds for which the machine overview says what to press. Then the room belongs to the GPUs."""
+
+
+def is_settled(app: App[object], view: View) -> bool:
+    """Return whether the hints of the start are over: after HINTS_S, or after the first key. They
+    stay without a GPU, where no figure needs their room."""
+    keyboard = getattr(app, "keyboard", None)
+    over = view.now > HINTS_S or bool(keyboard and keyboard.pressed)
+    return over and any(device.is_gpu for device in view.devices)
 
 
 @functools.cache
@@ -102,8 +114,8 @@ class KeyBar(Zone):
         table of keys."""
         self._view: View | None = None
         self._places: list[Place] = []
-        self._hinted: tuple[tuple[View | None, int, str], tuple[int, str]] = (
-            (None, 0, ""),
+        self._hinted: tuple[tuple[View | None, int, str, bool], tuple[int, str]] = (
+            (None, 0, "", False),
             (0, ""),
         )
 
@@ -129,16 +141,19 @@ class KeyBar(Zone):
         """The step and the text of the hint; made once for a state, which the layout and the bar
         ask for."""
         source, hint = self._hinted
-        if source[0] is not view or source[1:] != (width, self.screen_name):
-            hint = self._make_hint(view, width)
-            self._hinted = (view, width, self.screen_name), hint
+        settled = is_settled(self.app, view)
+        if source[0] is not view or source[1:] != (width, self.screen_name, settled):
+            hint = self._make_hint(view, width, settled)
+            self._hinted = (view, width, self.screen_name, settled), hint
         return hint
 
-    def _make_hint(self, view: View, width: int) -> tuple[int, str]:
+    def _make_hint(self, view: View, width: int, settled: bool) -> tuple[int, str]:
         if self.screen_name not in GUIDED:
             return 0, ""
         if KeyBar.demo:
             return narrate(view)
+        if settled and self.screen_name == MACHINE and view.run is None:
+            return 0, ""
         room = width - len(TITLE.format(STEPS, STEPS))
         return guide(
             view,

@@ -9,12 +9,13 @@ from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
 from gpuconsole.report.machine.columns import device_line
 from gpuconsole.report.machine.fleet import fleet_rows
+from gpuconsole.report.machine.gpus import same_name, short_names
 from gpuconsole.report.machine.tiles import ELSEWHERE
 from gpuconsole.report.run.breakdown import share_text
 from gpuconsole.report.run.figures import doubtful, outage
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import faults
+from gpuconsole.session.gpu_state import faults, in_words, whole_gpus
 
 
 def paint_header(view: View, width: int, height: int) -> list[Row]:
@@ -106,11 +107,12 @@ def replay_mark(view: View) -> list[Segment]:
 
 
 def _device_name(view: View) -> str:
-    gpus = [device for device in view.devices if device.is_gpu and not device.is_mig]
+    """`8x H200`; `16 GPUs of 4 kinds` where they differ."""
+    gpus = whole_gpus(view.devices)
     if not gpus:
         return "CPU (no NVIDIA GPU)"
-    name = facts.short_name(gpus[0].name)
-    return f"{len(gpus)}x {name}" if len(gpus) > 1 else name
+    kinds = len(short_names(view, gpus))
+    return same_name(view, gpus) or f"{in_words(gpus)} of {kinds} kinds"
 
 
 def _console_cpu(view: View) -> list[Segment]:
@@ -173,7 +175,7 @@ def _trouble(view: View) -> list[Segment]:
 def _worst_fault(view: View) -> list[Segment]:
     """The worst fault of a GPU, and how many GPUs have another one: lost GPUs, then faults by their
     order."""
-    gpus = [device.id for device in view.devices if device.is_gpu and not device.is_mig]
+    gpus = [gpu.id for gpu in whole_gpus(view.devices)]
     by_rank = [(0, f"{gpu} lost: {plain(view.lost[gpu])}") for gpu in gpus if gpu in view.lost]
     for gpu in gpus:
         new = [fault for fault in faults(view, gpu) if fault.is_new and gpu not in view.lost]

@@ -15,6 +15,7 @@ from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import ScreenRequests
+from gpuconsole.tui.widgets.bars import is_settled
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
@@ -63,7 +64,14 @@ class OverviewZone(LiveZone, can_focus=True):
             else []
         )
         self._overview = paint_overview(
-            view, [*hints, *COMMANDS], history, width, height, examples, self._choice
+            view,
+            [*hints, *COMMANDS],
+            history,
+            width,
+            height,
+            examples,
+            self._choice,
+            brief=is_settled(self.app, view),
         )
         if self._overview.table is not None:
             self._choice = self._choice._replace(offset=self._overview.table.offset)
@@ -94,9 +102,17 @@ class OverviewZone(LiveZone, can_focus=True):
         at = self._ids.index(self.selected) + step if self.selected else self._choice.offset
         self._choose(selected=self._ids[max(0, min(len(self._ids) - 1, at))])
 
-    @property
-    def _page(self) -> int:
-        return max(1, self._overview.table.shown - 1) if self._overview.table is not None else 1
+    def _turn(self, pages: int) -> None:
+        """Move the selection by pages, and what is in sight with it."""
+        if (table := self._overview.table) is None or not table.ids:
+            return
+        at = table.ids.index(self.selected) if self.selected else table.offset
+        rows = pages * max(1, table.shown - 1)
+        last = len(table.ids) - 1
+        self._choose(
+            selected=table.ids[max(0, min(last, at + rows))],
+            offset=max(0, min(last - table.shown + 1, table.offset + rows)),
+        )
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -107,10 +123,10 @@ class OverviewZone(LiveZone, can_focus=True):
         self._move(1)
 
     def action_page_up(self) -> None:
-        self._move(-self._page)
+        self._turn(-1)
 
     def action_page_down(self) -> None:
-        self._move(self._page)
+        self._turn(1)
 
     def action_first(self) -> None:
         self._select(0)

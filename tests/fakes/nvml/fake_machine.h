@@ -1,4 +1,5 @@
 /* The fake machine: what the script says of it. The script's format is described in fake_nvml.c. */
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@ typedef struct Gpu {
     double pcie_rx_kb, pcie_tx_kb, pcie_gen, pcie_width, nvlinks, gpm_support, mig;
     double encoder_pct, decoder_pct, jpeg_pct, ofa_pct, bar1_total_bytes, bar1_used_bytes, power_limit_max_mw, power_limit_default_mw, slowdown_c, margin_c, fan_pct, performance_state; /* margin_c 0: not supported */
     double sm_clock_max_mhz, memory_clock_max_mhz, clocks_reasons, pcie_gen_now, pcie_width_now, pcie_replays;
-    double xid, xid_serial, architecture, capability_major, capability_minor, persistence, ecc, numa_node, affinity_low, record_bytes;
+    double xid, xid_serial, architecture, capability_major, capability_minor, persistence, ecc, ecc_pending, numa_node, affinity_low, record_bytes; /* ecc_pending -1: as ecc */
     double gpm[MAX_GPM];
     int gpm_error[MAX_GPM], gpm_refused[MAX_GPM];
     Field fields[MAX_FIELD], link_fields[MAX_LINKS][LINK_FIELDS];
@@ -43,10 +44,10 @@ static const struct { const char *name; size_t offset; } KEYS[] = {
     KEY(pcie_width), KEY(nvlinks), KEY(gpm_support), KEY(mig), KEY(encoder_pct), KEY(decoder_pct), KEY(jpeg_pct), KEY(ofa_pct),
     KEY(bar1_total_bytes), KEY(bar1_used_bytes), KEY(power_limit_max_mw), KEY(power_limit_default_mw), KEY(slowdown_c), KEY(margin_c), KEY(fan_pct), KEY(performance_state), KEY(sm_clock_max_mhz),
     KEY(memory_clock_max_mhz), KEY(clocks_reasons), KEY(pcie_gen_now), KEY(pcie_width_now), KEY(pcie_replays), KEY(xid), KEY(xid_serial),
-    KEY(architecture), KEY(capability_major), KEY(capability_minor), KEY(persistence), KEY(ecc), KEY(numa_node), KEY(affinity_low), KEY(record_bytes),
+    KEY(architecture), KEY(capability_major), KEY(capability_minor), KEY(persistence), KEY(ecc), KEY(ecc_pending), KEY(numa_node), KEY(affinity_low), KEY(record_bytes),
 };
 static const int GPM_KNOWN[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 60, 61, 100, 101 };
-static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 186, 197, 198, 251, 252, 253, 269, 270, 271 };
+static const int FIELDS_KNOWN[] = { 3, 4, 5, 6, 74, 75, 76, 77, 79, 82, 138, 139, 142, 143, 144, 145, 165, 186, 197, 198, 251, 252, 253, 269, 270, 271 };
 
 static Gpu *gpus; /* MAX_GPUS of them: an untouched page costs nothing */
 static int gpu_count, init_error, init_delay_ms, count_error, events_error;
@@ -84,7 +85,7 @@ static void reset_gpus(void) {
         g->gpm_support = 1;
         g->bar1_total_bytes = 274877906944., g->bar1_used_bytes = 1e6, g->power_limit_max_mw = 700000, g->slowdown_c = 90;
         g->sm_clock_max_mhz = 1980, g->memory_clock_max_mhz = 3201, g->pcie_gen_now = 5, g->pcie_width_now = 16;
-        g->architecture = 9, g->capability_major = 9, g->persistence = 1, g->ecc = 1, g->affinity_low = 3, g->fan_pct = 30, g->record_bytes = 24;
+        g->architecture = 9, g->capability_major = 9, g->persistence = 1, g->ecc = 1, g->ecc_pending = -1, g->affinity_low = 3, g->fan_pct = 30, g->record_bytes = 24;
         for (int m = 0; m < MAX_GPM; m++) g->gpm_error[m] = m >= 62 && m < 98 ? OK : NOT_SUPPORTED;
         for (size_t k = 0; k < sizeof GPM_KNOWN / sizeof *GPM_KNOWN; k++) g->gpm_error[GPM_KNOWN[k]] = OK;
         for (int f = 0; f < MAX_FIELD; f++) g->fields[f].error = NOT_SUPPORTED;
@@ -185,7 +186,7 @@ static void statement(const char *line) {
     set_gpu(&gpus[index], line + at, line);
 }
 
-static void load(void) {
+static void load_now(void) {
     static struct stat seen;
     const char *path = getenv("FAKE_NVML_SCRIPT");
     struct stat now;
@@ -202,4 +203,12 @@ static void load(void) {
     }
     fclose(file);
     seen = now;
+}
+
+/* Several threads call the library, and each call looks at the script. */
+static void load(void) {
+    static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&reading);
+    load_now();
+    pthread_mutex_unlock(&reading);
 }

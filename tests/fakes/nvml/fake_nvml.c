@@ -252,7 +252,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 int nvmlDeviceGetArchitecture(Gpu *g, unsigned *arch) { ENTER(g); *arch = (unsigned)g->architecture; return OK; }
 int nvmlDeviceGetPersistenceMode(Gpu *g, unsigned *mode) { ENTER(g); *mode = (unsigned)g->persistence; return OK; }
 int nvmlDeviceGetComputeMode(Gpu *g, unsigned *mode) { ENTER(g); *mode = 0; return OK; }
-int nvmlDeviceGetEccMode(Gpu *g, unsigned *now, unsigned *next) { ENTER(g); *now = *next = (unsigned)g->ecc; return OK; }
+int nvmlDeviceGetEccMode(Gpu *g, unsigned *now, unsigned *next) { ENTER(g); *now = (unsigned)g->ecc, *next = (unsigned)(g->ecc_pending < 0 ? g->ecc : g->ecc_pending); return OK; }
 
 int nvmlDeviceGetCudaComputeCapability(Gpu *g, int *major, int *minor) {
     ENTER(g);
@@ -330,6 +330,11 @@ int nvmlDeviceGetFieldValues(Gpu *g, int count, FieldValue *values) {
         const Field *f = v->id >= MAX_FIELD ? NULL : of_link < 0 ? &g->fields[v->id] : v->scope < MAX_LINKS ? &g->link_fields[v->scope][of_link] : NULL;
         v->timestamp_us = now.tv_sec * 1000000ll + now.tv_nsec / 1000;
         v->latency_us = 5;
+        if (v->id == 165 && !f->error) { /* the state of a link */
+            v->result = v->scope < MAX_LINKS ? 0 : INVALID_ARGUMENT;
+            v->type = 1, v->value.ull = 0, v->value.ui = v->scope < (unsigned)g->nvlinks;
+            continue;
+        }
         v->result = f ? f->error : INVALID_ARGUMENT;
         if (v->result) continue;
         double value = f->value + f->per_s * ((double)(v->timestamp_us % 1000000000000ll) * 1e-6);

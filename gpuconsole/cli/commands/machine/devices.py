@@ -1,4 +1,4 @@
-"""`gpuconsole devices`."""
+"""`gpuconsole devices`: a line for each GPU, or all of its metrics."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import msgspec
 
 from gpuconsole.cli import output
 from gpuconsole.cli.exits import exit_code
-from gpuconsole.cli.options import DCGM, JSON, TIMEOUT
+from gpuconsole.cli.options import DCGM, JSON, TIMEOUT, Option
 from gpuconsole.cli.values import dcgm
 from gpuconsole.engine.children.once import DevicesReading, read_devices
-from gpuconsole.model.machine import Process
+from gpuconsole.model.machine import NO_GPU_REASONS, Process
 from gpuconsole.model.snapshot import Environment
-from gpuconsole.report.machine.devices import devices_report
-from gpuconsole.report.parts import Report
+from gpuconsole.report.machine.devices import devices_report, short_report
+from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import GpuState, gpu_states
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_view, seen_now
 
-HELP = "list the devices with their current values"
+HELP = "list what each GPU does and who uses it, or every metric of each device"
 DESCRIPTION = (
-    "List the GPUs and the host with the value of every metric now, or the reason why there is no"
+    "List each GPU in a line: what it does, its vital figures, and who uses it; then why a GPU is"
+    " lost, sick or n/a. With --long, every metric of every device, or the reason why it has no"
     " value."
 )
 EXAMPLES = """examples:
-  gpuconsole devices
+  watch -n 1 gpuconsole devices
+  gpuconsole devices --long
   gpuconsole devices --json | jq '.devices[0].values'
 """
+LONG = Option(
+    "--long",
+    "every metric of every device, with its source or the reason why it has no value",
+    refused={"--json": "does not go with --json, which has every metric"},
+)
 OPTIONS = (
+    LONG,
     JSON._replace(help="values in SI units, by metric name"),
     DCGM._replace(help="a dcgm-exporter's /metrics, for what NVML cannot report"),
     TIMEOUT,
@@ -36,15 +44,18 @@ OPTIONS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code OK, or FAILED if the driver does not answer. Even then, the known values are
-    printed."""
-    reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args))
+    """Exit code OK, or FAILED if the driver does not answer or cannot be used. Even then, the known
+    values are printed."""
+    brief = not args.long and not args.json
+    reading = read_devices(timeout_s=args.timeout, dcgm=dcgm(args), brief=brief)
+    report = devices_report if args.long else short_report
     output.show_result(
-        args, as_json(reading) if args.json else None, lambda: as_report(reading.state)
+        args, as_json(reading) if args.json else None, lambda: report(as_view(reading.state))
     )
     if reading.error:
         output.problem(reading.error)
-    return exit_code(reading.error)
+    why = reading.state.no_gpu_reason
+    return exit_code(reading.error or (why and why not in NO_GPU_REASONS))
 
 
 def as_json(reading: DevicesReading) -> dict[str, object]:
@@ -112,16 +123,14 @@ def _without_command(process: Process) -> dict[str, object]:
     }
 
 
-def as_report(state: SessionState) -> Report:
-    environment = Environment(driver=state.driver)
-    view = make_view(
+def as_view(state: SessionState) -> View:
+    return make_view(
         state,
         now=state.now,
-        environment=environment,
+        environment=Environment(driver=state.driver),
         device="cpu",
         probing="",
-        recording=True,
+        recording=False,
         recording_to="",
         ended=False,
     )
-    return devices_report(view)

@@ -22,10 +22,21 @@ from gpuconsole.host.settings import SETTINGS, config_path, misspelt, settings
 from gpuconsole.host.torch_build import Driver
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import visible
 from gpuconsole.report.machine.environment import age
 from gpuconsole.report.parts import BLANK, Report, heading, labelled
-from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words
+from gpuconsole.session.gpu_state import (
+    BRIDGED,
+    UNKNOWN_ERROR,
+    CurrentReadings,
+    GpuState,
+    gpu_states,
+    in_words,
+    links_down,
+    unknown_errors,
+    whole_gpus,
+)
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import seen_now
 
@@ -53,6 +64,10 @@ SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES = 2 * 2**30
 """Twelve workers with two batches of 64 images each need 1 GB. Docker's default is 64 MB."""
 
+LINK_ADVICE = (
+    "NCCL hangs or is slow without them: see nvidia-smi nvlink -s, and on a board with NVSwitch"
+    " systemctl status nvidia-fabricmanager"
+)
 MAX_LABEL_LENGTH = 32
 """Cells. A longer label has a row of its own."""
 
@@ -192,12 +207,13 @@ def gpu_rows(reading: DevicesReading) -> list[Row]:
         return [*rows, ("NVML", f"{state.no_gpu_reason}; the host CPU is the device")]
     gpus = [device for device in state.devices if device.is_gpu]
     rows.append(("NVML", f"works, {in_words(gpus)}"))
-    states = gpu_states(seen_now(state, state.session_time(state.now)), gpus)
+    seen = seen_now(state, state.session_time(state.now))
+    states = gpu_states(seen, gpus)
     rows += [(gpu.id, f"{gpu.name}; {_condition(state, gpu, states[gpu.id])}") for gpu in gpus]
     rows += [
         (f"{gpu.id} advice", advice)
         for gpu in gpus
-        for advice in advice_on(gpu, state.readings.present(gpu.id))
+        for advice in advice_on(seen, gpu, state.readings.present(gpu.id))
     ]
     rows += torch_rows(state)
     rows += [(source.source, source.detail) for source in state.sources.values() if source.detail]
@@ -221,19 +237,21 @@ def _vendor(file: Path) -> str:
 
 
 def _condition(state: SessionState, gpu: Device, seen: GpuState) -> str:
-    """Whether GPM works on a GPU; else why the GPU itself does not answer, or why its state is not
-    known."""
+    """Whether GPM works on a GPU, and its fault; else why the GPU itself does not answer, or why
+    its state is not known."""
     missing = state.unavailable.get(gpu.id, {}).get(GPM_METRIC)
     gpm = f"GPM n/a: {missing}" if missing else "GPM works"
     if seen.kind == "lost":
         return seen.text
+    if seen.kind == "sick":
+        return f"{gpm}; {seen.text}"
     if seen.kind == "n/a":
         return seen.text if missing and missing in seen.reason else f"{gpm}; state {seen.text}"
     return gpm
 
 
-def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
-    """Advice about settings and defects that cost speed or data."""
+def advice_on(seen: CurrentReadings, gpu: Device, values: dict[str, float]) -> list[str]:
+    """Return advice about settings and defects that cost speed or data."""
     advice = []
     if gpu.facts.get("persistence") == "off":
         advice.append(
@@ -251,7 +269,29 @@ def advice_on(gpu: Device, values: dict[str, float]) -> list[str]:
         advice.append("uncorrectable memory errors: see nvidia-smi -q -d ECC,ROW_REMAPPER")
     elif values.get("gpu.row_remap_pending"):
         advice.append("a faulty memory row will be replaced at the next GPU reset")
+    if mode := gpu.facts.get("ecc_pending"):
+        advice.append(f"ECC will be {mode} after the next GPU reset")
+    if unknown_errors(seen, gpu.id):
+        advice.append(
+            f"{UNKNOWN_ERROR} for a part of the readings: reset the GPU (nvidia-smi -r), or restart"
+            " the machine"
+        )
+    if links := links_down(seen, gpu.id):
+        advice.append(f"{links} are active. {LINK_ADVICE}, then reset the GPU")
+    elif all_links_down(seen, gpu, values):
+        advice.append(f"its NVLinks are all down. {LINK_ADVICE}")
     return advice
+
+
+def all_links_down(seen: CurrentReadings, gpu: Device, values: dict[str, float]) -> bool:
+    """Return whether a GPU beside others has NVLinks that need no bridge, and none is active."""
+    others = [other for other in whole_gpus(seen.devices) if other.name == gpu.name]
+    return (
+        values.get("gpu.nvlinks_active") == 0
+        and series_key("gpu.link_up", f"{gpu.id}/link:0") in seen.latest
+        and len(others) > 1
+        and not BRIDGED.search(gpu.name)
+    )
 
 
 def topology_rows(state: SessionState) -> list[Row]:
