@@ -188,6 +188,8 @@ class _ProcessColumn(NamedTuple):
 
 SHAPES = 6
 MIN_COMMAND = 24
+JOB_COMMAND = 200
+"""Characters of a launcher's command on the page of one process."""
 USER_CELLS = 8
 MAX_USER = 24
 """Cells that the user gets beyond USER_CELLS."""
@@ -605,6 +607,7 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
         ("user", user),
         ("container", plain(process.container[:200]) or ("" if process.unseen else "none found")),
         ("parent", _parent(view, process)),
+        ("job", _job(process)),
         ("started", _started(process, wall)),
         ("memory", memory),
         ("SM", units.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
@@ -639,6 +642,14 @@ def _parent(view: View, process: Process) -> str:
         if parent
         else f"{process.parent}  (uses no device)"
     )
+
+
+def _job(process: Process) -> str:
+    """What has started the job of a process, and the console that it runs under."""
+    started = f"{process.job}  {short_command(process.launcher, JOB_COMMAND)}".strip()
+    if not process.lineage:
+        started = "" if process.unseen else "this process alone"
+    return started + (f", under gpuconsole {process.console}" if process.console else "")
 
 
 def _started(process: Process, wall: float | None) -> str:
