@@ -7,9 +7,9 @@ from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, blank, fill, line, spans, wrap
 from gpuconsole.report.machine.processes import (
     ORDINARY,
-    STATES,
     ProcessFilter,
     short_command,
+    state_in_words,
     why_empty,
 )
 from gpuconsole.report.page import Lines, paragraph, text_lines
@@ -78,11 +78,11 @@ def command_of(job: Job) -> str:
     """The command that has started the job without Python and folders, after states of its
     processes that are not ordinary; or why the job is not seen."""
     states = sorted({process.state for process in job.processes} - set(ORDINARY))
-    before = "".join(f"{STATES.get(state, state)}: " for state in states)
+    before = "".join(f"{state_in_words(state)}: " for state in states)
     program, _, rest = job.command.partition(" ")
     is_python = program.rpartition("/")[2].startswith("python") and rest
     command = rest.removeprefix("-m ") if is_python else job.command
-    return job.processes[0].unseen or before + short_command(command, COMMAND)
+    return plain(job.processes[0].unseen) or before + short_command(command, COMMAND)
 
 
 def watch_command(job: Job) -> str:

@@ -19,6 +19,7 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import MUCH_MEMORY, unreadable
 from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION
+from gpuconsole.session.machine import parent as whole_of
 
 # --- the table of processes on the devices --------------------------------------------------------
 
@@ -432,12 +433,17 @@ def short_command(command: str, room: int) -> str:
 def _command_cells(process: Process, room: int) -> Row:
     """The command after a state that is not ordinary; or why the process cannot be seen."""
     if process.unseen:
-        return [(cut(process.unseen, max(0, room)), "dim")]
+        return [(cut(plain(process.unseen), max(0, room)), "dim")]
     if process.state in ORDINARY:
         text = title(process, room)
         return [(text, "dim" if text == units.NA else "")]
-    word = f"{STATES.get(process.state, process.state)}: "
+    word = f"{state_in_words(process.state)}: "
     return [(cut(word, max(0, room)), "alert"), (title(process, room - len(word)), "")]
+
+
+def state_in_words(state: str) -> str:
+    """`stopped` for T; a letter without words as it is."""
+    return STATES.get(state) or plain(state[:16])
 
 
 def _missing(view: View) -> list[str]:
@@ -470,17 +476,19 @@ def _without_list(view: View) -> dict[str, str]:
 def _short_lists(view: View) -> list[str]:
     """The first GPU whose listed processes hold only a small part of its used memory, in words;
     empty if there is none."""
-    for device in view.devices:
-        used = view.latest.get(series_key("gpu.hbm_used_bytes", device.id), 0.0)
-        listed = [process for process in view.processes if _is_on(process.device, device.id)]
+    by_gpu: dict[str, list[Process]] = {}
+    for process in view.processes:
+        by_gpu.setdefault(whole_of(process.device), []).append(process)
+    for gpu, listed in by_gpu.items():
+        used = view.latest.get(series_key("gpu.hbm_used_bytes", gpu), 0.0)
         held = sum(process.memory_bytes or 0 for process in listed)
         is_known = all(process.memory_bytes is not None for process in listed)
-        if not listed or not is_known or used - held <= MUCH_MEMORY or held > used / 2:
+        if not is_known or used - held <= MUCH_MEMORY or held > used / 2:
             continue
         shared = any(MPS in f"{process.name} {process.command}" for process in listed)
         what = "the clients of its MPS server" if shared else "what holds the rest"
         return [
-            f"{device.id}: the listed processes hold {units.size_bytes(held).strip()} of"
+            f"{gpu}: the listed processes hold {units.size_bytes(held).strip()} of"
             f" {units.size_bytes(used).strip()}; the driver does not list {what}"
         ]
     return []
@@ -559,7 +567,7 @@ def paint_process(view: View, process: Process, width: int, wall: float | None) 
 
 def _why_no_command(view: View, process: Process) -> str:
     if process.unseen:
-        return process.unseen
+        return plain(process.unseen)
     if process.state == "Z":
         return "the process has ended"
     return "a recording has no command lines" if view.recording else "the process has none"
@@ -568,7 +576,7 @@ def _why_no_command(view: View, process: Process) -> str:
 def _state(process: Process) -> str:
     """What the process does, in words; a zombie with what the driver still counts for it."""
     if process.unseen or process.state != "Z":
-        return process.unseen or STATES.get(process.state, process.state)
+        return plain(process.unseen) or state_in_words(process.state)
     held = units.size_bytes(process.memory_bytes).strip() if process.memory_bytes else "nothing"
     return (
         f"zombie: it has ended, and the driver still counts {held} for it; it goes when its parent"
