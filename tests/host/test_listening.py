@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Collection
 
 import pytest
 
@@ -47,10 +48,13 @@ def test_ports_are_read_again_for_other_processes_and_after_a_time(
 ) -> None:
     read: list[list[int]] = []
     now = 100.0
-    monkeypatch.setattr(
-        listening, "listening_ports", lambda pids: read.append(sorted(pids)) or {7: (1,)}
-    )
-    monkeypatch.setattr(listening.time, "monotonic", lambda: now)
+
+    def read_ports(pids: Collection[int]) -> dict[int, tuple[int, ...]]:
+        read.append(sorted(pids))
+        return {7: (1,)}
+
+    monkeypatch.setattr(listening, "listening_ports", read_ports)
+    monkeypatch.setattr("gpuconsole.host.listening.time.monotonic", lambda: now)
     reader = PortReader()
 
     def ask(*pids: int) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.pty.terminal import Terminal
 
 
 @pytest.fixture
-def zombie() -> int:
+def zombie() -> Iterator[int]:
     """A process that has ended, and whose end nobody has read."""
     child = subprocess.Popen(["sleep", "300"])
     child.kill()

@@ -591,7 +591,7 @@ def test_no_byte_of_a_name_reaches_the_terminal_as_it_is() -> None:
             stream.feed(re.sub(rb"\x1b\[[?>=<][0-9;]*(\$p|u)", b"", chunk))
 
     try:
-        read_until("by memory", "4102", "\\x1b]52;c;cm0=\\x07\\x1b[2J")
+        read_until("by memory", "4102", "\\x1b]52;c;cm0=")
         rows = [row for row in terminal.display if " GiB" in row and " 410" in row]
         child.send("\x1b[B" + "T")
         read_until("send SIGTERM to 4101")
@@ -734,7 +734,7 @@ def test_a_list_with_a_small_part_of_the_memory_says_so() -> None:
 )
 def test_nothing_uses_a_gpu_that_is_only_sick(change: dict[str, object], words: str) -> None:
     still = used(with_processes(gpus=1), "gpu:0", 0.5 * 2**30)
-    said = rows_of(msgspec.structs.replace(still, **change))[0]  # type: ignore[arg-type]
+    said = rows_of(msgspec.structs.replace(still, **change))[0]
     assert words in said and "not visible" not in said
 
 
