@@ -90,8 +90,12 @@ def percent(ratio: float | None) -> str:
 
 
 def watts(power: float | None, limit: float | None = None) -> str:
-    """`612/700 W`: at least three digits of width, with the limit where it is known."""
-    return NA if power is None else f"{power:3.0f}/{limit:.0f} W" if limit else f"{power:3.0f} W"
+    """`612/700 W`, ` 980/1400 W`: at least three digits of width, and those of the limit where it
+    is known."""
+    if power is None:
+        return NA
+    whole = f"{limit:.0f}" if limit else ""
+    return f"{power:{max(3, len(whole))}.0f}{f'/{whole}' if whole else ''} W"
 
 
 def degrees(celsius: float | None, unit: str = " °C") -> str:

@@ -48,7 +48,7 @@ def reason(view: View, metric: str) -> str:
     """The reason why `metric` has no value."""
     device = device_of(view, metric)
     if not metric.startswith("workload.") and (silent := silent_s(view, device)):
-        return f"last reading {silent:.0f} s ago"
+        return f"silent for {silent:.0f} s"
     why = view.unavailable.get(series_key(metric, device)) or (
         view.run.unavailable.get(metric) if view.run else None
     )

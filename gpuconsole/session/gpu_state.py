@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from gpuconsole.model import units
@@ -123,10 +123,10 @@ class GpuState(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The words with their reason: `lost: fell off the bus`; `1 process, sick: heat slowdown`
+        """The words with their reason: `lost: fell off the bus`; `sick: heat slowdown (1 process)`
         of a sick GPU in use."""
         if self.kind == "sick" and self.words != "sick":
-            return f"{self.words}, sick: {self.reason}"
+            return f"sick: {self.reason} ({self.words})"
         return f"{self.words}: {self.reason}" if self.reason else self.words
 
 
@@ -147,8 +147,9 @@ def in_words(gpus: Iterable[Device]) -> str:
 def gpu_states(seen: MachineReadings, gpus: Iterable[Device]) -> dict[str, GpuState]:
     """Return the state of each GPU and of each MIG slice. That of a GPU in MIG mode follows from
     its slices, which must be among `gpus`."""
-    users = users_of(seen.processes)
-    states = {gpu.id: _doing(seen, gpu.id, len(users.get(gpu.id, ()))) for gpu in gpus}
+    listed = users_of(seen.processes)
+    holders = users_of(seen.processes, displays=False)
+    states = {gpu.id: _doing(seen, gpu.id, listed, holders) for gpu in gpus}
     for gpu, state in states.items():
         # the driver reports no utilization of a GPU in MIG mode
         if state.kind in ("n/a", "busy") and _answers(seen, gpu) and _share(seen, gpu) is None:
@@ -186,8 +187,12 @@ def _of_slices(state: GpuState, slices: Sequence[GpuState]) -> GpuState:
     return GpuState("free", "free") if kinds == {"free"} and state.kind == "n/a" else state
 
 
-def _doing(seen: MachineReadings, gpu: str, users: int) -> GpuState:
-    """What a GPU does, its faults aside. `users`: the number of its processes."""
+Users = Mapping[str, Collection[int]]
+
+
+def _doing(seen: MachineReadings, gpu: str, listed: Users, holders: Users) -> GpuState:
+    """What a GPU does, its faults aside. `listed`: its processes; `holders`: without those that
+    only draw, which hold a GPU only if much of its memory is used."""
     if gpu in seen.lost:
         return GpuState("lost", "lost", seen.lost[gpu])
     if silent_s := seen.silent.get(gpu, 0.0):
@@ -197,10 +202,12 @@ def _doing(seen: MachineReadings, gpu: str, users: int) -> GpuState:
     if why := unreadable(seen, gpu) or ("" if _is_known(seen, VITAL, gpu) else NO_SAMPLE):
         return GpuState("n/a", "n/a", why)
     share = _share(seen, gpu)
+    users = len(listed.get(gpu, ()))
     words = f"{users} {'process' if users == 1 else 'processes'}" if users else "busy"
     if share is not None and share > BUSY_RATIO:
         return GpuState("busy", words)
-    if users:
+    used = seen.latest.get(series_key("gpu.hbm_used_bytes", gpu), 0.0)
+    if holders.get(gpu) or (users and used > MUCH_MEMORY):
         quiet = seen.quiet.get(gpu, NEVER_QUIET) if share is not None else NEVER_QUIET
         return _idle(quiet) if quiet.seconds >= MIN_IDLE_S else GpuState("busy", words)
     if why := _why_not_free(seen, gpu, share):
@@ -225,10 +232,12 @@ def _idle(quiet: QuietTime) -> GpuState:
 
 
 def unreadable(seen: MachineReadings, gpu: str) -> str:
-    """Why nothing of a GPU can be read: it has no handle, or no call works. Empty where something
-    can, and before the first reading."""
+    """Return why nothing of a GPU can be read: it has no handle, no call works, or its first call
+    has not returned. Empty where something can be read, and before the first reading."""
     if gpu in seen.lost or _is_known(seen, VITAL, gpu):
         return ""
+    if why := seen.slow.get(parent(gpu)):
+        return why
     reasons = [seen.unavailable.get(series_key(name, gpu), "") for name in VITAL]
     return reasons[0] if all(reasons) else ""
 
@@ -325,10 +334,10 @@ def _errors(count: float) -> str:
 def unknown_errors(seen: MachineReadings, gpu: str) -> int:
     """Return how many vital metrics of a GPU fail for a reason that the driver does not know,
     beside others that it answers; 0 below MIN_UNKNOWN."""
-    if gpu in seen.lost or not _is_known(seen, VITAL, gpu):
+    missing = [key for name in VITAL if (key := series_key(name, gpu)) not in seen.latest]
+    if gpu in seen.lost or not 0 < len(missing) < len(VITAL):
         return 0
-    reasons = (seen.unavailable.get(series_key(name, gpu)) for name in VITAL)
-    count = sum(reason == UNKNOWN_ERROR for reason in reasons)
+    count = sum(seen.unavailable.get(key) == UNKNOWN_ERROR for key in missing)
     return count if count >= MIN_UNKNOWN else 0
 
 

@@ -171,10 +171,17 @@ def parent(device: str) -> str:
     return device.partition("/")[0]
 
 
-def users_of(processes: Iterable[Process]) -> dict[str, set[int]]:
-    """Return the process ids by device. A process in a MIG slice uses the whole GPU, too."""
+GRAPHICS = "graphics"
+
+
+def users_of(processes: Iterable[Process], *, displays: bool = True) -> dict[str, set[int]]:
+    """Return the process ids by device. A process in a MIG slice uses the whole GPU, too. Without
+    `displays`, processes that only draw (a display server has 4 MiB on each GPU of a box without a
+    display) are left out."""
     users: dict[str, set[int]] = {}
     for process in processes:
+        if process.kind == GRAPHICS and not displays:
+            continue
         for place in {process.device, parent(process.device)}:
             users.setdefault(place, set()).add(process.pid)
     return users
@@ -360,7 +367,7 @@ class MachineState:
             self.reasons_version += 1
 
     def _note_users(self, event: Processes) -> None:
-        users = users_of(event.processes)
+        users = users_of(event.processes, displays=False)
         known = [device.id for device in self.devices if parent(device.id) not in event.reasons]
         self.quiet.add_users(
             {device: users.get(device, set()) for device in known}, self.session_time(event.t)

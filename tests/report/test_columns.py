@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -9,8 +11,15 @@ from gpuconsole.model import device_columns
 from gpuconsole.model.device_columns import ALARMS, DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.report.cells import row_width
-from gpuconsole.report.machine.columns import GPU_LINE, cell, device_line, keeps_width
+from gpuconsole.report.machine.columns import (
+    GPU_LINE,
+    cell,
+    device_line,
+    gpu_lines,
+    keeps_width,
+)
 from gpuconsole.report.machine.gpus import COLUMNS, GpuColumn
+from tests.report.test_gpu_table import CARDS, MIXED, machine
 from tests.tui.fake_gpu_box import box
 from tests.tui.fake_session import gpu_view
 
@@ -39,9 +48,6 @@ def test_a_column_that_keeps_its_width_has_it_with_and_without_a_value(column: G
         for gpu in view.devices[:8]
     }
     assert not keeps_width(column.device) or len(widths) == 1, widths
-    assert all(
-        cell(shown, column.device, gpu.id).strip() != "n/a" for gpu in shown.devices[:8]
-    ) or (column.head == "fan")
 
 
 def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:
@@ -64,6 +70,22 @@ def test_a_narrow_line_leaves_out_whole_figures_the_last_first() -> None:
     )
     # the power cap is shown only while it lowers the clocks
     assert len(GPU_LINE) == len(figures) + 1
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_figures_of_several_gpus_stand_below_one_another(width: int) -> None:
+    shown = machine(CARDS[0], CARDS[3], CARDS[7], MIXED[-1])
+    gpus = [device for device in shown.devices if device.is_gpu]
+    rows = ["".join(text for text, _ in row) for row in gpu_lines(shown, gpus, width)]
+    assert all(len(row) <= width for row in rows)
+    for figure in ("tensor", r"HBM +\d+", r"\d+/\d+ W", r"\d+ °C"):
+        found = [match.start() for row in rows if (match := re.search(figure, row))]
+        assert len(found) in (0, 4) and len(set(found)) <= 1, rows
+    assert [row[23:].startswith("SM  ") for row in rows] == [False, True, True, False]
+    none = machine(CARDS[0], CARDS[2])
+    for gpu in none.devices[:2]:
+        text = "".join(text for text, _ in device_line(none, gpu, 200))
+        assert "n/a" not in text and "GPU-Util" in text, text
 
 
 def test_the_power_cap_is_shown_while_it_lowers_the_clocks() -> None:

@@ -67,6 +67,7 @@ def machine(*cards: Card, **changes: object) -> View:
         }
         latest |= {series_key(name, gpu.id): value for name, value in values.items()}
         gone = {metric.name for metric in GPU_METRICS if metric.source == "nvml.gpm"}
+        gone.add("gpu.hbm_bytes_per_s")  # from the share of GPM
         if not card.gpm:
             reasons |= dict.fromkeys(
                 (series_key(name, gpu.id) for name in gone), "GPM needs Hopper"
@@ -206,6 +207,27 @@ def test_a_silent_gpu_says_which_call_hangs(width: int) -> None:
         assert call in row_of(painted, "gpu:5")
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_column_moves_when_figures_change(width: int) -> None:
+    heads = set()
+    for share in (0.003, 0.05, 0.7, 1.0):
+        for card in (CARDS[3], CARDS[7]):
+            shown = machine(*[card] * 4)
+            for n in range(4):
+                used, power = share * card.memory_mib * MIB, share * card.limit_w
+                shown = with_values(
+                    shown, f"gpu:{n}", hbm_used_bytes=used, power_w=power, sm_active_ratio=share
+                )
+            heads.add((card.name, lines(table(shown, width))[0]))
+    assert len(heads) == 2, heads
+
+
+def test_a_slow_gpu_says_which_call_takes_how_long() -> None:
+    shown = machine(*[CARDS[3]] * 8, slow={"gpu:5": "nvmlDeviceGetNvLinkState takes 1.5 s"})
+    row = row_of(table(shown, 200, 9), "gpu:5")
+    assert "1 process" in row and "nvmlDeviceGetNvLinkState takes 1.5 s" in row, row
+
+
 # --- a box of different cards ---------------------------------------------------------------------
 
 
@@ -319,16 +341,30 @@ def test_where_no_history_fits_the_fault_stands_in_place_of_the_state() -> None:
     assert "heat slowdown" in row and "2 processes" not in row
 
 
-def test_sorting_asks_once_for_the_value_of_each_gpu() -> None:
-    """The order of 64 GPUs is no work of 64 x 64 steps."""
-    shown = idle(box(64))
+def sorted_ids(shown: View, title: str, width: int = 120) -> list[str]:
     gpus = [device for device in shown.devices if device.is_gpu]
-    by_power = gpu_table(
-        shown, gpus, gpu_states(shown, gpus), history, 120, 20, GpuChoice(sort="power")
+    painted = gpu_table(
+        shown, gpus, gpu_states(shown, gpus), history, width, 20, GpuChoice(sort=title)
     )
-    powers = [shown.latest[series_key("gpu.power_w", gpu)] for gpu in by_power.ids]
+    assert title in painted.columns
+    return painted.ids
+
+
+def test_the_order_of_a_column_is_that_of_its_values() -> None:
+    shown = idle(box(64))
+    powers = [
+        shown.latest[series_key("gpu.power_w", gpu)]
+        for gpu in sorted_ids(shown, device_columns.POWER.title)
+    ]
     assert powers == sorted(powers, reverse=True)
-    assert device_columns.POWER.title in by_power.columns
+
+
+def test_the_order_of_two_measures_has_the_measure_of_each_gpu() -> None:
+    shown = machine(*MIXED)
+    for n in range(16):
+        measure = "sm_active_ratio" if MIXED[n].gpm else "utilization_ratio"
+        shown = with_values(shown, f"gpu:{n}", **{measure: n / 100})
+    assert sorted_ids(shown, "SM or util", 80) == [f"gpu:{n}" for n in reversed(range(16))]
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

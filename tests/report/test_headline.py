@@ -13,42 +13,14 @@ from gpuconsole.report.machine.headline import headline
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import gpu_states
 from gpuconsole.session.idle import QuietTime
-from tests.tui.fake_gpu_box import GIB, box, idle
-
-QUIET = {"gpu.sm_active_ratio": 0.0, "gpu.utilization_ratio": 0.0}
-
-
-def shared(
-    gpus: int = 8, *, free: tuple[int, ...] = (6,), held: dict[int, float] | None = None
-) -> View:
-    """A box where each GPU has a rank of a job: but `free` ones, and those that a notebook of anna
-    has `held` for so many seconds without work. gpu:1 is hot. The machine costs 24.80 per hour."""
-    shown = idle(box(gpus))
-    held = {4: 14 * 60.0 + 5} if held is None else held
-    latest = dict(shown.latest)
-    for n in (*free, *held):
-        latest |= {series_key(name, f"gpu:{n}"): value for name, value in QUIET.items()}
-        latest[series_key("gpu.processes", f"gpu:{n}")] = float(n in held)
-        latest[series_key("gpu.hbm_used_bytes", f"gpu:{n}")] = (39.6 if n in held else 0.5) * GIB
-    latest[series_key("gpu.clocks_hw_thermal", "gpu:1")] = 1.0
-    ranks = [Process(4100 + n, f"gpu:{n}", user="ada") for n in range(gpus)]
-    processes = [rank for n, rank in enumerate(ranks) if n not in free and n not in held]
-    processes += [Process(4242 + i, f"gpu:{n}", user="anna") for i, n in enumerate(held)]
-    environment = msgspec.structs.replace(shown.environment, price_per_hour=24.8)
-    return msgspec.structs.replace(
-        shown,
-        latest=latest,
-        processes=tuple(processes),
-        environment=environment,
-        quiet={f"gpu:{n}": QuietTime(seconds, False) for n, seconds in held.items()},
-    )
+from tests.tui.fake_gpu_box import GIB, QUIET, box, idle, shared
 
 
 def told(view: View, width: int, rows: int = 2) -> list[str]:
     gpus = [device for device in view.devices if device.is_gpu]
     lines = headline(view, gpus, gpu_states(view, gpus), width, rows)
     assert len(lines) <= rows
-    return lines
+    return ["".join(text for text, _ in row) for row in lines]
 
 
 def test_the_headline_answers_who_holds_what_since_when_and_what_is_sick() -> None:
@@ -116,5 +88,13 @@ def test_a_single_gpu_says_what_it_does() -> None:
     assert told(held, 118) == ["H200: idle 15+ min, 39.6 GiB, pid 4242 (anna)"]
     hot = {series_key("gpu.clocks_hw_thermal", "gpu:0"): 1.0}
     assert told(msgspec.structs.replace(view, latest=view.latest | hot), 118) == [
-        "H200: 4 processes, sick: heat slowdown"
+        "H200: sick: heat slowdown (4 processes)"
     ]
+
+
+def test_each_kind_has_the_colour_of_its_state() -> None:
+    view = shared()
+    gpus = [device for device in view.devices if device.is_gpu]
+    (row,) = headline(view, gpus, gpu_states(view, gpus), 200, 1)
+    styles = {text.split()[1].strip(":"): style for text, style in row if ": gpu:" in text}
+    assert styles == {"free": "good", "idle": "wait", "sick": "alert"}

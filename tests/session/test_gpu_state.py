@@ -115,7 +115,7 @@ def test_a_gpu_with_a_fault_of_its_own_is_sick_and_the_state_does_not_repeat_the
     state.apply(Sample(103.0, "gpu:0", QUIET | values | {"gpu.utilization_ratio": 0.9}))
     state.apply(Processes(103.0, [Process(1, "gpu:0")]))
     assert does(state) == GpuState("sick", "1 process", words), "it works all the same"
-    assert does(state).text == f"1 process, sick: {words}"
+    assert does(state).text == f"sick: {words} (1 process)"
 
 
 @pytest.mark.parametrize("reason", ["gpu.clocks_power_brake", "gpu.clocks_hw_slowdown"])

@@ -175,3 +175,25 @@ def test_long_times_have_larger_units() -> None:
         box.state.quiet._since["gpu:0"] = (box.state.session_time(box.now) - hours * 3600, False)
         told[hours] = box.does().words
     assert told == {1.5: "idle 90 min", 3: "idle 3 h", 47: "idle 47 h", 50: "idle 2 days"}
+
+
+def test_a_display_server_does_not_hold_a_gpu() -> None:
+    """Xorg has 4 MiB on each GPU of a box without a display."""
+    box = Box()
+    display = Process(910, "gpu:0", "graphics", "Xorg", memory_bytes=4 << 20)
+    box.hold(display)
+    box.run(MIN_IDLE_S + 2)
+    assert box.does().kind == "free"
+    box.run(1, util=0.3)
+    assert box.does() == GpuState("busy", "1 process"), "it draws"
+    box.run(5)
+    box.hold(display, NOTEBOOK)
+    box.run(MINUTE)
+    box.hold(display, NOTEBOOK, Process(911, "gpu:0", "graphics"))
+    box.run(MIN_IDLE_S)
+    assert box.does().words == "idle 4 min", "a window that opens is no work"
+    box.hold(display)
+    for _ in range(int(MIN_IDLE_S) + 2):
+        box.now += 1
+        box.read(sm_active_ratio=0.0, utilization_ratio=0.0, hbm_used_bytes=5.0 * GIB)
+    assert box.does().kind == "idle", "5 GiB are somebody's"

@@ -171,9 +171,7 @@ def test_the_exporter_names_the_sick_gpus(machine: Machine) -> None:
             what="three sick GPUs",
         )
         assert exporter.values("gpuconsole_gpu_state", state="free").keys() == {"gpu:0", "gpu:4"}
-        assert exporter.values("gpuconsole_gpu_idle_seconds") == dict.fromkeys(
-            (f"gpu:{n}" for n in range(5)), 0
-        )
+        assert exporter.values("gpuconsole_gpu_idle_seconds") == {"gpu:0": 0, "gpu:4": 0}
         assert exporter.get("/healthz") == (
             200,
             "ok\ngpu:1 is sick: row remap pending\ngpu:2 is sick: 12 of 18 NVLinks\n"
@@ -194,6 +192,64 @@ def test_the_reason_of_an_unknown_state_can_be_read_at_every_width(
     view = view_of(environment, monkeypatch)
     assert "12.9 GiB used, no process seen" in row_of(view, "gpu:0", width)
     assert "unknown driver error" in row_of(view, "gpu:1", width)
+
+
+CARDS = {
+    "RTX 3090": (24_564, 450_000),
+    "A100-SXM4-40GB": (40_960, 400_000),
+    "H100 80GB HBM3": (81_559, 700_000),
+    "B300": (294_912, 1_400_000),
+}
+"""The memory in MiB and the power limit in mW of cards, as NVML reports them."""
+
+
+@pytest.mark.parametrize("name", list(CARDS))
+def test_the_table_of_cards_of_every_size_stands_below_its_heads(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    memory_mib, limit_mw = CARDS[name]
+    _, environment = machine(
+        "gpus 2",
+        f"gpu * name NVIDIA {name}",
+        f"gpu * memory_total_bytes {memory_mib << 20}",
+        f"gpu * memory_used_bytes {int(0.88 * (memory_mib << 20))}",
+        f"gpu * power_limit_mw {limit_mw}",
+        f"gpu * power_mw {limit_mw + 20_000}",
+    )
+    view = view_of(environment, monkeypatch)
+    for width in (80, 120, 200):
+        (heads,) = (row for row in screen(view, width) if "state" in row and "power" in row)
+        for gpu in ("gpu:0", "gpu:1"):
+            row = row_of(view, gpu, width)
+            watts = f"{limit_mw // 1000 + 20}/{limit_mw // 1000} W"
+            assert row[: heads.index("power") + len("power")].endswith(watts), (heads, row)
+            assert row[heads.index("HBM used") :].lstrip(" 0123456789./").startswith("GiB"), row
+            assert row[heads.index("temp") - 2 : heads.index("temp")] == "  ", row
+            assert "…" not in row, row
+
+
+def test_a_card_without_utilization_keeps_its_other_figures(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GT 710 beside cards of other kinds."""
+    _, environment = machine(
+        "gpus 3",
+        *IDLE,
+        "gpu * gpm_support 0",
+        "gpu 0 name NVIDIA GeForce GT 710",
+        "gpu 0 memory_total_bytes 2097152000",
+        "gpu 0 memory_used_bytes 300e6",
+        "gpu 0 error nvmlDeviceGetUtilizationRates 3",
+        "gpu 0 error nvmlDeviceGetPowerUsage 3",
+        "gpu 0 fan_pct 40",
+        "gpu 0 temperature_c 51",
+        "gpu 2 name NVIDIA RTX A6000",
+    )
+    view = view_of(environment, monkeypatch)
+    row = row_of(view, "gpu:0", 170)
+    assert "0.28/1.95 GiB" in row, row
+    assert " 51" in row and " 40 %" in row and "util: not supported on this device" in row, row
+    assert "GT 710" in row
 
 
 def test_slices_are_not_counted_as_gpus(

@@ -106,7 +106,8 @@ def test_the_exporter_serves_seven_gpus_and_names_the_stuck_one(machine: Machine
             lambda: sorted(exporter.values("gpuconsole_gpu_power_watts")) == HEALTHY,
             what="seven GPUs",
         )
-        assert exporter.get("/healthz")[0] == 200
+        status, text = exporter.get("/healthz")
+        assert status == 200 and f"{SICK} is silent: nvmlDevice" in text
 
 
 def test_the_brief_form_makes_few_driver_calls(machine: Machine) -> None:

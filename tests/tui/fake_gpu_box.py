@@ -17,6 +17,7 @@ from gpuconsole.report.cells import Row, to_ascii
 from gpuconsole.report.machine.devices import device_items, paint_item
 from gpuconsole.report.page import Lines
 from gpuconsole.session.api import View
+from gpuconsole.session.idle import QuietTime
 from gpuconsole.tui.actions import Actions
 from gpuconsole.tui.app import ConsoleApp
 from gpuconsole.tui.screens.base import BackScreen
@@ -273,6 +274,51 @@ def sick(**changes: object) -> View:
         "ecc_before": {"gpu:2": 7.0, "gpu:3": 4.0},
     }
     return msgspec.structs.replace(shown, **(known | changes))
+
+
+QUIET = {"gpu.sm_active_ratio": 0.0, "gpu.utilization_ratio": 0.0, "gpu.tensor_active_ratio": 0.0}
+
+
+def shared(
+    gpus: int = 8, *, free: tuple[int, ...] = (6,), held: dict[int, float] | None = None
+) -> View:
+    """A box where each GPU has a rank of ada's job: but `free` ones, and those that notebooks of
+    anna have `held` for so many seconds without work. gpu:1 is hot. The machine costs 24.80 per
+    hour."""
+    shown = idle(box(gpus))
+    held = {4: 14 * 60.0 + 5} if held is None else held
+    latest = dict(shown.latest)
+    for n in (*free, *held):
+        still = QUIET | {
+            "gpu.processes": float(n in held),
+            "gpu.hbm_used_bytes": (39.6 if n in held else 0.5) * GIB,
+            "gpu.power_w": 78.0,
+            "gpu.dram_active_ratio": 0.0,
+            "gpu.nvlink_rx_bytes_per_s": 0.0,
+            "gpu.nvlink_tx_bytes_per_s": 0.0,
+        }
+        latest |= {series_key(name, f"gpu:{n}"): value for name, value in still.items()}
+    latest[series_key("gpu.clocks_hw_thermal", "gpu:1")] = 1.0
+    ranks = [
+        process
+        for process in shown.processes
+        if process.user == "ada" and int(process.device[4:]) not in (*free, *held)
+    ]
+    notebooks = [
+        Process(
+            4242 + at, f"gpu:{n}", "compute", "python3", "anna", 1001,
+            "/opt/conda/bin/python -m ipykernel_launcher -f kernel.json",
+            started=WALL - 86_000, memory_bytes=int(39 * GIB), sm_ratio=0.0, cpu_ratio=0.0,
+        )
+        for at, n in enumerate(held)
+    ]  # fmt: skip
+    return msgspec.structs.replace(
+        shown,
+        latest=latest,
+        processes=(*ranks, *notebooks),
+        environment=msgspec.structs.replace(shown.environment, price_per_hour=24.8),
+        quiet={f"gpu:{n}": QuietTime(seconds, False) for n, seconds in held.items()},
+    )
 
 
 Body = Callable[[ConsoleApp, "Pilot[int]", BoxSession], Awaitable[None]]

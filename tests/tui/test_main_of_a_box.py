@@ -94,7 +94,7 @@ def test_a_device_of_which_nothing_comes_shows_no_old_figures() -> None:
             await pilot.pause()
             assert isinstance(app.screen, MainScreen)
             title, *rows = text(app.screen.query_one(DevicesZone).rows).splitlines()
-            assert "last reading 12 s ago" in title
-            assert sum("last reading 12 s ago" in row for row in rows) == 6
+            assert "silent for 12 s" in title
+            assert sum("silent for 12 s" in row for row in rows) == 6
 
     asyncio.run(main())

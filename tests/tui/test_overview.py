@@ -436,6 +436,8 @@ def test_the_list_of_scenarios_says_that_its_gpu_is_in_use_and_which_is_free() -
         crowded, processes=others, latest=crowded.latest | still, device=gpus[0]
     )
     assert occupied(shown) == f", in use; {gpus[2]} is free: --device {gpus[2]}"
+    hot = {series_key("gpu.clocks_hw_thermal", gpus[0]): 1.0}
+    assert occupied(msgspec.structs.replace(shown, latest=shown.latest | hot)).startswith(", sick;")
     # then no GPU is free
     assert occupied(msgspec.structs.replace(shown, processes=crowded.processes)) == ", in use"
     assert occupied(msgspec.structs.replace(shown, device=gpus[2])) == ""
@@ -452,7 +454,7 @@ def test_a_history_says_the_time_that_its_columns_have() -> None:
     """In the first seconds the columns are shorter."""
     young = msgspec.structs.replace(idle(box(8)), now=5.0)
     heads = next(row for row in painted(young, 120, 37).splitlines() if "device  state" in row)
-    assert "SM, 5 s" in heads or "SM, 6 s" in heads, heads
+    assert "SM 0-100 %, 5 s" in heads or "SM 0-100 %, 6 s" in heads, heads
 
 
 def test_slash_finds_processes_and_the_letters_are_no_keys() -> None:

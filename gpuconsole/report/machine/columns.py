@@ -11,9 +11,10 @@ from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device, Peaks
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.text import cell_width, clean
-from gpuconsole.report.cells import Row, Segment, line_of, row_width
+from gpuconsole.report.cells import Row, line_of
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+from gpuconsole.session.gpu_state import GpuState, gpu_states
 
 GPU_LINE = (
     device_columns.SM,
@@ -25,11 +26,20 @@ GPU_LINE = (
     device_columns.POWER_CAP,
     device_columns.SM_CLOCK,
 )
+VITAL_IN_LINE = (
+    device_columns.SM,
+    device_columns.HBM,
+    device_columns.POWER,
+    device_columns.TEMPERATURE,
+)
+"""Columns of a line that stay where no GPU has a value."""
 UNIFIED_COLUMNS = {
     device_columns.HBM: device_columns.UNIFIED_MEMORY,
     device_columns.HBM_BANDWIDTH: device_columns.UNIFIED_BANDWIDTH,
 }
 """Columns of a GPU that has the memory of the host, which is no HBM."""
+MIN_GROUPED = 1000
+"""From here on, digits stand in groups of three."""
 HOST_LINE = (device_columns.CORES, device_columns.HOST_MEMORY, device_columns.RUN_QUEUE_DELAY)
 SM_OR_UTILIZATION = device_columns.SM._replace(
     title="SM or util", short="SM/util", lead="SM or util"
@@ -108,13 +118,21 @@ def of_device(view: View, column: DeviceColumn, device: str) -> DeviceColumn:
     return activity_column(view, (device,)) if column is SM_OR_UTILIZATION else column
 
 
-def trouble(view: View, device: str) -> str:
-    """Why the values of a device do not describe its present state, in place of its figures; empty
-    if they do."""
-    if device in view.lost:
-        return f"lost: {view.lost[device]}"
-    silent_s = facts.silent_s(view, device)
-    return f"last reading {silent_s:.0f} s ago" if silent_s else ""
+def state_of(view: View, gpu: str) -> GpuState:
+    """The state of one GPU or MIG slice."""
+    return gpu_states(
+        view,
+        [device for device in view.devices if device.id == gpu or device.id.startswith(f"{gpu}/")],
+    )[gpu]
+
+
+def trouble(view: View, gpu: str) -> str:
+    """Why the values of a GPU do not describe its present state, in place of its figures; empty if
+    they do."""
+    if not any(device.id == gpu for device in view.devices):
+        return ""
+    state = state_of(view, gpu)
+    return state.text if state.kind in ("lost", "silent") else ""
 
 
 def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) -> str:
@@ -166,6 +184,27 @@ def cell(view: View, column: DeviceColumn, device: str) -> str:
             return figure(own, reading, alone=True)
 
 
+def scale_top(metric: str, top: float) -> str:
+    """The top of the scale of a history: what the metric can reach at most, or its largest
+    value."""
+    match CATALOGUE[metric].unit:
+        case "ratio":
+            text = units.percent(top)
+        case "bytes":
+            text = units.size_bytes(top)
+        case "bytes/s" | "FLOP/s" as unit:
+            text = units.si(top, unit.replace("bytes", "B"))
+        case "s":
+            text = units.latency(top)
+        case "W":
+            text = units.watts(top)
+        case "°C":
+            text = units.degrees(top)
+        case _:
+            text = units.digits(top) if top < MIN_GROUPED else units.grouped(top)
+    return text.strip()
+
+
 def keeps_width(column: DeviceColumn) -> bool:
     """Whether all texts of `cell` are equally wide: shares, and rates of links."""
     return bool(column.ways) or CATALOGUE[column.metric].unit == "ratio"
@@ -199,11 +238,15 @@ def measured(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterat
 
 def named(view: View, columns: Iterable[DeviceColumn], device: str) -> Iterator[str]:
     """The figures after the names of their columns; a missing value reads n/a."""
-    for column in columns:
-        reading = read(view, column, device)
-        if not column.if_positive or reading.value:
-            name = column.lead if reading.value is not None else column.lead or column.short_title
-            yield f"{name} {figure(column, reading)}" if name else figure(column, reading)
+    return (text for column in columns if (text := _named(view, column, device)))
+
+
+def _named(view: View, column: DeviceColumn, device: str) -> str:
+    reading = read(view, column, device)
+    if column.if_positive and not reading.value:
+        return ""
+    name = column.lead if reading.value is not None else column.lead or column.short_title
+    return f"{name} {figure(column, reading)}".lstrip()
 
 
 def fitting(figures: Iterable[str], room: int) -> list[str]:
@@ -219,29 +262,54 @@ def fitting(figures: Iterable[str], room: int) -> list[str]:
 
 def device_line(view: View, device: Device, width: int) -> Row:
     """The name of a device, then the figures that fit, or the reason why there are none."""
-    style = "accent" if device.id == view.device or not device.is_gpu else ""
     if device.is_gpu:
-        name: Segment = (f"{device.id} {facts.short_name(device.name)}", style)
-        if why := trouble(view, device.id):
-            return line_of([name, (GAP + why, "alert")])
-        columns = [
-            for_devices(view, column, (device.id,)) for column in columns_that_fit(GPU_LINE, width)
-        ]
-        figures = [*named(view, columns, device.id)]
-    else:
-        why = view.no_gpu_reason
-        name = (
-            f"CPU ({why})"
-            if why
-            else "CPU"
-            if any(other.is_gpu for other in view.devices)
-            else "CPU (no NVIDIA GPU)",
-            style,
-        )
-        figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
-    return line_of(
-        [name, *((GAP + text, "") for text in fitting(figures, width - row_width(line_of([name]))))]
+        return gpu_lines(view, [device], width)[0]
+    why = view.no_gpu_reason
+    name = (
+        f"CPU ({why})"
+        if why
+        else "CPU"
+        if any(other.is_gpu for other in view.devices)
+        else "CPU (no NVIDIA GPU)"
     )
+    figures = [facts.short_name(device.name), *named(view, HOST_LINE, facts.HOST)]
+    room = width - cell_width(clean(name))
+    return line_of([(name, "accent"), *((GAP + text, "") for text in fitting(figures, room))])
+
+
+def gpu_lines(view: View, gpus: Sequence[Device], width: int) -> list[Row]:
+    """Each GPU in a line: its name, then the figures that fit, one below the other; or the reason
+    why it has none. A column of which no GPU has a value is left out, if it is no vital one."""
+    names = {gpu.id: clean(f"{gpu.id} {facts.short_name(gpu.name)}") for gpu in gpus}
+    longest = max(map(cell_width, names.values()), default=0)
+    ids = [gpu.id for gpu in gpus if not trouble(view, gpu.id)]
+    columns: list[dict[str, str]] = []
+    room = width - longest
+    for wanted in columns_that_fit(GPU_LINE, width):
+        column = for_devices(view, wanted, ids)
+        texts = {gpu: _named(view, of_device(view, column, gpu), gpu) for gpu in ids}
+        each = max(map(cell_width, texts.values()), default=0)
+        known = wanted in VITAL_IN_LINE or any(
+            series_key(of_device(view, column, gpu).metric, gpu) in view.latest for gpu in ids
+        )
+        if known and each and len(GAP) + each <= room:
+            columns.append(
+                {gpu: text + " " * (each - cell_width(text)) for gpu, text in texts.items()}
+            )
+            room -= len(GAP) + each
+    rows = []
+    for gpu in gpus:
+        name = names[gpu.id]
+        row: Row = [(name, "accent" if gpu.id == view.device else "")]
+        gap = " " * (longest - cell_width(name)) + GAP
+        if why := trouble(view, gpu.id):
+            rows.append(line_of([*row, (gap + why, "alert")]))
+            continue
+        for texts in columns:
+            row.append((gap + texts[gpu.id], ""))
+            gap = GAP
+        rows.append(line_of(row))
+    return rows
 
 
 # --- fixed properties -----------------------------------------------------------------------------

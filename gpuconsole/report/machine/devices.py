@@ -19,6 +19,7 @@ from gpuconsole.report.machine.columns import (
     cell,
     named,
     properties,
+    state_of,
 )
 from gpuconsole.report.machine.columns import History as History
 from gpuconsole.report.machine.gpus import (
@@ -337,13 +338,6 @@ MAX_CORES = 1024
 LABEL = 22
 
 
-def _state(view: View, gpu: str) -> GpuState:
-    return gpu_states(
-        view,
-        [device for device in view.devices if device.id == gpu or device.id.startswith(f"{gpu}/")],
-    )[gpu]
-
-
 def _trouble(view: View, place: str, width: int) -> list[Row]:
     """Problems that affect the values of the page."""
     rows: list[Row] = []
@@ -353,7 +347,7 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
     elif (
         (device := _device_at(view, place))
         and device.is_gpu
-        and (state := _state(view, place)).kind == "n/a"
+        and (state := state_of(view, place)).kind == "n/a"
     ):
         rows += paragraph(
             f"whether {place} is free is not known: {plain(state.reason)}",
@@ -530,10 +524,12 @@ def _reasons(view: View, gpus: Sequence[Device], states: Mapping[str, GpuState])
         new = [fault for fault in faults(view, gpu.id) if fault.is_new]
         slow = view.slow.get(gpu.id, "")
         why = "" if slow else view.processes_missing.get(gpu.id, "")
+        # the reason of a sick GPU is its faults, which have times
+        told_by_faults = state.kind == "sick" and bool(new)
         parts = [
-            plain(state.text) if state.reason else "",
+            plain(state.text) if state.reason and not told_by_faults else "",
             plain(slow) if slow not in state.reason else "",
-            fault_words(view, [fault for fault in new if fault.words not in state.text]),
+            ("sick: " if told_by_faults else "") + fault_words(view, new),
             f"processes n/a: {plain(why)}" if why and why not in state.reason else "",
         ]
         style = "alert" if new else STYLES.get(state.kind, "")
@@ -569,7 +565,7 @@ def _device_report(view: View, device: Device) -> Report:
     if device.id in view.lost:
         return [*report, text(f"lost: {plain(view.lost[device.id])}", "alert", indent=2)]
     if device.is_gpu:
-        state = _state(view, device.id)
+        state = state_of(view, device.id)
         report.append(text(f"state: {plain(state.text)}", indent=2))
         if unreadable(view, device.id):
             return report  # a table would give the same reason for each metric

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpuconsole.model import device_columns, units
 from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.machine import Device
-from gpuconsole.model.metrics import CATALOGUE, series_key
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, cut, plain
 from gpuconsole.report.cells import (
     Row,
@@ -38,6 +38,7 @@ from gpuconsole.report.machine.columns import (
     link_column,
     of_device,
     read,
+    scale_top,
 )
 from gpuconsole.report.page import follow
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
@@ -50,8 +51,8 @@ from gpuconsole.session.gpu_state import Fault, GpuState, faults, unreadable
 DEVICE, STATE = "device", "state"
 """The columns that are no metrics, by name."""
 WORST_FIRST = ("lost", "silent", "sick", "n/a", "busy", "idle", "free")
-"""The kinds of states in the order of the table. A GPU with a new fault stands before the busy
-ones."""
+"""The kinds of states in the order of the table; another kind stands with n/a. A GPU with a new
+fault stands before the busy ones."""
 
 
 class GpuChoice(NamedTuple):
@@ -75,7 +76,11 @@ def in_order(
     value = (
         _badness(view, states)
         if choice.sort == STATE
-        else _value_of(view, needed_columns(view, gpus), choice.sort)
+        else _value_of(
+            view,
+            [*needed_columns(view, gpus), *needed_columns(view, gpus, together=True)],
+            choice.sort,
+        )
     )
     known = {gpu.id: size for gpu in gpus if (size := value(gpu)) is not None}
     return [
@@ -90,12 +95,12 @@ def in_order(
 
 def _badness(view: View, states: Mapping[str, GpuState]) -> Callable[[Device], float]:
     """How bad the state of a GPU is: the larger, the worse."""
-    busy = -WORST_FIRST.index("busy")
+    ranks = {kind: -float(n) for n, kind in enumerate(WORST_FIRST)}
 
     def value(gpu: Device) -> float:
-        by_kind = -WORST_FIRST.index(states[gpu.id].kind)
+        by_kind = ranks.get(states[gpu.id].kind, ranks["n/a"])
         new = any(fault.is_new for fault in faults(view, gpu.id))
-        return max(by_kind, busy + 0.5) if new else by_kind
+        return max(by_kind, ranks["busy"] + 0.5) if new else by_kind
 
     return value
 
@@ -379,8 +384,8 @@ def gpu_table(
     )
     listed = ordered[offset : offset + most]
     below = each >= ROWS_BELOW
-    notes = {gpu.id: _note(view, gpu.id, states[gpu.id]) for gpu in gpus}
-    layout = _with_notes(view, gpus, listed, states, notes, width, 0 if below else MIN_TRACE)
+    notes: Mapping[str, _Note] = {gpu.id: _note(view, gpu.id, states[gpu.id]) for gpu in gpus}
+    layout, notes = _with_notes(view, gpus, listed, states, notes, width, 0 if below else MIN_TRACE)
     used = BELOW if below else min(width, layout.used)
     histories = _histories(view, gpus, listed, history, max(0, width - used))
     rows = [_heads(layout, choice, "" if below else histories.titles, width)]
@@ -472,7 +477,8 @@ class _Note(NamedTuple):
 def _note(view: View, gpu: str, state: GpuState) -> _Note:
     """The note of a GPU. What its state says already is not said again."""
     found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
-    remark = "" if state.reason else plain(_remark(view, gpu))
+    slow = view.slow.get(gpu, "")
+    remark = "" if state.reason else plain(slow or _remark(view, gpu))
     if not found and not state.reason:
         return _Note(remark=remark)
     new = [fault for fault in found if fault.is_new]
@@ -481,8 +487,8 @@ def _note(view: View, gpu: str, state: GpuState) -> _Note:
     short = fault_words(view, new[:1], seconds=False)
     forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
     said = any(fault.words in state.reason for fault in found)
-    reason = "" if said or state.kind == "lost" else plain(state.reason)
-    return _Note(forms, short, reason, remark)
+    reason = slow if said else "" if state.kind == "lost" else state.reason
+    return _Note(forms, short, plain(reason), remark)
 
 
 def _remark(view: View, gpu: str) -> str:
@@ -498,32 +504,30 @@ def _with_notes(
     gpus: Sequence[Device],
     listed: Sequence[Device],
     states: Mapping[str, GpuState],
-    notes: dict[str, _Note],
+    notes: Mapping[str, _Note],
     width: int,
     least: int,
-) -> _GpuLayout:
-    """The layout, with room for the notes or for `least` cells. Where the new faults of a GPU do
-    not fit beside the figures, they take the place of the states, and go from `notes`."""
+) -> tuple[_GpuLayout, Mapping[str, _Note]]:
+    """The layout, with room for the notes or for `least` cells; and the notes that stand there.
+    Where the new faults of a GPU do not fit beside the figures, they take the place of the
+    states."""
     shown = [gpu for gpu in gpus if not _instead_of_figures(view, gpu.id, states[gpu.id], _Note())]
     most = MAX_REASON if len(gpus) <= MAX_GPUS_WITH_LONG_REASON else MIN_REASON
-    reserve = len(GAP) + max(
-        least,
-        *(
-            min(MAX_FAULTS if notes[gpu.id].forms else most, row_width(rows[0]))
-            for gpu in shown
-            if (rows := notes[gpu.id].rows)
-        ),
-        0,
-    )
+    wanted = [
+        min(MAX_FAULTS if notes[gpu.id].forms else most, row_width(rows[0]))
+        for gpu in shown
+        if (rows := notes[gpu.id].rows)
+    ]
+    reserve = len(GAP) + max(least, *wanted, 0)
     words = {gpu.id: states[gpu.id].words for gpu in shown}
     layout = _layout(view, gpus, listed, words.values(), width, reserve)
     room = width - layout.used
     faulty = [gpu for gpu in words if notes[gpu].short]
     if all(any(row_width(form) <= room for form in notes[gpu].forms) for gpu in faulty):
-        return layout
+        return layout, notes
     words |= {gpu: notes[gpu].short for gpu in faulty}
-    notes |= {gpu: notes[gpu]._replace(forms=()) for gpu in faulty}
-    return _layout(view, gpus, listed, words.values(), width, reserve)
+    layout = _layout(view, gpus, listed, words.values(), width, reserve)
+    return layout, {**notes, **{gpu: notes[gpu]._replace(forms=()) for gpu in faulty}}
 
 
 def _instead_of_figures(view: View, gpu: str, state: GpuState, note: _Note) -> Segment | None:
@@ -777,16 +781,7 @@ def _scale(column: DeviceColumn, tops: set[float]) -> str:
     if len(tops) != 1:
         return "0-max"
     (top,) = tops
-    match CATALOGUE[column.metric].unit:
-        case "W":
-            text = units.watts(top)
-        case "°C":
-            text = units.degrees(top)
-        case "bytes":
-            text = units.size_bytes(top)
-        case _:
-            text = units.si(top, "B/s")
-    return f"0-{text.strip()}" if top else ""
+    return f"0-{scale_top(column.metric, top)}" if top else ""
 
 
 Past = tuple[Sequence[float | None], float | None]

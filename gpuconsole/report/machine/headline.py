@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import series_key
-from gpuconsole.model.text import cell_width, plain
-from gpuconsole.report.cells import spans
+from gpuconsole.model.text import plain
+from gpuconsole.report.cells import Row, Segment, row_width, spans
+from gpuconsole.report.machine.gpus import STYLES
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import KINDS, GpuState, Kind, in_words, whole_gpus
@@ -22,58 +23,60 @@ DETAILS = (
 GPU, then for the user of an idle one. `sick`, `idle`, `free`: the names of these GPUs; `others`:
 the names of the lost, silent and unknown ones; `total`: the number of all, and of the busy ones."""
 MAX_USERS = 3
-BETWEEN = " · "
+BETWEEN: Segment = (" · ", "dim")
 
 Details = frozenset[str]
 
 
 def headline(
     view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int, rows: int
-) -> list[str]:
+) -> list[Row]:
     """Return at most `rows` lines of at most `width` cells, with as many details as fit."""
-    lines: list[str] = []
+    lines: list[Row] = []
     for left_out in range(len(DETAILS) + 1):
         parts = list(_parts(view, gpus, states, frozenset(DETAILS[left_out:])))
         lines = _broken(parts, width)
-        if len(lines) <= rows and all(cell_width(text) <= width for text in lines):
+        if len(lines) <= rows and all(row_width(row) <= width for row in lines):
             break
     return lines[:rows]
 
 
-def _broken(parts: Sequence[str], width: int) -> list[str]:
+def _broken(parts: Sequence[Segment], width: int) -> list[Row]:
     """The parts in lines, which are broken between two parts only."""
-    lines = [parts[0]]
+    lines: list[Row] = [[parts[0]]]
     for part in parts[1:]:
-        if cell_width(lines[-1] + BETWEEN + part) <= width:
-            lines[-1] += BETWEEN + part
+        longer = [*lines[-1], BETWEEN, part]
+        if row_width(longer) <= width:
+            lines[-1] = longer
         else:
-            lines.append(part)
+            lines.append([part])
     return lines
 
 
 def _parts(
     view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], details: Details
-) -> Iterator[str]:
+) -> Iterator[Segment]:
     """`8 GPUs`, `1 free: gpu:6`, `1 idle 14 min: gpu:4, ...`, `5 busy`; of a single GPU its name
     and what it does."""
     whole = whole_gpus(gpus)
     if len(gpus) == 1:
         only = states[gpus[0].id]
         held = _held(view, whole, details) if only.kind == "idle" else []
-        yield ", ".join([f"{plain(facts.short_name(gpus[0].name))}: {plain(only.text)}", *held])
+        name = plain(facts.short_name(gpus[0].name))
+        yield ", ".join([f"{name}: {plain(only.text)}", *held]), STYLES.get(only.kind, "title")
         return
     by_kind: dict[Kind, list[Device]] = {kind: [] for kind in KINDS}
     for gpu in whole:
         by_kind[states[gpu.id].kind].append(gpu)
     total = "total" in details or len(by_kind["busy"]) == len(whole)
     if total:
-        yield in_words(gpus)
+        yield in_words(gpus), "title"
     for kind, of_kind in by_kind.items():
         if of_kind and (total or kind != "busy"):
-            yield _of_kind(view, kind, of_kind, states, details)
+            yield _of_kind(view, kind, of_kind, states, details), STYLES.get(kind, "")
     processes = len({process.pid for process in view.processes})
     if processes and "processes" in details:
-        yield f"{processes} {'process' if processes == 1 else 'processes'}"
+        yield f"{processes} {'process' if processes == 1 else 'processes'}", ""
 
 
 def _of_kind(

@@ -265,22 +265,20 @@ def _headline(
     view: View, gpus: Sequence[Device], states: Mapping[str, GpuState], width: int, height: int
 ) -> list[Row]:
     """What the GPUs do, or why there is none, in at most two lines."""
-    rows = 2 if height >= MIN_HEIGHT_FOR_REST else 1
     if gpus:
+        rows = 2 if height >= MIN_HEIGHT_FOR_REST else 1
         texts = headline(view, gpus, states, width - cell_width(MARK), rows)
-    elif view.devices:
-        texts = [
-            f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU.",
-            "Runs use the CPU, at a small scale. No number is GPU data.",
-        ]
+        return [line(width, (MARK, "accent"), *row) for row in texts]
+    if view.devices:
+        text = f"No GPU: {plain(view.no_gpu_reason)}." if view.no_gpu_reason else "No GPU."
+        rest = "Runs use the CPU, at a small scale. No number is GPU data."
     else:
-        texts = ["Searching for devices.", plain(view.notes[-1]) if view.notes else ""]
-    if sum(map(cell_width, texts)) + 5 <= width and not gpus:
-        return [line(width, (MARK, "accent"), (texts[0], "title"), (f"  {texts[1]}", ""))]
+        text, rest = "Searching for devices.", plain(view.notes[-1]) if view.notes else ""
+    if cell_width(text) + cell_width(rest) + 5 <= width:
+        return [line(width, (MARK, "accent"), (text, "title"), (f"  {rest}", ""))]
     return [
-        line(width, (MARK, "accent"), (text, "title" if gpus or n == 0 else ""))
-        for n, text in enumerate(texts)
-        if text
+        line(width, (MARK, "accent"), (text, "title")),
+        *([line(width, (MARK, "accent"), rest)] if rest else []),
     ]
 
 

@@ -20,6 +20,7 @@ from gpuconsole.report.machine.columns import (
     for_devices,
     measured,
     read,
+    scale_top,
     trouble,
 )
 from gpuconsole.report.screen.chart import (
@@ -242,7 +243,6 @@ MIN_WIDTH_FOR_TOPS = 34
 """Cells of the top of a scale, and of the room for a sparkline with its top."""
 MIN_SPARK = 8
 """A shorter sparkline says nothing, and is left out."""
-DIGITS = 1000
 MIN_TITLE = 24
 """Cells of the rule that remain for the title."""
 ELSEWHERE = "server on another machine"
@@ -368,19 +368,9 @@ def _drawn(
 
 
 def _top(trace: TileTrace, values: Sequence[float | None]) -> str:
-    """The top of the scale: what the metric can reach at most, or the largest value in sight."""
+    """The top of the scale of a history."""
     top = trace.high or max((value for value in values if value is not None), default=0.0)
-    match CATALOGUE[trace.key.partition("{")[0]].unit:
-        case "ratio":
-            return units.percent(top).strip()
-        case "bytes":
-            return units.size_bytes(top).strip()
-        case "bytes/s" | "FLOP/s" as unit:
-            return units.si(top, unit.replace("bytes", "B")).strip()
-        case "s":
-            return units.latency(top).strip()
-        case _:
-            return units.digits(top) if top < DIGITS else units.grouped(top)
+    return scale_top(trace.key.partition("{")[0], top)
 
 
 def _is_quiet(tile: Tile, values: dict[str, list[float | None]]) -> bool:

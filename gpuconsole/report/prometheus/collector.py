@@ -203,7 +203,7 @@ class ScrapeCollector(Collector):
         idle = _own_gauge("gpuconsole_gpu_idle_seconds", "device")
         for name, gpu in scrape.states.items():
             state.add_metric([visible(name), gpu.kind], 1)
-            if gpu.kind in ("free", "idle", "busy", "sick"):
+            if gpu.idle_s or gpu.kind in ("free", "busy"):
                 idle.add_metric([visible(name)], gpu.idle_s)
         missing = _own_gauge("gpuconsole_unavailable", "device", "metric", "reason")
         for name, reasons in scrape.unavailable.items():

@@ -125,9 +125,9 @@ class MetricsServer:
         dead = {device: f"lost: {why}" for device, why in self._state.lost.items()}
         dead |= {device: f"n/a: {why}" for device, why in unreadable_gpus(self._state, now).items()}
         dead |= {
-            device: f"sick: {gpu.reason}"
+            device: f"{gpu.kind}: {gpu.reason}"
             for device, gpu in states_now(self._state, now).items()
-            if gpu.kind == "sick" and "/" not in device
+            if gpu.kind in ("sick", "silent") and "/" not in device
         }
         return web.Response(
             text="".join(

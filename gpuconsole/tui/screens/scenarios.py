@@ -120,14 +120,17 @@ class ScenariosScreen(ListScreen):
 
 
 def occupied(view: View) -> str:
-    """Whether others use the GPU of the first run, and a GPU that is free. Empty once a run has
-    started: it is one of the users."""
+    """Return whether others hold the GPU of the first run, or whether it is sick, and a GPU that is
+    free. Empty once a run has started: it is one of the users."""
     gpus = [device for device in view.devices if device.is_gpu]
     states = gpu_states(view, gpus)
-    if view.run is not None or view.device not in states or states[view.device].kind != "busy":
+    if view.run is not None or view.device not in states:
+        return ""
+    is_now = {"busy": "in use", "idle": "in use", "sick": "sick"}.get(states[view.device].kind)
+    if is_now is None:
         return ""
     free = next((gpu.id for gpu in whole_gpus(gpus) if states[gpu.id].kind == "free"), "")
-    return ", in use" + (f"; {free} is free: --device {free}" if free else "")
+    return f", {is_now}" + (f"; {free} is free: --device {free}" if free else "")
 
 
 # --- the rows -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from gpuconsole.model.device_columns import ALARMS
 from gpuconsole.model.machine import Device
 from gpuconsole.model.text import plain
 from gpuconsole.report.cells import Row, Segment, line_of, row_width, spread
-from gpuconsole.report.machine.columns import device_line
+from gpuconsole.report.machine.columns import device_line, gpu_lines
 from gpuconsole.report.machine.fleet import fleet_rows
 from gpuconsole.report.machine.gpus import same_name, short_names
 from gpuconsole.report.machine.tiles import ELSEWHERE
@@ -22,13 +22,15 @@ def paint_header(view: View, width: int, height: int) -> list[Row]:
     """The title row, then as many devices as fit; the rest is counted. While something runs, its
     device has a zone of its own."""
     devices, room = _devices(view), height - 1
+    shown = devices[: max(0, room)]
+    gpus = iter(gpu_lines(view, [device for device in shown if device.is_gpu], width))
     rows = [_title(view, width)]
-    for n, device in enumerate(devices[:room]):
+    for n, device in enumerate(shown):
         left_out = len(devices) - room if n == room - 1 and not fleet_rows(view, 1) else 0
         rows.append(
             spread(
                 width,
-                device_line(view, device, width),
+                next(gpus) if device.is_gpu else device_line(view, device, width),
                 [(f"  +{left_out} more: i", "dim")] if left_out > 0 else [],
             )
         )

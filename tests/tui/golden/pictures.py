@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.tui.app import ConsoleApp
-from tests.tui.fake_gpu_box import BoxSession, box, idle, sick
+from tests.tui.fake_gpu_box import BoxSession, box, idle, shared, sick
 from tests.tui.golden.situations import PRESSED, SITUATIONS, FoldedSession
 from tests.waiting import until
 
 SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x50": (200, 50)}
 SMALL = "60x15"
-MACHINES = {"machine-1": box(1), "machine-8": box(8), "machine-64": box(64), "machine-sick": sick()}
+MACHINES = {
+    "machine-1": box(1),
+    "machine-8": box(8),
+    "machine-64": box(64),
+    "machine-sick": sick(),
+    "machine-shared": shared(),
+}
 """Machines on which nothing runs; they are drawn at SMALL too."""
 ALL = [
     *((name, size) for name in [*SITUATIONS, *PRESSED, *MACHINES] for size in SIZES),
