@@ -330,7 +330,13 @@ class RingWriter:
                 assert isinstance(listed, Processes)
                 steady = [
                     msgspec.structs.replace(
-                        process, sm_ratio=None, cpu_ratio=None, memory_bytes=None
+                        process,
+                        sm_ratio=None,
+                        cpu_ratio=None,
+                        memory_time_ratio=None,
+                        memory_bytes=None,
+                        host_memory_bytes=None,
+                        state="",
                     )
                     for process in listed.processes
                 ]
