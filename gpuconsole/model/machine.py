@@ -136,8 +136,8 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     process: treat them as untrusted text. `container` is a short id.
 
     `state`: the letter of the kernel for what the process does: R, S, D, T, t, Z; D only where it
-    lasts for two readings. `unseen`: why only the pid is known. `lineage`: the parents of the same
-    job, the nearest first; the last has started the job with the command line `launcher`.
+    lasts for two readings. `unseen`: why only the pid is known. `lineage`: the parents that surely
+    belong to the same job, the nearest first; `launcher` is the command line of the last.
     `console`: the gpuconsole under which the process runs, 0 for none.
     """
 
@@ -161,11 +161,6 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     lineage: tuple[int, ...] = ()
     launcher: str = ""
     console: int = 0
-
-    @property
-    def job(self) -> int:
-        """The process that has started the job of this process; itself if no other has."""
-        return self.lineage[-1] if self.lineage else self.pid
 
 
 # --- measured peak rates of a machine -------------------------------------------------------------

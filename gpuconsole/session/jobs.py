@@ -3,7 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ unknown program that listens at a port."""
 Ports = Mapping[int, tuple[int, ...] | None]
 """The TCP ports at which processes listen, by pid; None: this user cannot read them. A pid that is
 missing has not been read."""
+_NUMBERS = re.compile(r"\d+")
 _OF_PROGRAMS: tuple[JobKind, ...] = ("notebook", "server", "launcher")
 TEMPORARY_PORTS = range(32768, 61000)
 """The ports that Linux gives to a program that asks for any: torch and NCCL listen there."""
@@ -79,11 +81,33 @@ class Job(NamedTuple):
 
 def jobs_of(processes: Iterable[Process], ports: Ports) -> list[Job]:
     """The jobs, those with most memory first."""
+    listed = list(processes)
+    job_of = starters_of(listed)
     groups: dict[int, list[Process]] = {}
-    for process in processes:
-        groups.setdefault(process.job, []).append(process)
+    for process in listed:
+        groups.setdefault(job_of[process.pid], []).append(process)
     jobs = [_job(pid, tuple(group), ports) for pid, group in groups.items()]
     return sorted(jobs, key=lambda job: (-(job.memory_bytes or 0), job.pid))
+
+
+def starters_of(processes: Sequence[Process]) -> dict[int, int]:
+    """The process that has started the job of each process, by pid; itself if no other is known.
+    Processes of one parent with the same command line but for numbers are one job."""
+    alike: dict[tuple[int, str], set[int]] = {}
+    for process in processes:
+        alike.setdefault(_likeness(process), set()).add(process.pid)
+    return {
+        process.pid: process.lineage[-1]
+        if process.lineage
+        else process.parent
+        if process.parent > 1 and process.command and len(alike[_likeness(process)]) > 1
+        else process.pid
+        for process in processes
+    }
+
+
+def _likeness(process: Process) -> tuple[int, str]:
+    return process.parent, _NUMBERS.sub("", process.command)
 
 
 def pids_of(processes: Iterable[Process]) -> set[int]:
@@ -97,7 +121,9 @@ def _job(pid: int, processes: tuple[Process, ...], ports: Ports) -> Job:
     programs = [
         program
         for command in dict.fromkeys(
-            text for process in processes for text in (process.launcher, process.command)
+            text
+            for process in processes
+            for text in (process.launcher, process.command or process.name)
         )
         if (program := _program_of(command)) is not None
     ]

@@ -10,6 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
+from tests.waiting import wait_until
+
 LAUNCHER = """
 import subprocess, sys
 ranks = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) for _ in range(2)]
@@ -37,7 +41,9 @@ def torchrun(folder: Path) -> Iterator[tuple[int, list[int]]]:
 def sleeper() -> Iterator[int]:
     """A process that a line of a shell has started: a job of its own."""
     with _until_left(["sh", "-c", SHELL]) as (_, line):
-        yield int(line)
+        sleep = psutil.Process(int(line))
+        wait_until(lambda: sleep.cmdline() == ["sleep", "300"], what="the end of the fork")
+        yield sleep.pid
 
 
 @contextlib.contextmanager

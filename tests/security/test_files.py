@@ -229,7 +229,7 @@ def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(
         ("me", os.geteuid(), "", ""),
     ]
     assert "alice" not in path.read_text() and "secret" not in path.read_text()
-    assert event.processes[0].job == 6, "in a replay, processes are still grouped into jobs"
+    assert event.processes[0].lineage == (6,), "a replay groups processes into jobs, too"
 
 
 # --- M5: names that can be guessed ----------------------------------------------------------------

@@ -6,7 +6,14 @@ import pytest
 
 from gpuconsole.model.machine import Process
 from gpuconsole.model.programs import program_name, program_of
-from gpuconsole.session.jobs import PORTS_NOT_READ, PORTS_REFUSED, Ports, jobs_of, pids_of
+from gpuconsole.session.jobs import (
+    PORTS_NOT_READ,
+    PORTS_REFUSED,
+    Ports,
+    jobs_of,
+    pids_of,
+    starters_of,
+)
 
 GIB = 2**30
 RANKS = [
@@ -32,6 +39,23 @@ def test_ranks_of_a_launcher_are_one_job() -> None:
     assert (job.memory_bytes, job.sm_ratio, job.started) == (40 * GIB, 0.5, 1000.0)
     assert job.devices == ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]
     assert job.command == "python /bin/torchrun t.py"
+
+
+def test_ranks_of_a_parent_that_is_no_launcher_are_one_job() -> None:
+    """Other processes of this parent, and others with the same command, are not of this job."""
+
+    def process(pid: int, parent: int, command: str) -> Process:
+        return Process(pid, "gpu:0", parent=parent, command=command, started=1.0)
+
+    listed = [
+        process(20, 7, "python train.py --rank 0"),
+        process(21, 7, "python train.py --rank 1"),
+        process(22, 7, "python other.py"),
+        process(23, 8, "python train.py --rank 0"),
+        process(24, 1, "python orphan.py"),
+        process(25, 1, "python orphan.py"),
+    ]
+    assert starters_of(listed) == {20: 7, 21: 7, 22: 22, 23: 23, 24: 24, 25: 25}
 
 
 def test_a_process_on_two_gpus_is_one_process_of_one_job() -> None:
@@ -76,6 +100,7 @@ def test_a_job_under_a_console_and_graphics() -> None:
     under = Process(9, "gpu:0", command="python x.py", started=1.0, console=70)
     (job,) = jobs_of([under], {9: (8000,)})
     assert (job.kind, job.console, job.port) == ("gpuconsole", 70, 0)
+    assert jobs_of([Process(9, "gpu:0", name="VLLM::EngineCor")], {})[0].title == "vLLM"
     assert (
         jobs_of([Process(9, "gpu:0", "graphics", command="/usr/lib/Xorg")], {})[0].kind
         == "graphics"

@@ -209,7 +209,7 @@ def test_devices_lists_links_paths_and_processes(cli: Cli, machine: Machine) -> 
     assert ["link:0", "yes", "105", "MB/s", "0", "B/s", "0", "0", "4"] in words
     assert "gpu:1 NV18" in told
     assert "process 4194303" in told
-    assert "1.00 MiB  compute  not visible for this user" in told
+    assert "1.00 MiB  compute  no such process" in told
     told_json = json.loads(cli("devices", "--json", env=environment).stdout)
     assert told_json["topology"] == [{"a": "gpu:0", "b": "gpu:1", "path": "NV18"}]
     (process,) = told_json["devices"][1]["processes"]

@@ -58,7 +58,7 @@ def test_each_process_has_its_state_or_the_reason_why_it_is_not_seen(
     assert seen[gone].unseen in (GONE, ELSEWHERE)
     assert [seen[rank].lineage for rank in ranks] == [(launcher,), (launcher,)]
     assert seen[ranks[0]].launcher.endswith("torchrun --nproc-per-node 2 train.py")
-    assert seen[stopped].job == stopped and seen[stopped].launcher == ""
+    assert (seen[stopped].lineage, seen[stopped].launcher) == ((), "")
 
 
 def test_a_process_in_the_kernel_counts_from_the_second_reading_on(
@@ -79,10 +79,10 @@ def test_a_process_that_gets_another_parent_is_of_another_job(tmp_path: Path) ->
     with torchrun(tmp_path) as (launcher, ranks):
         details = ProcessDetails()
         listed = [Process(ranks[0], "gpu:0")]
-        assert details.complete(listed)[0].job == launcher
+        assert details.complete(listed)[0].lineage == (launcher,)
         os.kill(launcher, signal.SIGKILL)
         wait_until(lambda: psutil.Process(ranks[0]).ppid() != launcher)
-        assert details.complete(listed)[0].job != launcher
+        assert details.complete(listed)[0].lineage == ()
         for rank in ranks:
             os.kill(rank, signal.SIGKILL)
 
@@ -121,6 +121,8 @@ CONSOLE = Relative(70, "gpuconsole", "/usr/bin/python3 /opt/bin/gpuconsole run -
 SWEEP = Relative(81, "python", "python sweep.py")
 KERNEL = Relative(82, "python", "/usr/bin/python3 -m ipykernel_launcher -f kernel-1.json")
 JUPYTER = Relative(83, "jupyter-lab", "/usr/bin/python3 /opt/bin/jupyter-lab")
+PART = Relative(102, "python", "python -c from multiprocessing.spawn import spawn_main")
+ENGINE = Relative(101, "VLLM::EngineCor", "VLLM::EngineCore")
 VLLM = Relative(84, "vllm", "/usr/bin/python3 /opt/bin/vllm serve m --port 8000")
 
 
@@ -133,11 +135,15 @@ VLLM = Relative(84, "vllm", "/usr/bin/python3 /opt/bin/vllm serve m --port 8000"
         (RANK, [SCRIPT, TORCHRUN, SHELL], 80, 0),
         (RANK, [TORCHRUN, CONSOLE, SHELL], 80, 70),
         (RANK, [SCRIPT, CONSOLE], 100, 70),
-        (RANK, [SWEEP, SHELL], 81, 0),
-        (RANK, [SCRIPT, SWEEP, SHELL], 100, 0),
+        (RANK, [SWEEP, SHELL], 100, 0),
+        (PART, [SWEEP, SHELL], 81, 0),
+        (PART, [PART._replace(pid=99), SWEEP, SHELL], 81, 0),
+        (RANK, [RANK._replace(pid=99), SWEEP], 99, 0),
         (RANK, [SCRIPT, KERNEL, JUPYTER], 82, 0),
         (KERNEL, [JUPYTER, SHELL], 82, 0),
-        (Relative(101, "VLLM::EngineCor", "VLLM::EngineCore"), [VLLM, SHELL], 84, 0),
+        (ENGINE, [VLLM, SHELL], 84, 0),
+        (ENGINE, [VLLM, Relative(79, "uv", "uv run vllm serve m"), SHELL], 84, 0),
+        (ENGINE, [SWEEP, SHELL], 81, 0),
         (RANK, [Relative(1, "systemd", "/sbin/init")], 100, 0),
         (RANK, [Relative(60, "sshd", "sshd: ada@pts/0")], 100, 0),
         (RANK, [], 100, 0),

@@ -761,6 +761,16 @@ def test_one_gpu_or_one_job() -> None:
     assert "job of process 5 has ended" in rows_of(shown, choice=ProcessFilter(job=5))[0]
 
 
+def test_p_shows_all_processes_again() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await shows(app, "gpu:3: 1 of 12 on 1 device")
+        await pilot.press("p")
+        await shows(app, "12 on 8 devices")
+        assert "gpu:3: " not in text_of(app)
+
+    on_box(box(8), lambda api, actions: ProcessesScreen(api, actions, "gpu:3"), body)
+
+
 def test_sigint_is_sent_after_a_yes() -> None:
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("I")

@@ -19,6 +19,7 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import MUCH_MEMORY, unreadable
 from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION
+from gpuconsole.session.jobs import starters_of
 from gpuconsole.session.machine import parent as whole_of
 
 # --- the table of processes on the devices --------------------------------------------------------
@@ -91,7 +92,11 @@ def identity(process: Process) -> Id:
 def arrange(processes: Iterable[Process], choice: ProcessFilter) -> list[ProcessEntry]:
     """The lines of the table in order."""
     order = ORDERS[choice.sort]
-    matching = [process for process in processes if _matches(process, choice)]
+    listed = list(processes)
+    if choice.job:
+        job_of = starters_of(listed)
+        listed = [process for process in listed if job_of[process.pid] == choice.job]
+    matching = [process for process in listed if _matches(process, choice)]
     by_pid = sorted(matching, key=lambda process: (process.pid, device_number(process.device)))
     if choice.sort == "device":  # of a GPU, those with most memory first
         by_pid.sort(key=lambda process: -(process.memory_bytes or 0))
@@ -111,10 +116,8 @@ def _is_on(device: str, wanted: str) -> bool:
 
 
 def _matches(process: Process, choice: ProcessFilter) -> bool:
-    """Whether a process is of the chosen GPU or job, and the needle is part of its name, command,
-    user, container or pid, or the name of its device or of the whole GPU."""
-    if choice.job and process.job != choice.job:
-        return False
+    """Whether a process is of the chosen GPU, and the needle is part of its name, command, user,
+    container or pid, or the name of its device or of the whole GPU."""
     if choice.device and not _is_on(process.device, choice.device):
         return False
     if not choice.needle:
@@ -498,7 +501,7 @@ def why_empty(view: View, choice: ProcessFilter) -> list[str]:
     """The reason why the table is empty."""
     if not any(device.is_gpu for device in view.devices):
         return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]
-    if choice.needle and any(_matches(one, choice._replace(needle="")) for one in view.processes):
+    if choice.needle and arrange(view.processes, choice._replace(needle="")):
         return [f"No process matches {plain(choice.needle)!r}; escape shows all."]
     if choice.job:
         return [f"The job of process {choice.job} has ended."]
@@ -615,7 +618,7 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
         ("user", user),
         ("container", plain(process.container[:200]) or ("" if process.unseen else "none found")),
         ("parent", _parent(view, process)),
-        ("job", _job(process)),
+        ("job", _job(view, process)),
         ("started", _started(process, wall)),
         ("memory", memory),
         ("SM", units.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
@@ -652,10 +655,11 @@ def _parent(view: View, process: Process) -> str:
     )
 
 
-def _job(process: Process) -> str:
+def _job(view: View, process: Process) -> str:
     """What has started the job of a process, and the console that it runs under."""
-    started = f"{process.job}  {short_command(process.launcher, JOB_COMMAND)}".strip()
-    if not process.lineage:
+    starter = starters_of([process, *view.processes])[process.pid]
+    started = f"{starter}  {short_command(process.launcher, JOB_COMMAND)}".strip()
+    if starter == process.pid:
         started = "" if process.unseen else "this process alone"
     return started + (f", under gpuconsole {process.console}" if process.console else "")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import psutil
@@ -19,6 +19,9 @@ SESSIONS = frozenset((
 ))  # fmt: skip
 """Programs (as /proc names them, 15 characters at most) that start work of many kinds: what they
 have started is not one job."""
+
+
+PARTS = ("multiprocessing", "VLLM::", "sglang::")
 
 
 class Relative(NamedTuple):
@@ -41,13 +44,12 @@ class Lineage(NamedTuple):
 def lineage_of(own: Relative, parents: Iterable[Relative]) -> Lineage:
     """Go up the parents of a process, to the one that has started its job.
 
-    A launcher of processes and the kernel of a notebook have started all below them. Another
-    program counts as far as neither a launcher nor a shell stands between: a shell may start one
-    job after another.
+    A launcher of processes, a server and the kernel of a notebook have started all below them.
+    Another program counts only if what it has started is a part of it (`_is_part`).
     """
     passed: list[Relative] = []
     count = console = 0
-    is_bounded = False
+    child, are_parts = own, True
     for parent in () if _kind(own) == "notebook" else parents:
         kind = _kind(parent)
         if kind == "console":
@@ -55,15 +57,23 @@ def lineage_of(own: Relative, parents: Iterable[Relative]) -> Lineage:
         if kind in ("console", "notebooks") or _starts_anything(parent):
             break
         passed.append(parent)
-        is_bounded = is_bounded or parent.name in SHELLS
-        if kind in ("launcher", "notebook") or not is_bounded:
+        are_parts = are_parts and _is_part(child, parent)
+        if kind in ("launcher", "server", "notebook") or are_parts:
             count = len(passed)
-        is_bounded = is_bounded or kind == "launcher"
         if kind == "notebook":
             break
+        child = parent
     same = passed[:count]
     launcher = same[-1].command if same else ""
     return Lineage(tuple(parent.pid for parent in same), launcher, console)
+
+
+def _is_part(child: Relative, parent: Relative) -> bool:
+    """Whether a process is a part of its parent: of Python's multiprocessing, a fork with the same
+    command line, or one that has a title of its engine's parts."""
+    return any(word in child.command for word in PARTS) or (
+        bool(child.command) and child.command == parent.command
+    )
 
 
 def _kind(relative: Relative) -> str:
@@ -80,16 +90,13 @@ def _starts_anything(parent: Relative) -> bool:
     return parent.pid <= 1 or parent.name in SESSIONS or typed_into
 
 
-def parents_of(process: psutil.Process) -> Iterable[Relative]:
-    """The parents of a process, as far as they can be read."""
+def parents_from(pid: int) -> Iterator[Relative]:
+    """The process `pid` and its parents, as far as they can be read."""
     for _ in range(MAX_PARENTS):
         try:
-            parent = process.parent()
-            if parent is None:
-                return
-            with parent.oneshot():
-                facts = parent.as_dict(["name", "cmdline"], ad_value=None)
+            facts = psutil.Process(pid).as_dict(["name", "cmdline", "ppid"], ad_value=None)
         except psutil.Error:
             return
-        yield Relative(parent.pid, facts["name"] or "", " ".join(facts["cmdline"] or []))
-        process = parent
+        yield Relative(pid, facts["name"] or "", " ".join(facts["cmdline"] or []))
+        if not (pid := facts["ppid"] or 0):
+            return

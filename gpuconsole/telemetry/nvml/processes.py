@@ -16,7 +16,7 @@ import psutil
 from gpuconsole.model.machine import Process
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
-from gpuconsole.telemetry.nvml.lineage import Relative, lineage_of, parents_of
+from gpuconsole.telemetry.nvml.lineage import Relative, lineage_of, parents_from
 
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -187,15 +187,13 @@ class ProcessDetails:
     def _look(self, pid: int) -> Process | str:
         """The details of a process, its resident memory and its CPU share since the last reading,
         which the first reading does not have. A text: why it cannot be seen."""
-        details = self._known.get(pid)
         try:
-            # is_running also detects a reused pid
-            if details is not None and details[0].is_running():
-                handle, identity = details
-                with handle.oneshot():
-                    cpu_ratio = handle.cpu_percent() / 100
+            if pid in self._known:
+                handle, identity = self._known[pid]
+                # another process may have the pid now
+                with contextlib.suppress(psutil.NoSuchProcess), handle.oneshot():
                     if handle.ppid() == identity.parent:
-                        return self._now(handle, identity, cpu_ratio)
+                        return self._now(handle, identity, handle.cpu_percent() / 100)
             handle = psutil.Process(pid)
             identity = _identity(handle)
             handle.cpu_percent()  # a share needs two readings; this is the first
@@ -281,7 +279,8 @@ def _identity(handle: psutil.Process) -> Process:
         facts = handle.as_dict(["name", "username", "uids", "ppid", "cmdline"], ad_value=None)
     uids = facts["uids"]
     name, command = _text(facts["name"]), _text(" ".join(facts["cmdline"] or []))
-    lineage = lineage_of(Relative(handle.pid, name, command), parents_of(handle))
+    parent = facts["ppid"] or 0
+    lineage = lineage_of(Relative(handle.pid, name, command), parents_from(parent))
     return Process(
         pid=handle.pid,
         device="",
@@ -290,7 +289,7 @@ def _identity(handle: psutil.Process) -> Process:
         uid=uids.real if uids else None,
         command=command[:COMMAND_LIMIT],
         container=container_of(handle.pid),
-        parent=facts["ppid"] or 0,
+        parent=parent,
         started=started,
         lineage=lineage.parents,
         launcher=_text(lineage.launcher)[:_LAUNCHER_LIMIT],
