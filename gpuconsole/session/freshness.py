@@ -151,7 +151,7 @@ def why_not_fresh(state: MachineState, now: float) -> str:
     stuck = f"{name} has not answered for {longest_s:.0f} s" if name else ""
     if stuck and (detail := state.sources[name].detail):
         stuck += f": {visible(detail)}"
-    slow = slow_gpus(state)
+    slow = {} if stuck else slow_gpus(state)
     for device in state.devices:
         last = reported_at(state, device.id)
         age_s = now - (state.devices_t if last is None else last)

@@ -161,7 +161,12 @@ class Sampler:
         """Send the state of the sources when it has changed, and every time while a source is
         stuck."""
         self._channel.flush()
-        states = [poller.state() for poller in list(self._pollers)] + self._slow_gpus()
+        slow = self._slow_gpus()
+        states = [
+            state
+            for poller in list(self._pollers)
+            if (state := poller.state()).source not in {one.source for one in slow}
+        ] + slow
         now = time.monotonic()
         opening_s = now - self._opening_since if self._opening_since else 0.0
         if opening_s > OPENING_S:

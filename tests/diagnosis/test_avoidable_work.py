@@ -122,6 +122,8 @@ def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
         (UPDATE, {"stack__update_ratio": 0.05}),
         # an optimizer of the program's own that does not take much of a step
         (ROOTS, {"stack__update_ratio": 0.3}),
+        # a small model, whose update takes some short operators for each tensor
+        (ROOTS, {"step_s": 0.0005}),
         # with and without decay, in four layers each
         (GROUPS, {"model__optimizer_groups": 8.0}),
         (GROUPS, {"model__optimizer_groups": 40.0}),

@@ -222,10 +222,27 @@ def test_no_column_moves_when_figures_change(width: int) -> None:
     assert len(heads) == 2, heads
 
 
-def test_a_slow_gpu_says_which_call_takes_how_long() -> None:
-    shown = machine(*[CARDS[3]] * 8, slow={"gpu:5": "nvmlDeviceGetNvLinkState takes 1.5 s"})
-    row = row_of(table(shown, 200, 9), "gpu:5")
-    assert "1 process" in row and "nvmlDeviceGetNvLinkState takes 1.5 s" in row, row
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_slow_gpu_says_which_call_takes_how_long(width: int) -> None:
+    call = "nvmlDeviceGetNvLinkState takes 1.5 s"
+    shown = machine(*[CARDS[3]] * 8, slow={"gpu:5": call})
+    vital = {"gpu.power_w", "gpu.hbm_used_bytes", "gpu.utilization_ratio", "gpu.temperature_c"}
+    gone = [metric.name for metric in GPU_METRICS if metric.name not in vital]
+    painted = table(without(shown, "gpu:5", *gone, why="its driver is slow"), width, 9)
+    row = row_of(painted, "gpu:5")
+    words = {80: "slow driver", 120: call[:24], 200: call}[width]
+    assert "1 process" in row and words in row and "710 W" in row, row
+    head = lines(painted)[0]
+    assert "SM or util" not in head and " SM " in head, "one slow GPU renames no column"
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_gpu_that_never_answered_has_its_reason_in_place_of_figures(width: int) -> None:
+    call = "nvmlDeviceGetPowerUsage has not returned for 15 s"
+    shown = machine(*[CARDS[3]] * 8, slow={"gpu:5": call}, silent={"gpu:5": 15.0})
+    shown = without(shown, "gpu:5", *(metric.name for metric in GPU_METRICS))
+    row = row_of(table(shown, width, 9), "gpu:5")
+    assert "silent for 15 s" in row and call[: 48 if width > 80 else 40] in row, row
 
 
 # --- a box of different cards ---------------------------------------------------------------------

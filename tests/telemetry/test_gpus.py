@@ -584,6 +584,7 @@ def test_each_error_of_each_call_is_a_reason_and_never_a_crash_or_a_zero(
         "gpu * gpm_error 21 3",
         "gpu * field_error 197 3",
         "gpu * field_error 198 3",
+        "gpu * field_error 165 3",
     ]
     script += ["gpu * field_per_s 138 1000", "gpu * field_per_s 139 1000"]
     faults = [f"gpu {index} error {call} {code}" for index, (call, code) in enumerate(cases)]

@@ -26,22 +26,19 @@ def test_a_call_that_hangs_is_named_and_the_host_goes_on(machine: Machine) -> No
         child.rounds()
         script.write("gpus 2", "gpu 1 delay nvmlDeviceGetPowerUsage 6000")
         child.wait(
-            lambda now: (state := now.state("nvml")) is not None and state.stuck_s > 2,
-            "the stuck source",
+            lambda now: (state := now.state("gpu:1")) is not None and state.stuck_s > 2,
+            "the stuck GPU",
         )
-        state = child.state("nvml")
+        state = child.state("gpu:1")
         assert state is not None
-        assert state.detail == "nvmlDeviceGetPowerUsage of gpu:1"
+        assert state.detail.startswith("nvmlDeviceGetPowerUsage has not returned for")
         before = host_samples(child)
         child.wait(lambda now: host_samples(now) > before + 5, "samples of the host")
         script.write("gpus 2")
         child.wait(
-            lambda now: (state := now.state("nvml")) is not None and not state.stuck_s,
-            "the driver answers again",
+            lambda now: (state := now.state("gpu:1")) is not None and not state.stuck_s,
+            "the GPU answers again",
         )
-        state = child.state("nvml")
-        assert state is not None
-        assert state.missed > 10  # rounds of 0.1 s that did not take place, told
         asked = time.monotonic()
         child.send(Stop())
         assert child.process.wait(5) == 0

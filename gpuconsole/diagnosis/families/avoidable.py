@@ -39,6 +39,9 @@ HEAVY = Threshold(
     "ratio",
     "an optimizer of torch takes a tenth to a third of a step of a small model",
 )
+COSTLY = Threshold(
+    "costly", 100e-6, "s", "the time of ten to twenty short operators for each tensor"
+)
 GROUPS = Threshold(
     "groups", 20, "", "different rates and decays need some groups, not one for each tensor"
 )
@@ -147,8 +150,11 @@ def heavy_update(case: Case) -> Avoidable | None:
     if share < HEAVY or place is None or place.part != "optimizer":
         return None
     tensors = case.get("model.trained_tensors", 0.0)
-    if not tensors or share * case.value("step_s") / tensors <= EACH:
+    is_python = case.get("stack.update_python_ratio", 0.0) >= PYTHON
+    if not tensors or (each_s := share * case.value("step_s") / tensors) < COSTLY:
         return None
+    if tensors >= MANY and is_python and each_s <= EACH:
+        return None  # see `update`
     summary = (
         f"{percent(share)} of each step is in {words(place)}, in the optimizer. If the method"
         " allows, do the costly part in some steps only (Shampoo takes its roots in each 10th to"
@@ -161,7 +167,12 @@ def heavy_update(case: Case) -> Avoidable | None:
         share / HEAVY,
         "low",
         summary,
-        case.evidence(("stack.update_ratio", HEAVY), "model.trained_tensors", "step_s"),
+        case.evidence(
+            ("stack.update_ratio", HEAVY),
+            "stack.update_python_ratio",
+            "model.trained_tensors",
+            "step_s",
+        ),
         place,
     )
 

@@ -17,6 +17,7 @@ class HostAvoidableWork(Rule):
         avoidable.EACH,
         avoidable.MANY,
         avoidable.HEAVY,
+        avoidable.COSTLY,
         avoidable.GROUPS,
         avoidable.GROUPED,
         avoidable.CALLS,

@@ -100,17 +100,18 @@ def activity_column(view: View, devices: Collection[str]) -> DeviceColumn:
 
 
 def has_two_measures(view: View, devices: Collection[str]) -> bool:
-    """Whether some of the devices report active SMs, and others only the utilization of
-    nvidia-smi."""
-    reported = [
-        series_key(device_columns.SM.metric, device) in view.latest
-        for device in devices
-        if any(
-            series_key(column.metric, device) in view.latest
-            for column in (device_columns.SM, device_columns.UTILIZATION)
-        )
-    ]
-    return any(reported) and not all(reported)
+    """Whether some of the devices report active SMs, and others only the utilization of nvidia-smi.
+    A GPU whose driver is slow is asked for few values, and does not count."""
+    known = {
+        column: {
+            device
+            for device in devices
+            if device not in view.slow and series_key(column.metric, device) in view.latest
+        }
+        for column in (device_columns.SM, device_columns.UTILIZATION)
+    }
+    active = known[device_columns.SM]
+    return bool(active) and bool(known[device_columns.UTILIZATION] - active)
 
 
 def of_device(view: View, column: DeviceColumn, device: str) -> DeviceColumn:

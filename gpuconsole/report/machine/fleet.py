@@ -188,17 +188,17 @@ def all_fleet_rows(view: View) -> int:
 
 
 def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
-    """The rows for these GPUs."""
-    link, activity = link_column(view, gpus), for_devices(view, SM, gpus)
-    left_out = {
-        *LINKS,
-        SM,
-        *(column for column in OPTIONAL if not _has_column(view, gpus, column)),
-    } - {link}
-    return [
-        activity,
-        *(column for column in ROWS if column not in left_out and column is not activity),
-    ]
+    """The rows for these GPUs. Rows of which fewer than half of the GPUs have a value come last."""
+    activity, link = for_devices(view, SM, gpus), link_column(view, gpus)
+    common: list[DeviceColumn] = [activity]
+    rare: list[DeviceColumn] = []
+    for column in ROWS:
+        if column in (SM, activity) or (column in LINKS and column is not link):
+            continue
+        count = sum(_keys(gpu)[column.title][0] in view.latest for gpu in gpus)
+        if count or column not in OPTIONAL:
+            (rare if count and 2 * count < len(gpus) else common).append(column)
+    return [*common, *rare]
 
 
 def paint_fleet(view: View, width: int, height: int) -> list[Row]:
@@ -215,10 +215,6 @@ def paint_fleet(view: View, width: int, height: int) -> list[Row]:
     remark = (f"  {count[0]}", count[1]) if height == 1 and count[1] != "dim" else None
     rows += [_row(reading, current, grid, width, remark) for reading in readings]
     return fill(rows, width, height)
-
-
-def _has_column(view: View, gpus: list[str], column: DeviceColumn) -> bool:
-    return any(_keys(gpu)[column.title][0] in view.latest for gpu in gpus)
 
 
 def _gpus(view: View) -> list[str]:

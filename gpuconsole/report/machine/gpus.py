@@ -44,7 +44,7 @@ from gpuconsole.report.page import follow
 from gpuconsole.report.screen.chart import SPARK_COLUMN_S, ChartWindow, window
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import Fault, GpuState, faults, unreadable
+from gpuconsole.session.gpu_state import SLOW_DRIVER, Fault, GpuState, faults, unreadable
 
 # --- order and selection --------------------------------------------------------------------------
 
@@ -277,14 +277,15 @@ def _fitting(
     return sorted(kept, key=lambda cells: wanted.index(cells.column))
 
 
-def _readable(view: View, gpus: Sequence[Device]) -> Sequence[Device]:
-    """The GPUs that have a name: a GPU without a handle has none."""
-    return [gpu for gpu in gpus if not unreadable(view, gpu.id)] or gpus
+def _has_name(view: View, gpu: Device) -> bool:
+    """Whether the driver has told the name of a GPU: not of one without a handle."""
+    return bool(gpu.uuid or gpu.memory_bytes) and not unreadable(view, gpu.id)
 
 
 def short_names(view: View, gpus: Sequence[Device]) -> set[str]:
     """The names of the kinds of GPUs among these."""
-    return {facts.short_name(gpu.name) for gpu in _readable(view, gpus)}
+    known = [gpu for gpu in gpus if _has_name(view, gpu)]
+    return {facts.short_name(gpu.name) for gpu in known or gpus}
 
 
 def same_name(view: View, gpus: Sequence[Device]) -> str:
@@ -317,6 +318,8 @@ more than MAX_GPUS_WITH_LONG_REASON GPUs, only MIN_REASON cells are kept free fo
 reason of one GPU must not remove the columns of all GPUs."""
 MIN_REASON = 24
 """Cells for the reason of a state. With fewer, the reason covers the last columns of its GPU."""
+COVERING = ("n/a", "silent")
+"""The kinds of states whose reason may cover figures."""
 MIN_ROWS_FOR_GAP = 3
 ROWS_BELOW = 5
 """From so many rows of a GPU on, its histories stand below its figures, over the whole width."""
@@ -459,36 +462,44 @@ def _is_hot(view: View, column: DeviceColumn, gpu: str) -> bool:
 class _Note(NamedTuple):
     """What stands after the figures of a GPU, in front of its histories. `forms`: its faults, in
     ever fewer words. `short`: its worst new fault, for the column of the states. `reason`: why the
-    GPU is in its state; `remark`: why it is not known how busy it is."""
+    GPU is in its state, or which call of its driver is slow; `remark`: why it is not known how busy
+    it is. `before`: the faults that stand before the reason."""
 
     forms: Sequence[Row] = ()
     short: str = ""
     reason: str = ""
     remark: str = ""
+    before: str = ""
 
     @property
     def rows(self) -> list[Row]:
         """The note in ever fewer words."""
-        why: Row = [(self.reason or self.remark, "dim")] if self.reason or self.remark else []
-        with_reason: list[Row] = [[*self.forms[0], (", ", "dim"), *why]] if self.forms else [why]
-        return [*(with_reason if why else []), *self.forms]
+        if not (why := self.reason or self.remark):
+            return list(self.forms)
+        if not (self.forms and self.before):
+            return [[(why, "dim")], *self.forms]
+        return [[(f"{self.before}, ", self.forms[0][0][1]), (why, "dim")], *self.forms]
 
 
 def _note(view: View, gpu: str, state: GpuState) -> _Note:
     """The note of a GPU. What its state says already is not said again."""
     found = [fault for fault in faults(view, gpu) if fault.words not in state.words]
     slow = view.slow.get(gpu, "")
-    remark = "" if state.reason else plain(slow or _remark(view, gpu))
-    if not found and not state.reason:
-        return _Note(remark=remark)
+    reason = "" if state.kind in ("lost", "sick") else state.reason
+    if slow and slow not in reason:
+        reason = ", ".join(filter(None, (reason, slow)))
+    if not found:
+        return _Note(reason=plain(reason), remark="" if reason else plain(_remark(view, gpu)))
     new = [fault for fault in found if fault.is_new]
     style = "alert" if new else "dim"
     texts = [fault_words(view, found), fault_words(view, new), fault_words(view, new[:1])]
     short = fault_words(view, new[:1], seconds=False)
     forms: list[Row] = [[(text, style)] for text in dict.fromkeys([*texts, short]) if text]
-    said = any(fault.words in state.reason for fault in found)
-    reason = slow if said else "" if state.kind == "lost" else state.reason
-    return _Note(forms, short, plain(reason), remark)
+    if any(fault.words in reason for fault in found):
+        reason = ""
+    # the call says that the driver is slow
+    before = fault_words(view, [fault for fault in found if fault.words != SLOW_DRIVER])
+    return _Note(forms, short, plain(reason), before=before)
 
 
 def _remark(view: View, gpu: str) -> str:
@@ -553,7 +564,7 @@ class _GpuRow(NamedTuple):
         view, gpu, layout = self.view, self.gpu, self.layout
         row: Row = [(fit(gpu.id, layout.ids) + "  ", "accent" if gpu.id == view.device else "")]
         if layout.names:
-            name = "" if unreadable(view, gpu.id) else plain(facts.short_name(gpu.name))
+            name = plain(facts.short_name(gpu.name)) if _has_name(view, gpu) else ""
             row.append((fit(name, layout.names) + "  ", "dim"))
         return row
 
@@ -580,30 +591,41 @@ class _GpuRow(NamedTuple):
 
     def _placed(self, rows: Sequence[Row]) -> tuple[int, Row]:
         """The number of columns that are left to the GPU, and the form of the note that fits after
-        them. Only a reason is cut. The reason of a state covers the last columns where there is
-        little room."""
-        columns = len(self.layout.columns)
-        room = self.width - self.layout.used
-        if fitting := next((row for row in rows if row_width(row) <= room), None):
-            return columns, fitting
-        note = self.note
-        if room >= MIN_REASON and (note.reason or note.remark):
-            return columns, rows[0]
-        if not note.reason:
-            return columns, []
-        kept = {
-            n for n, each in enumerate(self.layout.columns) if each.column.rank <= LAST_KEPT_RANK
-        }
-        least = max(kept, default=-1) + 1
-        left = next(
+        them. A note covers the last columns where these have no value; only a reason is cut. Where
+        there is little room, the reason of a state covers the last columns with a value, too."""
+        known = self._known_columns()
+        explains = bool(self.note.reason or self.note.remark)
+        for n, row in enumerate(rows):
+            if (left := self._columns_before(row, known)) is not None:
+                return left, row
+            if n == 0 and explains and self._room(known) >= MIN_REASON:
+                return known, row
+        if not rows or not self.note.reason or self.state.kind not in COVERING:
+            return len(self.layout.columns), []
+        ranks = [each.column.rank for each in self.layout.columns]
+        kept = max((n + 1 for n, rank in enumerate(ranks) if rank <= LAST_KEPT_RANK), default=0)
+        left = self._columns_before(rows[0], min(kept, known))
+        return min(kept, known) if left is None else left, rows[0]
+
+    def _known_columns(self) -> int:
+        """The number of columns up to the last with a value."""
+        texts = [each.texts[self.gpu.id].strip() for each in self.layout.columns]
+        return max((n + 1 for n, text in enumerate(texts) if text != units.NA), default=0)
+
+    def _room(self, columns: int) -> int:
+        """The cells after so many columns."""
+        return self.width - self.layout.ends[columns] - len(GAP)
+
+    def _columns_before(self, row: Row, least: int) -> int | None:
+        """The largest number of columns, from `least` on, after which the row fits."""
+        return next(
             (
                 n
-                for n in range(columns - 1, least - 1, -1)
-                if row_width(rows[0]) <= self.width - self.layout.ends[n] - len(GAP)
+                for n in range(len(self.layout.columns), least - 1, -1)
+                if row_width(row) <= self._room(n)
             ),
-            least,
+            None,
         )
-        return left, rows[0]
 
     def _with_note(self, rows: Sequence[Row]) -> Row:
         """The figures, and what fits of the note."""
@@ -616,9 +638,12 @@ class _GpuRow(NamedTuple):
 
     @property
     def _has_room(self) -> bool:
-        """Whether the note needs no row of its own."""
-        room = self.width - self.layout.used
-        return not self.note.rows or any(row_width(row) <= room for row in self.note.rows)
+        """Whether the note needs no row of its own. A reason may be cut."""
+        room = self._room(self._known_columns())
+        least = MIN_REASON if self.note.reason or self.note.remark else room + 1
+        return not self.note.rows or any(
+            min(row_width(row), least) <= room for row in self.note.rows
+        )
 
     def over_histories(self) -> list[Row]:
         """The figures, and the note beside or below them."""

@@ -156,6 +156,7 @@ class WatchedGpu:
                 self.gpu.prime()
                 for mig_slice in self.slices:
                     mig_slice.read()
+                self._note_reasons()  # the GPU may be lost
         finally:
             self._end()
 
@@ -195,7 +196,7 @@ class WatchedGpu:
         self._again_s = min(max(MIN_AGAIN_S, 2 * self._again_s), MAX_AGAIN_S)
 
     def _work(self, t: float) -> None:
-        if self._handle is None or (self.gpu is not None and self.gpu.loss is not None):
+        if self.loss is not None or self._handle is None:
             self._look_for_returned()
         elif self.is_slow:
             self._read_vital(t)
@@ -245,11 +246,10 @@ class WatchedGpu:
         if self._xids is not None:
             self._xids.register(self.id, gpu.handle)
         values = gpu.read()
+        if gpu.loss is None and self.lists_processes:
+            self._list_processes(gpu)
         if gpu.loss is None:
-            if self.lists_processes:
-                self._list_processes(gpu)
             self._add_counts(gpu, values)
-        if gpu.loss is None:
             self._readings.append(Sample(t, self.id, values, gpu.substitutes))
             links, gpu.links = gpu.links, []
             for number, (of_link, reasons) in enumerate(links):
@@ -326,7 +326,7 @@ class WatchedGpu:
                 gpu.reasons.pop("gpu.xid_errors", None)
             else:
                 gpu.refuse("gpu.xid_errors", refusal)
-        if gpu.loss is None and self._listed and self.processes_missing is None:
+        if self._listed and self.processes_missing is None:
             values["gpu.processes"] = float(len(self.processes))
             gpu.reasons.pop("gpu.processes", None)
             gpu.add_processes(self.processes, values)

@@ -19,7 +19,7 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import ScreenRequests
-from gpuconsole.tui.widgets.bars import KeyBar
+from gpuconsole.tui.widgets.bars import KeyBar, is_settled
 from gpuconsole.tui.widgets.header import header_rows
 from gpuconsole.tui.widgets.layout import LayoutNeeds, LayoutPlan, leave_room, plan
 from gpuconsole.tui.widgets.list import FAR
@@ -128,6 +128,7 @@ class MainScreen(Screen[None]):
         for zone in self.zones:
             if zone.display:
                 zone.show(view)
+        self.overview.brief = is_settled(self.app, view)
         for zone in (self.overview, self._remote):
             if zone.display:
                 zone.show(view)

@@ -15,7 +15,6 @@ from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
 from gpuconsole.tui.requests import ScreenRequests
-from gpuconsole.tui.widgets.bars import is_settled
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
 
@@ -46,6 +45,8 @@ class OverviewZone(LiveZone, can_focus=True):
         self._actions = actions
         self._choice = GpuChoice()
         self._overview = Overview([])
+        self.brief = False
+        """Whether the hints take one row."""
 
     def draw(self, view: View, width: int, height: int) -> list[Row]:
         by_id = {action.id: action for action in keys.everywhere()}
@@ -71,7 +72,7 @@ class OverviewZone(LiveZone, can_focus=True):
             height,
             examples,
             self._choice,
-            brief=is_settled(self.app, view),
+            brief=self.brief,
         )
         if self._overview.table is not None:
             self._choice = self._choice._replace(offset=self._overview.table.offset)

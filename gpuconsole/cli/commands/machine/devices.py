@@ -19,15 +19,15 @@ from gpuconsole.session.gpu_state import GpuState, gpu_states
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_view, seen_now
 
-HELP = "list what each GPU does and who uses it, or every metric of each device"
+HELP = "list what each GPU does and who uses it"
 DESCRIPTION = (
     "List each GPU in a line: what it does, its vital figures, and who uses it; then why a GPU is"
     " lost, sick or n/a. With --long, every metric of every device, or the reason why it has no"
     " value."
 )
 EXAMPLES = """examples:
-  watch -n 1 gpuconsole devices
   gpuconsole devices --long
+  watch -n 1 gpuconsole devices
   gpuconsole devices --json | jq '.devices[0].values'
 """
 LONG = Option(
