@@ -127,7 +127,7 @@ def test_every_metric_of_a_gpu_to_the_unit(machine: Machine) -> None:
             "gpu:0",
             "NVIDIA H200",
             "gen5 x16",
-            "16 links",
+            "16 of 18 links",
         )
         assert gpu.uuid == "GPU-00000000-0000-0000-0000-000000000000"
         assert gpu.memory_bytes == 150754820096
@@ -533,7 +533,7 @@ def test_reasons_that_come_from_the_device(machine: Machine) -> None:
     )
     with SamplerChild(environment) as child:
         child.rounds(2)
-        assert child.devices.devices[0].nvlink == "none"
+        assert child.devices.devices[0].nvlink == "0 of 18 links"
         assert child.reasons("gpu:0") == dict.fromkeys(
             ["gpu.nvlink_rx_bytes_per_s", "gpu.nvlink_tx_bytes_per_s"],
             "no active NVLink on this device",

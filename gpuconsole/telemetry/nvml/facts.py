@@ -13,7 +13,7 @@ In both cases the kernel gives the memory of cached files back as soon as an all
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,8 +135,10 @@ _MASK_WORDS = 64  # of 64 bits: CPUs up to 4096
 _NODE_SCOPE = 0
 
 
-def describe(device: str, handle: Any, nvlinks: int | None, memory: MemoryKind) -> Device:
-    """`nvlinks`: number of active NVLinks; None: unknown."""
+def describe(
+    device: str, handle: Any, nvlinks: Sequence[bool] | None, memory: MemoryKind
+) -> Device:
+    """`nvlinks`: whether each NVLink is active; None: unknown."""
     name = str(fact("nvmlDeviceGetName", handle) or UNKNOWN_NAME)
     return Device(
         id=device,
@@ -262,7 +264,11 @@ def _pcie(handle: Any) -> str:
     return f"gen{generation} x{width}" if generation and width else ""
 
 
-def _nvlink_text(links: int | None) -> str:
+def _nvlink_text(links: Sequence[bool] | None) -> str:
+    """`18 links`, `12 of 18 links` where some are down, `none` for a GPU that has none."""
     if links is None:
         return ""
-    return {0: "none", 1: "1 link"}.get(links, f"{links} links")
+    if not links:
+        return "none"
+    up = "" if all(links) else f"{sum(links)} of "
+    return f"{up}{len(links)} {'link' if len(links) == 1 else 'links'}"

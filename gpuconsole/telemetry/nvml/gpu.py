@@ -214,7 +214,7 @@ class Gpu:
         self.link_states = states
         self.nvlinks = sum(states) if states is not None else None
         self._memory = memory_of(handle, self._mig)
-        self.device: Device = describe(device, handle, self.nvlinks, self._memory)
+        self.device: Device = describe(device, handle, states, self._memory)
         unified = self.device.is_unified
         self._fast: tuple[_Reader, ...] = (
             GpmReader(handle, gpm_metrics(c2c)),
