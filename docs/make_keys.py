@@ -56,7 +56,9 @@ reads `NO_COLOR`, the number of colours and the character set from the environme
 colours and with ASCII only.
 
 The title of the console shows its own CPU use. All NVML calls run in a child process: when a driver
-call hangs, the title shows which call hangs and for how long, and `q` still quits at once.
+call hangs, the title shows which call hangs and for how long, and `q` still quits at once. Each
+GPU is read by itself: a GPU that is slow or hangs leaves the figures of the others as they are. It
+is asked for its utilization, memory, power and temperature only, until its calls are quick again.
 """
 
 

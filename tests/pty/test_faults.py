@@ -34,7 +34,7 @@ def box(fake_library: Path, tmp_path: Path) -> Iterator[tuple[Script, Terminal]]
     """A console on a box of 8 GPUs, showing them."""
     script = Script(tmp_path / "machine.txt", "gpus 8", *GPM)
     with watching(script, fake_library, "--interval", "0.2") as terminal:
-        terminal.wait_for("8x H200", "8 GPUs: 8 busy", "78 %", "42 %", timeout_s=30)
+        terminal.wait_for("8x H200", "8 GPUs · 8 busy", "78 %", "42 %", timeout_s=30)
         yield script, terminal
 
 

@@ -28,6 +28,7 @@ from tests.tui.fake_gpu_box import (
     box,
     on_box,
     paint_devices,
+    sick,
     text,
 )
 from tests.tui.fake_session import FakeSession, cpu_view, gpu_view, view
@@ -412,3 +413,11 @@ def test_the_filter_finds_a_device_by_its_name() -> None:
         assert shown_place(app) == "gpu:41"
 
     on_box(box(64), DeviceScreen, body)
+
+
+def test_the_page_of_a_sick_or_slow_gpu_begins_with_the_reason() -> None:
+    hot = text(paint_devices(sick(), 120, "gpu:1")[:1])
+    assert "gpu:1" in hot and "sick: heat slowdown" in hot
+    call = "nvmlDeviceGetNvLinkState has not returned for 12 s"
+    hung = msgspec.structs.replace(BOX, silent={"gpu:2": 12.0}, slow={"gpu:2": call})
+    assert f"gpu:2: silent for 12 s: {call}" in text(paint_devices(hung, 120, "gpu:2")[:1])

@@ -355,7 +355,7 @@ def _trouble(view: View, place: str, width: int) -> list[Row]:
             "alert" if unreadable(view, gpu) else "",
         )
     elif device and device.is_gpu and state.reason:
-        rows += paragraph(f"{place} is {plain(state.text)}", width, "alert")
+        rows += paragraph(f"{place}: {plain(state.text)}", width, "alert")
     if not place.startswith("gpu") and place not in OWN and view.no_gpu_reason:
         rows += paragraph(f"no NVIDIA GPU: {plain(view.no_gpu_reason)}", width)
     for name, source in view.sources.items():

@@ -39,6 +39,7 @@ from gpuconsole.report.machine.gpus import (
 from gpuconsole.report.machine.headline import headline
 from gpuconsole.report.machine.processes import ProcessFilter, arrange, process_lines
 from gpuconsole.report.machine.tiles import Tile, host_tiles
+from gpuconsole.report.page import Lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import GpuState, gpu_states, in_words
@@ -190,8 +191,8 @@ def _with_gpus(
     frame = 2 if boxed else 1
     inner = inner_width(width, boxed)
     states = gpu_states(view, gpus)
-    processes, notes = _process_rows(view, inner)
-    count = len(processes) + len(notes)
+    processes, notes = _processes(view, inner)
+    count = len(processes.head) + len(processes.keys) + len(notes)
     rows = _headline(view, gpus, states, width, height)
     needed = len(rows) + 1 + frame + len(gpus) + 2 + frame + count + frame
     commands = [
@@ -224,7 +225,7 @@ def _with_gpus(
     rows += panel(
         "processes on the GPUs",
         [],
-        _cut(processes, notes, inner, heights.processes - frame),
+        _in_sight(processes, notes, inner, heights.processes - frame),
         width,
         heights.processes,
         boxed,
@@ -494,19 +495,26 @@ def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -
 # --- processes ------------------------------------------------------------------------------------
 
 
-def _process_rows(view: View, width: int) -> tuple[list[Row], list[Row]]:
+def _processes(view: View, width: int) -> tuple[Lines, list[Row]]:
     """The processes of each GPU, those with most memory first, below the heads of their columns;
     and notes about GPUs that do not report theirs."""
     choice = ProcessFilter(sort="device")  # who uses which GPU
     entries = arrange(view.processes, choice)
     lines = process_lines(view, entries, choice, width, view.wall or None)
-    notes = lines.foot(None) if lines.foot is not None else []
-    return [*lines.head, *(lines.row(n, False) for n in range(len(lines.keys)))], notes
+    return lines, lines.foot(None) if lines.foot is not None else []
 
 
-def _cut(rows: list[Row], notes: list[Row], width: int, height: int) -> list[Row]:
-    """`height` rows, the notes last. Where rows are left out, a row counts them."""
+def _in_sight(lines: Lines, notes: list[Row], width: int, height: int) -> list[Row]:
+    """`height` rows, the notes last. Only rows in sight are painted. Where rows are left out, a row
+    counts them."""
     room = height - len(notes)
-    if len(rows) > room >= 2:
-        rows = [*rows[: room - 1], line(width, (f"{len(rows) - room + 1} more: press p", "dim"))]
+    count = len(lines.head) + len(lines.keys)
+    cut = count > room >= 2
+    shown = (room - 1 if cut else max(0, room)) - len(lines.head)
+    rows = [*lines.head, *(lines.row(n, False) for n in range(min(len(lines.keys), shown)))]
+    if cut:
+        rows = [
+            *rows[: room - 1],
+            line(width, (f"{count - room + 1} more: press p", "dim")),
+        ]
     return fill([*rows, *notes], width, max(0, height))

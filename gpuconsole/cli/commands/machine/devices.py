@@ -11,6 +11,7 @@ from gpuconsole.cli.exits import exit_code
 from gpuconsole.cli.options import DCGM, JSON, TIMEOUT, Option
 from gpuconsole.cli.values import dcgm
 from gpuconsole.engine.children.once import DevicesReading, read_devices
+from gpuconsole.host.cores import allowed_cores
 from gpuconsole.model.machine import NO_GPU_REASONS, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.machine.devices import devices_report, short_report
@@ -127,7 +128,7 @@ def as_view(state: SessionState) -> View:
     return make_view(
         state,
         now=state.now,
-        environment=Environment(driver=state.driver),
+        environment=Environment(driver=state.driver, cores=allowed_cores()),
         device="cpu",
         probing="",
         recording=False,
