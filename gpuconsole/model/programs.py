@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import Literal, NamedTuple
 
-ProgramKind = Literal["server", "notebook", "notebooks", "launcher", "console"]
+ProgramKind = Literal["server", "notebook", "launcher", "console"]
 
 
 class Program(NamedTuple):
     """A program. `words`: its names as a program or as a module of Python; a word that ends in one
-    of `.:-` is the beginning of a name. `notebooks` is a server of notebooks, `notebook` the kernel
-    of one."""
+    of `.:-` is the beginning of a name. A `notebook` is the kernel of one."""
 
     title: str
     kind: ProgramKind
@@ -38,9 +37,6 @@ PROGRAMS = (
     Program("LMDeploy", "server", ("lmdeploy",)),
     Program("Ollama", "server", ("ollama",)),
     Program("notebook", "notebook", ("ipykernel_launcher", "ipykernel", "colab_kernel_launcher")),
-    Program("Jupyter", "notebooks", (
-        "jupyter", "jupyter-", "jupyterhub-", "notebook", "jupyterlab",
-    )),
 )  # fmt: skip
 
 

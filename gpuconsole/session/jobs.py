@@ -131,7 +131,7 @@ def _job(pid: int, processes: tuple[Process, ...], ports: Ports) -> Job:
     titles: dict[str, str] = {program.kind: program.title for program in reversed(programs)}
     kind = next((kind for kind in _OF_PROGRAMS if kind in titles), None)
     if processes[0].console:
-        return Job(pid, processes, "gpuconsole", titles[kind] if kind else "")
+        return Job(pid, processes, "gpuconsole")
     if kind is not None:
         served = (port, why) if kind == "server" else (0, "")
         return Job(pid, processes, kind, titles[kind], *served)

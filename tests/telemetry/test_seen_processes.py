@@ -145,7 +145,8 @@ VLLM = Relative(84, "vllm", "/usr/bin/python3 /opt/bin/vllm serve m --port 8000"
         (ENGINE, [VLLM, Relative(79, "uv", "uv run vllm serve m"), SHELL], 84, 0),
         (ENGINE, [SWEEP, SHELL], 81, 0),
         (RANK, [Relative(1, "systemd", "/sbin/init")], 100, 0),
-        (RANK, [Relative(60, "sshd", "sshd: ada@pts/0")], 100, 0),
+        (RANK, [SHELL, Relative(60, "slurmstepd", "slurmstepd: [12.0]")], 100, 0),
+        (RANK, [SCRIPT, Relative(60, "slurmstepd", "slurmstepd: [12.0]")], 60, 0),
         (RANK, [], 100, 0),
     ],
 )

@@ -11,16 +11,6 @@ from gpuconsole.model.programs import program_of
 
 MAX_PARENTS = 12
 SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "fish", "ksh", "csh", "tcsh", "busybox"))
-SESSIONS = frozenset((
-    "systemd", "init", "sshd", "sshd-session", "tmux", "tmux: server", "screen", "login", "su",
-    "cron", "crond", "atd", "tini", "dumb-init", "docker-init", "dockerd", "containerd",
-    "containerd-shim",
-    "runc", "crun", "conmon", "podman", "kubelet", "slurmd", "supervisord", "node", "code-server",
-))  # fmt: skip
-"""Programs (as /proc names them, 15 characters at most) that start work of many kinds: what they
-have started is not one job."""
-
-
 PARTS = ("multiprocessing", "VLLM::", "sglang::")
 
 
@@ -54,7 +44,7 @@ def lineage_of(own: Relative, parents: Iterable[Relative]) -> Lineage:
         kind = _kind(parent)
         if kind == "console":
             console = parent.pid
-        if kind in ("console", "notebooks") or _starts_anything(parent):
+        if kind == "console" or parent.pid <= 1 or _is_typed_into(parent):
             break
         passed.append(parent)
         are_parts = are_parts and _is_part(child, parent)
@@ -81,13 +71,11 @@ def _kind(relative: Relative) -> str:
     return program.kind if program is not None else ""
 
 
-def _starts_anything(parent: Relative) -> bool:
-    """Whether a parent starts work of many kinds: the first process, a program of SESSIONS, or a
-    shell that a person types into."""
-    typed_into = parent.name in SHELLS and all(
+def _is_typed_into(parent: Relative) -> bool:
+    """Whether a parent is a shell in which a person starts one job after another."""
+    return parent.name in SHELLS and all(
         word.startswith("-") and word != "-c" for word in parent.command.split()[1:]
     )
-    return parent.pid <= 1 or parent.name in SESSIONS or typed_into
 
 
 def parents_from(pid: int) -> Iterator[Relative]:
