@@ -245,6 +245,17 @@ def test_a_gpu_that_never_answered_has_its_reason_in_place_of_figures(width: int
     assert "silent for 15 s" in row and call[: 48 if width > 80 else 40] in row, row
 
 
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_a_machine_of_which_no_gpu_can_be_read_says_why(width: int) -> None:
+    shown = machine(*[CARDS[3]] * 8)
+    every = [metric.name for metric in GPU_METRICS]
+    for n in range(8):
+        shown = without(shown, f"gpu:{n}", *every, why="no permission")
+    assert all("n/a: no permission" in row_of(table(shown, width), f"gpu:{n}") for n in range(8))
+    gone = machine(*[CARDS[3]] * 2, lost={"gpu:0": "GPU is lost", "gpu:1": "GPU is lost"})
+    assert "lost: GPU is lost" in row_of(table(gone, width), "gpu:1")
+
+
 # --- a box of different cards ---------------------------------------------------------------------
 
 
