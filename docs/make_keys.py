@@ -19,7 +19,8 @@ current.
 
 On the screen, `?` shows all keys, and the bar at the bottom shows the few keys that are useful now.
 A click presses a key of the bar, selects a finding, or opens the history of a metric. To select
-text, hold Shift while you drag.
+text, hold Shift while you drag. In lists and pages `j` and `k` move as in many programs; on the
+main screen `j` opens the jobs.
 
 The configuration file changes keys, for example (the names of the actions are in
 `gpuconsole/tui/keys.py`; an unknown name lists the valid ones):
@@ -34,9 +35,11 @@ The configuration file changes keys, for example (the names of the actions are i
 LISTS = "Lists and pages"
 SCREENS = {
     "main": "Main screen",
+    "machine": "Main screen while nothing runs",
     "scenarios": "Scenarios",
     "knobs": "Settings",
     "processes": "Processes",
+    "jobs": "Jobs",
     "device": "Device",
     "topology": "Links",
     "profile": "Profile",

@@ -31,6 +31,7 @@ from gpuconsole.engine.recording import SessionRecorder
 from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.host.environment import fingerprint, installed_torch, unusable_gpus
 from gpuconsole.host.folders import sweep_scratch
+from gpuconsole.host.listening import PortReader
 from gpuconsole.host.torch_build import Driver, TorchBuild
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -40,6 +41,7 @@ from gpuconsole.model.run import RunState
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.api import RemoteApi, SessionError, View
+from gpuconsole.session.jobs import Ports
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import prelude
 from gpuconsole.wire.events import (
@@ -107,6 +109,7 @@ class Engine(StateReader):
         self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit)
         self._recorder = SessionRecorder()
         self.background = BackgroundTasks(self.emit)
+        self._port_reader = PortReader()
         self._devices_known = asyncio.Event()
         self._closing = False
         self._unusable: set[str] = set()
@@ -265,6 +268,9 @@ class Engine(StateReader):
 
     def signal_process(self, process: Process, number: int) -> None:
         send_signal(process, number)
+
+    def ports(self, pids: Collection[int]) -> Ports:
+        return self._port_reader.of(pids)
 
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(self.snapshot(), path)

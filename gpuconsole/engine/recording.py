@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import time
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from gpuconsole.engine.reader import StateReader, write_snapshot
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionError, View
+from gpuconsole.session.jobs import Ports
 from gpuconsole.session.state import SessionState
 from gpuconsole.wire.events import AnyEvent, Note
 from gpuconsole.wire.recording import RecordingWriter, RingWriter, as_recorded, read_recording
@@ -270,6 +271,9 @@ class Replay(StateReader, SessionApi):
         revert
     ) = keep_baseline = _refuse_async
     probe_only_for = cancel_trial = end_tuning = signal_process = toggle_recording = _refuse
+
+    def ports(self, pids: Collection[int]) -> Ports:
+        return {}
 
     def export(self, path: Path | None = None) -> Path:
         return write_snapshot(self.snapshot(), path, "gpuconsole-replay")

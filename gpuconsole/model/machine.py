@@ -132,8 +132,13 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `kind` is `compute` or `graphics`. `memory_time_ratio`: share of the last seconds in which the
     process read or wrote device memory (not bandwidth). `host_memory_bytes`: its resident memory.
-    None and an empty text mean that this process has no permission to read the value. `name` and
-    `command` come from the process: treat them as untrusted text. `container` is a short id.
+    None and an empty text mean that the value is not known. `name` and `command` come from the
+    process: treat them as untrusted text. `container` is a short id.
+
+    `state`: the letter of the kernel for what the process does: R, S, D, T, t, Z; D only where it
+    lasts for two readings. `unseen`: why only the pid is known. `lineage`: the parents that surely
+    belong to the same job, the nearest first; `launcher` is the command line of the last.
+    `console`: the gpuconsole under which the process runs, 0 for none.
     """
 
     pid: int
@@ -151,6 +156,11 @@ class Process(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_ratio: float | None = None
     memory_time_ratio: float | None = None
     host_memory_bytes: int | None = None
+    state: str = ""
+    unseen: str = ""
+    lineage: tuple[int, ...] = ()
+    launcher: str = ""
+    console: int = 0
 
 
 # --- measured peak rates of a machine -------------------------------------------------------------

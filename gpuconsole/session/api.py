@@ -23,6 +23,7 @@ from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.model.text import without_credentials
 from gpuconsole.session.idle import QuietTime
+from gpuconsole.session.jobs import Ports
 from gpuconsole.wire.events import SourceState
 
 
@@ -381,6 +382,11 @@ class SessionApi(Protocol):
     def signal_process(self, process: Process, number: int) -> None:
         """Send signal `number` to exactly this process, and not to a later process with the same
         pid. Raises SessionError."""
+        ...
+
+    def ports(self, pids: Collection[int]) -> Ports:
+        """The TCP ports at which these processes listen, as last read. Asking begins a new reading;
+        a recording has none."""
         ...
 
     def export(self, path: Path | None = None) -> Path:

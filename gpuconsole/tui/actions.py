@@ -49,6 +49,7 @@ SCREENS = {
     "history": "pages.HistoryScreen",
     "device": "device.DeviceScreen",
     "processes": "processes.ProcessesScreen",
+    "jobs": "processes.JobsScreen",
     "models": "pages.ModelsScreen",
     "topology": "device.TopologyScreen",
     "output": "output.OutputScreen",
@@ -93,7 +94,9 @@ class Actions:
 
     async def do(self, name: str, *digit: str) -> None:
         """Do the action of this id; `digit`: the key of an action that all digits have."""
-        if name in SCREENS:
+        if name == "device" and (device := self._device_in_sight()):
+            self.open_device(device)
+        elif name in SCREENS:
             self.open(name)
         elif (result := getattr(self, name)(*digit)) is not None:
             await result
@@ -117,6 +120,21 @@ class Actions:
         module, _, class_name = SCREENS[name].partition(".")
         screen = getattr(importlib.import_module(f"gpuconsole.tui.screens.{module}"), class_name)
         return app.push_screen(screen(self._api, self))
+
+    def _device_in_sight(self) -> str:
+        """The device that is selected on the screen in sight; empty if none is."""
+        screen = self._app.screen
+        if isinstance(screen, BackScreen):
+            return screen.device_in_sight()
+        overview = self._app.main_screen.overview
+        return overview.selected if overview.has_focus else ""
+
+    def open_processes(self, device: str = "", job: int = 0) -> None:
+        """Open the processes of a GPU or of a job on top of the screen in sight: Escape goes back
+        to that one."""
+        from gpuconsole.tui.screens.processes import ProcessesScreen
+
+        self._app.push_screen(ProcessesScreen(self._api, self, device, job))
 
     async def find(self) -> None:
         """Open the processes with an open filter. The next key finds the filter open."""
@@ -293,8 +311,13 @@ class Actions:
             self.try_change(suggestion.changes, suggestion.predicted_speedup)
 
     def copy(self) -> None:
-        """Copy the code of the selected suggestion by OSC 52: terminals pass it to the clipboard of
-        the user's machine, also over SSH."""
+        """Copy what the screen in sight offers, or the code of the selected suggestion, by OSC 52:
+        terminals pass it to the clipboard of the user's machine, also over SSH."""
+        screen = self._app.screen
+        if isinstance(screen, BackScreen) and (text := screen.text_to_copy()):
+            self._app.copy_to_clipboard(text)
+            self.report(f"copied: {text}; not every terminal allows that")
+            return
         suggestion = self._app.main_screen.chosen()
         if suggestion is None:
             self.report("there is no suggestion to copy")

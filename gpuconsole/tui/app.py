@@ -333,7 +333,7 @@ class ConsoleApp(ActionsApp):
         )
         if screen is self.main_screen and self.main_screen.overview.has_focus:
             own = keys.on(keys.MACHINE)
-        for action in (*own, *keys.on(MainScreen.NAME), *keys.everywhere()):
+        for action in dict.fromkeys((*own, *keys.on(MainScreen.NAME), *keys.everywhere())):
             named = (
                 action.label
                 and action.id not in ("up", "down", "palette")

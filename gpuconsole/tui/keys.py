@@ -1,8 +1,9 @@
 """The one table of actions and keys. Textual's bindings, the key bars, the help page and the
 command palette are made from it.
 
-A letter has the same meaning on every screen. An action that belongs to some screens has a key that
-no other action uses there.
+A letter has the same meaning on every screen, but for two: `g` groups in some lists, and `j`, which
+is a line down in lists and pages as in many programs, opens the jobs on the main screen. An action
+that belongs to some screens has a key that no other action uses there.
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ class Action(NamedTuple):
 
 DIGITS = ",".join("0123456789")
 """The keys of an action that gets the digit."""
-LISTS = ("scenarios", "knobs", "processes", "device", "models", "topology", "leave_job", "consent")
+LISTS = (
+    "scenarios", "knobs", "processes", "jobs", "device", "models", "topology", "leave_job",
+    "consent",
+)  # fmt: skip
 PAGES = ("details", "profile", "tuning", "help", "process", "output")
 """`process` is one process in full, on the screen of the processes."""
 SUB_SCREENS = (*LISTS, *PAGES, "history")
@@ -247,20 +251,31 @@ ACTIONS: tuple[Action, ...] = (
         "probes",
         "P",
         "probe",
-        (
-            "Allow probes in a job of your own, or send a few requests to a watched server. A"
-            " question comes first."
-        ),
+        "Allow probes in your own job, or send requests to a watched server. A question is first.",
         ("main",),
         _may_probe,
     ),
-    Action("device", "i", "device", "Every metric of a device with its value, unit and source."),
+    Action(
+        "device",
+        "i",
+        "device",
+        "Every metric of the selected device with its value, unit and source.",
+    ),
     Action(
         "processes",
         "p",
         "processes",
         "Processes on the GPUs: sort, filter, group, send a signal.",
         makes_sense=_has_gpu,
+    ),
+    Action(
+        "jobs",
+        "j",
+        "jobs",
+        "Jobs on the GPUs: whose, since when, on which GPUs, and what they are.",
+        ("main", MACHINE),
+        makes_sense=_has_gpu,
+        of_app=True,
     ),
     Action("help", "question_mark,f1", "help", "Keys, and how to read the screen.", bar="?"),
     Action(
@@ -335,8 +350,8 @@ ACTIONS: tuple[Action, ...] = (
         ("main",),
         lambda view: _is_job(view) and _running(view),
     ),
-    Action("choose_previous", "up,k,shift+tab", "", "Select the suggestion above.", ("main",)),
-    Action("choose_next", "down,j,tab", "", "Select the suggestion below.", ("main",)),
+    Action("choose_previous", "up,shift+tab", "", "Select the suggestion above.", ("main",)),
+    Action("choose_next", "down,tab", "", "Select the suggestion below.", ("main",)),
     Action("choose_first", "home,g", "", "Select the first suggestion.", ("main",)),
     Action("choose_last", "end,G", "", "Select the last suggestion.", ("main",)),
     Action(
@@ -409,11 +424,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("accept", "enter", "keep the filter", "Back to the list, with the filter.", ("filter",)),
     Action("accept", "enter", "send", "Send the line.", ("line",)),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
+    Action("open_job", "enter", "processes", "Show the processes of the selected job.", ("jobs",)),
     Action(
-        "open_device",
+        "open_processes",
         "enter",
-        "device",
-        "Show every metric of the selected GPU.",
+        "its processes",
+        "Show the processes on the selected GPU; i shows its metrics.",
         (MACHINE,),
         _has_gpu,
     ),
@@ -453,6 +469,7 @@ ACTIONS: tuple[Action, ...] = (
             "scenarios",
             "knobs",
             "processes",
+            "jobs",
             "output",
             "models",
             "topology",
@@ -468,6 +485,14 @@ ACTIONS: tuple[Action, ...] = (
         "filter",
         "Show the device whose name is typed, or only metrics with the words typed.",
         ("device",),
+    ),
+    Action(
+        "interrupt_process",
+        "I",
+        "SIGINT",
+        "Interrupt the selected process, as Ctrl-C does. A question comes first.",
+        ("processes", "process"),
+        _live,
     ),
     Action(
         "terminate",
@@ -530,16 +555,18 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("left", "left", "", "Scroll to the left.", ("topology",)),
     Action("right", "right", "scroll", "Scroll to the right.", ("topology",), bar="left/right"),
-    Action("up", "up,k,shift+tab", "", "One line up.", _but((*LISTS, *PAGES, MACHINE), "device")),
+    Action("up", "up,k,shift+tab", "", "One line up.", _but((*LISTS, *PAGES), "device")),
     Action("up", "up,k", "", "One line up.", ("device",)),
+    Action("up", "up,shift+tab", "", "One line up.", (MACHINE,)),
     Action(
         "down",
         "down,j,tab",
         "select",
         "One line down.",
-        _but((*LISTS, *FIELDS[1:3], MACHINE), "device"),
+        _but((*LISTS, *FIELDS[1:3]), "device"),
         bar="up/down",
     ),
+    Action("down", "down,tab", "select", "One line down.", (MACHINE,), bar="up/down"),
     Action("down", "down,j", "select", "One line down.", ("device",), bar="up/down"),
     Action("down", "down,j,tab", "scroll", "One line down.", PAGES, bar="up/down"),
     Action("page_up", "pageup", "", "One page up.", (*LISTS, *PAGES, MACHINE)),
@@ -691,7 +718,7 @@ def _wanted(view: View) -> tuple[str, ...]:
         )
     if view.run is None:
         return (
-            ("scenarios", "open_device", "sort_next", "processes", "find", "topology")
+            ("scenarios", "open_processes", "jobs", "device", "sort_next", "find", "topology")
             if _has_gpu(view)
             else ("scenarios", "device")
         )

@@ -105,8 +105,10 @@ def as_recorded(event: AnyEvent) -> AnyEvent:
 
 def _as_recorded(process: Process) -> Process:
     if process.uid in (None, os.geteuid()):
-        return msgspec.structs.replace(process, command="")
-    return msgspec.structs.replace(process, command="", user=ANOTHER_USER, uid=None, container="")
+        return msgspec.structs.replace(process, command="", launcher="")
+    return msgspec.structs.replace(
+        process, command="", launcher="", user=ANOTHER_USER, uid=None, container=""
+    )
 
 
 def read_recording(path: Path) -> Iterator[AnyEvent]:
@@ -328,7 +330,13 @@ class RingWriter:
                 assert isinstance(listed, Processes)
                 steady = [
                     msgspec.structs.replace(
-                        process, sm_ratio=None, cpu_ratio=None, memory_bytes=None
+                        process,
+                        sm_ratio=None,
+                        cpu_ratio=None,
+                        memory_time_ratio=None,
+                        memory_bytes=None,
+                        host_memory_bytes=None,
+                        state="",
                     )
                     for process in listed.processes
                 ]

@@ -203,8 +203,18 @@ def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(
         uid=os.geteuid() + 1,
         command="train.py --key secret",
         container="abc",
+        lineage=(6,),
+        launcher="torchrun train.py --key secret",
     )
-    own = Process(8, "gpu:0", name="python", user="me", uid=os.geteuid(), command="train.py")
+    own = Process(
+        8,
+        "gpu:0",
+        name="python",
+        user="me",
+        uid=os.geteuid(),
+        command="train.py",
+        launcher="secret",
+    )
     recorder.toggle(path, [])
     recorder.write(Processes(1.0, [other, own]))
     recorder.close()
@@ -218,7 +228,8 @@ def test_only_the_user_reads_a_recording_and_other_users_are_not_named_in_it(
         ("another user", None, "", ""),
         ("me", os.geteuid(), "", ""),
     ]
-    assert "alice" not in path.read_text()
+    assert "alice" not in path.read_text() and "secret" not in path.read_text()
+    assert event.processes[0].lineage == (6,), "a replay groups processes into jobs, too"
 
 
 # --- M5: names that can be guessed ----------------------------------------------------------------

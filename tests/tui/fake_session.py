@@ -21,6 +21,7 @@ from gpuconsole.model.run import Distribution, Run, RunState, Summary
 from gpuconsole.model.scenario import Scenario, Teaches, Workload
 from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import SessionError, View
+from gpuconsole.session.jobs import Ports
 
 H200 = Device(
     "gpu:0",
@@ -449,6 +450,9 @@ class FakeSession:
     def view(self) -> View:
         self.views += 1
         return self.shown
+
+    def ports(self, pids: Collection[int]) -> Ports:
+        return dict.fromkeys(pids, ())
 
     def history(self, key: str, columns: int, seconds: float) -> list[float | None]:
         value = self.shown.latest.get(key)

@@ -38,9 +38,11 @@ SAME = {
     "choose_first": "first",
     "choose_last": "last",
     "group": "first",
+    "jobs": "down",
 }
 """The suggestions of the main screen are a list too. Where a list has groups, `g` means them, and
-elsewhere the first line, as for many programs."""
+elsewhere the first line; `j` means the jobs on the main screen, and a line down in lists and pages,
+as for many programs."""
 
 
 def test_a_letter_has_one_meaning_everywhere() -> None:
@@ -196,7 +198,7 @@ def test_keys_of_the_configuration(table: None) -> None:
     [
         ({"histroy": "H"}, "there is no action 'histroy' (did you mean 'history'?)"),
         ({"history": "hyper"}, "history: there is no key 'hyper'"),
-        ({"history": "k"}, "history: the key 'k' is taken by choose_previous"),
+        ({"history": "k"}, "history: the key 'k' is taken by up"),
         ({"jump": "z"}, "jump: this key cannot be changed"),
         ({"filter": "q"}, "filter: the key 'q' is taken by quit"),
     ],

@@ -261,9 +261,9 @@ def test_the_table_of_64_gpus_scrolls_and_a_map_shows_them_all() -> None:
             and "of 64, arrows scroll" in text
         )
         assert marked(app) == "" and in_sight(app)[0] == "gpu:0"
-        await pilot.press("j", "down", "G")
+        await pilot.press("tab", "down", "G")
         assert marked(app).startswith("gpu:63 ") and in_sight(app)[-1] == "gpu:63"
-        await pilot.press("k")
+        await pilot.press("up")
         assert marked(app).startswith("gpu:62 ") and in_sight(app)[-1] == "gpu:63"
         await pilot.press("home", "pagedown")
         assert "gpu:0" not in marked(app)
@@ -291,12 +291,23 @@ def test_each_page_down_shows_other_gpus() -> None:
     on_overview(64, body)
 
 
-def test_enter_opens_the_selected_gpu_and_escape_gives_the_table_back() -> None:
+def test_enter_opens_the_processes_of_the_selected_gpu_and_i_its_metrics() -> None:
+    """Of both, Escape gives the table back."""
+
     async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
         await pilot.press("down", "down", "down", "enter")
         screen = app.screen
+        assert isinstance(screen, ProcessesScreen)
+        assert {entry.process.device for entry in screen._entries if entry.process} == {"gpu:2"}
+        await pilot.press("i")
+        screen = app.screen
         assert isinstance(screen, DeviceScreen) and screen._place == "gpu:2"
         await pilot.press("escape")
+        assert app.screen is app.main_screen and marked(app).startswith("gpu:2 ")
+        await pilot.press("i")
+        screen = app.screen
+        assert isinstance(screen, DeviceScreen) and screen._place == "gpu:2"
+        await pilot.press("escape", "enter", "escape")
         assert app.screen is app.main_screen and marked(app).startswith("gpu:2 ")
         await pilot.press("up")
         assert marked(app).startswith("gpu:1 ")
@@ -366,7 +377,8 @@ def test_a_click_selects_a_gpu_and_a_second_click_opens_it() -> None:
         await pilot.click(zone, offset=(10, y))
         assert marked(app).startswith("gpu:5 ")
         await pilot.click(zone, offset=(10, y))
-        assert isinstance(app.screen, DeviceScreen) and app.screen._place == "gpu:5"
+        assert isinstance(app.screen, ProcessesScreen)
+        assert app.screen._choice.device == "gpu:5"
 
     on_overview(8, body)
 

@@ -159,30 +159,24 @@ def test_every_character_that_is_kept_has_a_width_that_all_agree_on() -> None:
 
 
 def test_what_cannot_be_seen_reads_na() -> None:
-    shown = with_processes(Process(77, "gpu:0"))
+    gone = "no such process"
+    shown = with_processes(Process(77, "gpu:0", unseen=gone), RANK_0)
     row = text(
         drawn(
             process_lines(
                 shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, WALL
             ),
             120,
-            2,
+            3,
             None,
         )
-    ).split("\n")[1]
-    assert row.count("n/a") == 8  # user, SM, time of the memory, memory, CPU, RSS, age, command
-    assert "n/a: this user cannot read it" in text(
-        paint_process(shown, shown.processes[0], 80, WALL)
-    )
-    assert "n/a" in text(
-        drawn(
-            process_lines(
-                shown, arrange(shown.processes, ProcessFilter()), ProcessFilter(), 120, None
-            ),
-            120,
-            2,
-        )
-    )
+    ).split("\n")[2]
+    assert row.count("n/a") == 7  # user, SM, time of the memory, memory, CPU, RSS, age
+    assert row.rstrip().endswith(gone)
+    assert f"n/a: {gone}" in text(paint_process(shown, shown.processes[0], 80, WALL))
+    entries = arrange(shown.processes, ProcessFilter())
+    heads = process_lines(shown, entries, ProcessFilter(), 120, None).head
+    assert " age " not in text([*heads])
 
 
 def test_why_there_is_nothing_to_see() -> None:
@@ -202,7 +196,7 @@ def test_why_there_is_nothing_to_see() -> None:
     still = {
         series_key(name, f"gpu:{n}"): 0.0
         for n in range(8)
-        for name in ("gpu.sm_active_ratio", "gpu.hbm_used_bytes")
+        for name in ("gpu.sm_active_ratio", "gpu.utilization_ratio", "gpu.hbm_used_bytes")
     }
     assert "No process holds a GPU." in said(
         msgspec.structs.replace(with_processes(), latest=with_processes().latest | still)
@@ -597,7 +591,7 @@ def test_no_byte_of_a_name_reaches_the_terminal_as_it_is() -> None:
             stream.feed(re.sub(rb"\x1b\[[?>=<][0-9;]*(\$p|u)", b"", chunk))
 
     try:
-        read_until("by memory", "4102", "\\x1b]52;c;cm0=\\x07\\x1b[2J")
+        read_until("by memory", "4102", "\\x1b]52;c;cm0=")
         rows = [row for row in terminal.display if " GiB" in row and " 410" in row]
         child.send("\x1b[B" + "T")
         read_until("send SIGTERM to 4101")
@@ -655,3 +649,134 @@ def test_in_a_recording_no_signal_is_offered_and_no_question_asked(key: str) -> 
     assert (
         on_box(msgspec.structs.replace(box(8), recording=True), ProcessesScreen, body).calls == []
     )
+
+
+# --- states, columns, and what is said of GPUs without a process ----------------------------------
+
+
+def rows_of(shown: View, width: int = 120, choice: ProcessFilter = ProcessFilter()) -> list[str]:  # noqa: B008
+    entries = arrange(shown.processes, choice)
+    return text(drawn(process_lines(shown, entries, choice, width, WALL), width, 14)).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "word"), [("R", ""), ("S", ""), ("T", "stopped: "), ("Z", "zombie: "), ("", "")]
+)
+def test_a_state_that_is_not_ordinary_stands_before_the_command(state: str, word: str) -> None:
+    one = msgspec.structs.replace(RANK_0, state=state)
+    assert f"{word}python train.py" in rows_of(with_processes(one))[1]
+    assert ("zombie" in text(paint_process(box(8), one, 80, WALL))) == (state == "Z")
+
+
+def test_a_zombie_is_told_with_what_it_holds_and_gets_no_signal() -> None:
+    one = Process(
+        7, "gpu:0", name="python3", parent=6, started=WALL - 9, state="Z", memory_bytes=39 * 2**29
+    )
+    page = " ".join(text(paint_process(box(8), one, 80, WALL)).split())
+    assert "still counts 19.5 GiB" in page and "n/a: the process has ended" in page
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await pilot.press("T")
+        await shows(app, "no signal reaches it")
+        await pilot.press("y")
+        assert not api.calls
+
+    on_box(with_processes(one), ProcessesScreen, body)
+
+
+def test_columns_that_are_empty_everywhere_go() -> None:
+    without = msgspec.structs.replace(RANK_0, memory_time_ratio=None, container="")
+    heads = rows_of(with_processes(without))[0]
+    assert "container" not in heads and "mem rw" not in heads and "CPU %" in heads
+    inside = msgspec.structs.replace(without, container="3f9c1ab20d7e")
+    assert "container" in rows_of(with_processes(without, inside))[0]
+    assert "mem rw" in rows_of(with_processes(without), choice=ProcessFilter(sort="memory time"))[0]
+
+
+@pytest.mark.parametrize("width", [120, 200])
+def test_a_long_user_gets_the_room_that_is_free(width: int) -> None:
+    assert (
+        "CORP\\ann.example "
+        in rows_of(
+            with_processes(msgspec.structs.replace(RANK_0, user="CORP\\ann.example", container="")),
+            width,
+        )[1]
+    )
+
+
+def used(shown: View, gpu: str, held: float, share: float = 0.0) -> View:
+    values = {
+        series_key("gpu.hbm_used_bytes", gpu): held,
+        series_key("gpu.sm_active_ratio", gpu): share,
+        series_key("gpu.utilization_ratio", gpu): share,
+    }
+    return msgspec.structs.replace(shown, latest=shown.latest | values)
+
+
+def test_a_list_with_a_small_part_of_the_memory_says_so() -> None:
+    server = Process(5, "gpu:0", name="nvidia-cuda-mps-server", memory_bytes=30 << 20)
+    note = rows_of(used(with_processes(server, gpus=1), "gpu:0", 29.3 * 2**30))[2]
+    assert "30.0 MiB of 29.3 GiB" in note and "MPS" in note
+    other = msgspec.structs.replace(server, name="python")
+    assert "MPS" not in rows_of(used(with_processes(other, gpus=1), "gpu:0", 29.3 * 2**30))[2]
+    whole = msgspec.structs.replace(server, memory_bytes=29 * 2**30)
+    assert not rows_of(used(with_processes(whole, gpus=1), "gpu:0", 29.3 * 2**30))[2].strip()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "No process holds a GPU."),
+        ({"xids": {"gpu:0": (94, 3.0)}}, "No process holds a GPU."),
+        ({"lost": {"gpu:0": "GPU is lost"}}, "processes of gpu:0 n/a: GPU is lost"),
+    ],
+    ids=["nothing", "xid", "lost"],
+)
+def test_nothing_uses_a_gpu_that_is_only_sick(change: dict[str, object], words: str) -> None:
+    still = used(with_processes(gpus=1), "gpu:0", 0.5 * 2**30)
+    said = rows_of(msgspec.structs.replace(still, **change))[0]
+    assert words in said and "not visible" not in said
+
+
+def test_a_gpu_without_a_handle_and_one_without_utilization() -> None:
+    shown = with_processes(gpus=1)
+    gpu = {key for key in shown.latest if key.endswith("device=gpu:0}")}
+    nothing = {key: value for key, value in shown.latest.items() if key not in gpu}
+    reasons = dict.fromkeys(gpu, "unknown driver error")
+    closed = msgspec.structs.replace(shown, latest=nothing, unavailable=reasons)
+    assert rows_of(closed)[0].strip() == "processes of gpu:0 n/a: unknown driver error"
+    little = {series_key("gpu.hbm_used_bytes", "gpu:0"): 1e9}
+    assert rows_of(msgspec.structs.replace(shown, latest=nothing | little))[0].strip() == (
+        "No process is seen on a GPU."
+    )
+
+
+def test_one_gpu_or_one_job() -> None:
+    shown = box(8)
+    assert pids(shown.processes, ProcessFilter(device="gpu:3")) == [4103]
+    empty = used(msgspec.structs.replace(shown, processes=()), "gpu:6", 0.0)
+    assert rows_of(empty, choice=ProcessFilter(device="gpu:6"))[0].strip() == (
+        "No process holds gpu:6."
+    )
+    assert "job of process 5 has ended" in rows_of(shown, choice=ProcessFilter(job=5))[0]
+
+
+def test_p_shows_all_processes_again() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await shows(app, "gpu:3: 1 of 12 on 1 device")
+        await pilot.press("p")
+        await shows(app, "12 on 8 devices")
+        assert "gpu:3: " not in text_of(app)
+
+    on_box(box(8), lambda api, actions: ProcessesScreen(api, actions, "gpu:3"), body)
+
+
+def test_sigint_is_sent_after_a_yes() -> None:
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await pilot.press("I")
+        await shows(app, "send SIGINT to 4100")
+        await pilot.press("y")
+        await shows(app, "SIGINT sent to 4100")
+
+    api = on_box(box(8), ProcessesScreen, body, (80, 24))
+    assert api.calls == [("signal", 4100, RANK_0.started, signal.SIGINT)]

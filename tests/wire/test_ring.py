@@ -7,6 +7,7 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuconsole.engine.history import read_history
@@ -81,12 +82,16 @@ def test_each_file_is_a_recording_that_begins_with_what_stays_true(tmp_path: Pat
 
 
 def test_what_a_ring_leaves_out(tmp_path: Path) -> None:
-    """Steps, command lines, other users' names, and more than one reading per second."""
+    """Steps, command lines, other users' names, more than one reading per second, and lists of the
+    same processes."""
     foreign = Process(
-        pid=5, device="gpu:0", name="python", user="somebody", uid=12345, command="python secret.py"
-    )
+        pid=5, device="gpu:0", name="python", user="somebody", uid=12345,
+        command="python secret.py", launcher="torchrun secret.py", state="S",
+    )  # fmt: skip
+    later = msgspec.structs.replace(foreign, state="R", host_memory_bytes=7, memory_time_ratio=0.5)
     events: list[AnyEvent] = [
         Processes(t=0.0, processes=[foreign]),
+        Processes(t=0.05, processes=[later]),
         Steps(
             t=0.1,
             steps=[Step(1, 0.1, 0.1, 1, 1, ())],
@@ -103,6 +108,7 @@ def test_what_a_ring_leaves_out(tmp_path: Path) -> None:
     written(tmp_path, events).close()
     kept = list(read_recording(ring_files(tmp_path)[0]))
     assert not any(isinstance(event, Steps) for event in kept)
+    assert sum(isinstance(event, Processes) for event in kept) == 1
     samples = [event for event in kept if isinstance(event, Sample)]
     assert len(samples) == 3 and samples[0].values == {"host.cores_busy": 1.2346}
     assert "secret" not in str(kept) and "somebody" not in str(kept)

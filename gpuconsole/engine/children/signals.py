@@ -12,6 +12,7 @@ import psutil
 from gpuconsole.model.machine import Process
 from gpuconsole.session.api import SessionError
 
+NOT_SEEN = "it cannot be seen from here (another container or user)"
 _SAME_S = 0.02
 """Largest difference of two readings of one start time, in seconds. The kernel counts it in ticks
 of 10 ms."""
@@ -34,9 +35,7 @@ def send_signal(process: Process, number: int) -> None:
     name = signal.Signals(number).name
     who = f"{process.pid} {process.name}".strip()
     if process.started <= 0:
-        raise SessionError(
-            f"{who}: it cannot be seen from here (another container or user): {name} not sent"
-        )
+        raise SessionError(f"{who}: {process.unseen or NOT_SEEN}: {name} not sent")
     try:
         handle = psutil.Process(process.pid)
         if abs(handle.create_time() - process.started) > _SAME_S:

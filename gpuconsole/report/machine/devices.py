@@ -619,10 +619,10 @@ def _metric_cells(view: View, metric: Metric, place: str) -> list[Segment]:
 
 
 def _process_cells(process: Process) -> list[Segment]:
-    who = plain(" ".join(filter(None, (process.user, process.name)))) or "not visible for this user"
+    who = plain(" ".join(filter(None, (process.user, process.name))) or process.unseen)
     return [
         (f"process {process.pid}", ""),
         (units.quantity(process.memory_bytes, "bytes"), ""),
         (process.kind, ""),
-        (who, ""),
+        (who or "not visible for this user", ""),
     ]

@@ -11,12 +11,16 @@ from typing import NamedTuple
 
 from gpuconsole.model import units
 from gpuconsole.model.machine import Process
+from gpuconsole.model.metrics import series_key
 from gpuconsole.model.text import cell_width, cut, plain
 from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans, wrap
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import gpu_states
+from gpuconsole.session.gpu_state import MUCH_MEMORY, unreadable
+from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION
+from gpuconsole.session.jobs import starters_of
+from gpuconsole.session.machine import parent as whole_of
 
 # --- the table of processes on the devices --------------------------------------------------------
 
@@ -25,12 +29,20 @@ Id = tuple[str, int, float]
 
 
 class ProcessFilter(NamedTuple):
-    """Order, tree and filter of the table."""
+    """Order, tree and filter of the table. `device`, `job`: only the processes of this GPU, or of
+    the job that this process has started; empty and 0: all."""
 
     sort: str = "memory"
     reverse: bool = False
     tree: bool = False
     needle: str = ""
+    device: str = ""
+    job: int = 0
+
+    @property
+    def whose(self) -> str:
+        """`gpu:3` or `job 4100`; empty where all processes are meant."""
+        return self.device or (f"job {self.job}" if self.job else "")
 
 
 class ProcessEntry(NamedTuple):
@@ -43,6 +55,8 @@ class ProcessEntry(NamedTuple):
     children: tuple[Process, ...] = ()
 
 
+MPS = "nvidia-cuda-mps"
+"""In the names of the programs of NVIDIA's Multi-Process Service."""
 _DEVICE = re.compile(r"gpu:\d+(/mig:\d+)?")
 
 
@@ -78,7 +92,11 @@ def identity(process: Process) -> Id:
 def arrange(processes: Iterable[Process], choice: ProcessFilter) -> list[ProcessEntry]:
     """The lines of the table in order."""
     order = ORDERS[choice.sort]
-    matching = [process for process in processes if _matches(process, choice.needle)]
+    listed = list(processes)
+    if choice.job:
+        job_of = starters_of(listed)
+        listed = [process for process in listed if job_of[process.pid] == choice.job]
+    matching = [process for process in listed if _matches(process, choice)]
     by_pid = sorted(matching, key=lambda process: (process.pid, device_number(process.device)))
     if choice.sort == "device":  # of a GPU, those with most memory first
         by_pid.sort(key=lambda process: -(process.memory_bytes or 0))
@@ -92,14 +110,21 @@ def arrange(processes: Iterable[Process], choice: ProcessFilter) -> list[Process
     )
 
 
-def _matches(process: Process, needle: str) -> bool:
-    """Whether `needle` is part of a name, command, user, container or pid, or the name of the
-    device or of its whole GPU."""
-    if not needle:
+def _is_on(device: str, wanted: str) -> bool:
+    """Whether a device is the wanted one or a slice of it."""
+    return device == wanted or device.startswith(f"{wanted}/")
+
+
+def _matches(process: Process, choice: ProcessFilter) -> bool:
+    """Whether a process is of the chosen GPU, and the needle is part of its name, command, user,
+    container or pid, or the name of its device or of the whole GPU."""
+    if choice.device and not _is_on(process.device, choice.device):
+        return False
+    if not choice.needle:
         return True
-    wanted = needle.casefold().strip()
+    wanted = choice.needle.casefold().strip()
     if _DEVICE.fullmatch(wanted):
-        return process.device == wanted or process.device.startswith(f"{wanted}/")
+        return _is_on(process.device, wanted)
     texts = (
         process.name,
         process.command,
@@ -167,6 +192,18 @@ class _ProcessColumn(NamedTuple):
 
 SHAPES = 6
 MIN_COMMAND = 24
+JOB_COMMAND = 200
+"""Characters of a launcher's command on the page of one process."""
+USER_CELLS = 8
+MAX_USER = 24
+"""Cells that the user gets beyond USER_CELLS."""
+ALWAYS = ("device", "pid", "memory")
+"""The columns that stay where no process has a value."""
+STATES = {
+    "R": "running", "S": "sleeping", "D": "waits in the kernel", "T": "stopped",
+    "t": "stopped by a debugger", "Z": "zombie",
+}  # fmt: skip
+ORDINARY = ("R", "S", "")
 
 
 def _user(process: Process, wall: float | None) -> str:
@@ -218,7 +255,7 @@ _COLUMNS = (
         lambda process, wall: str(process.pid),
         lambda entry: str(entry.pid),
     ),
-    _ProcessColumn("user", "user", 8, "<", (0, 4), _user),
+    _ProcessColumn("user", "user", USER_CELLS, "<", (0, 4), _user),
     _ProcessColumn("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
     _ProcessColumn(
         "kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())
@@ -265,29 +302,52 @@ class _ProcessLayout(NamedTuple):
     room: int
 
 
-def _layout(view: View, width: int, entries: Iterable[ProcessEntry]) -> _ProcessLayout:
-    """No number is cut: `pid` and `memory` are as wide as their longest text."""
+def _layout(
+    view: View,
+    width: int,
+    entries: Iterable[ProcessEntry],
+    sort: str = "",
+    wall: float | None = None,
+) -> _ProcessLayout:
+    """No number is cut: `pid` and `memory` are as wide as their longest text. A column without any
+    value is left out, unless the table is sorted by it; a long user gets room that is free."""
     listed = [entry.process for entry in entries if entry.process is not None]
     longest = {
         "pid": max((len(str(process.pid)) for process in listed), default=0),
         "memory": max((len(_memory(process, None)) for process in listed), default=0),
+        "device": max([6, *(len(device.id) for device in view.devices if device.is_gpu)]),
     }
-    ids = max([6, *(len(device.id) for device in view.devices if device.is_gpu)])
+    filled = [
+        column
+        for column in _COLUMNS
+        if column.name in (*ALWAYS, sort) or any(_has(column, process, wall) for process in listed)
+    ]
     for shape in range(SHAPES):
         gap = 1 if shape else 2
         columns = tuple(
-            column._replace(
-                width=ids
-                if column.name == "device"
-                else max(column.width, longest.get(column.name, 0))
-            )
-            for column in _COLUMNS
+            column._replace(width=max(column.width, longest.get(column.name, 0)))
+            for column in filled
             if column.shapes[0] <= shape < column.shapes[1]
         )
         room = width - sum(column.width + gap for column in columns)
         if room >= MIN_COMMAND:
             break
+    users = max((cell_width(_user(process, None)) for process in listed), default=0)
+    more = max(0, min(users - USER_CELLS, MAX_USER, room - MIN_COMMAND))
+    if any(column.name == "user" for column in columns):
+        columns = tuple(
+            column._replace(width=column.width + more) if column.name == "user" else column
+            for column in columns
+        )
+        room -= more
     return _ProcessLayout(width, gap, columns, max(0, room))
+
+
+def _has(column: _ProcessColumn, process: Process, wall: float | None) -> bool:
+    """Whether a process has a value in a column. A CPU share comes with the second reading."""
+    return column.text(process, wall) not in ("", units.NA) or (
+        column.name == "cpu" and bool(process.started)
+    )
 
 
 def process_lines(
@@ -295,13 +355,15 @@ def process_lines(
 ) -> Lines:
     """The heads of the columns, the entries, and devices that do not report their processes.
     `wall`: Unix time of `view`, if known."""
-    layout = _layout(view, width, entries)
+    layout = _layout(view, width, entries, choice.sort, wall)
     if not entries:
         return text_lines(
-            [row for text in _why_empty(view, choice) for row in paragraph(text, width)]
+            [row for text in why_empty(view, choice) for row in paragraph(text, width)]
         )
     notes = [
-        line(width, (part, "dim")) for text in _missing(view) for part in wrap(text, max(8, width))
+        line(width, (part, "dim"))
+        for text in (*_missing(view), *_short_lists(view))
+        for part in wrap(text, max(8, width))
     ]
     return Lines(
         [identity(entry.process) if entry.process is not None else None for entry in entries],
@@ -351,8 +413,7 @@ def _line(entry: ProcessEntry, chosen: bool, layout: _ProcessLayout, wall: float
             (f"parent of {len({process.pid for process in entry.children})}, on no device", "dim")
         )
     else:
-        text = title(entry.process, layout.room)
-        row.append((indent + text, "dim" if text == units.NA else ""))
+        row += [(indent, ""), *_command_cells(entry.process, layout.room)]
     painted = line(layout.width, *row)
     return [("".join(text for text, _ in painted), "mark")] if chosen else painted
 
@@ -360,17 +421,38 @@ def _line(entry: ProcessEntry, chosen: bool, layout: _ProcessLayout, wall: float
 def title(process: Process, room: int) -> str:
     """The command without the folder of its program; without a command, the name. At most `room`
     cells."""
-    text = process.command[:4096] or process.name
+    return short_command(process.command or process.name, room) or units.NA
+
+
+def short_command(command: str, room: int) -> str:
+    """A command line without the folder of its program, in at most `room` cells."""
+    text = command[:4096]
     if text.startswith("/"):
         program, blank, rest = text.partition(" ")
         text = (program.rpartition("/")[2] or program) + blank + rest
-    return cut(plain(text[: room + 1]), max(0, room)) if text else units.NA
+    return cut(plain(text[: max(0, room) + 1]), max(0, room))
+
+
+def _command_cells(process: Process, room: int) -> Row:
+    """The command after a state that is not ordinary; or why the process cannot be seen."""
+    if process.unseen:
+        return [(cut(plain(process.unseen), max(0, room)), "dim")]
+    if process.state in ORDINARY:
+        text = title(process, room)
+        return [(text, "dim" if text == units.NA else "")]
+    word = f"{state_in_words(process.state)}: "
+    return [(cut(word, max(0, room)), "alert"), (title(process, room - len(word)), "")]
+
+
+def state_in_words(state: str) -> str:
+    """`stopped` for T; a letter without words as it is."""
+    return STATES.get(state) or plain(state[:16])
 
 
 def _missing(view: View) -> list[str]:
     """Devices that do not report their processes, by reason, in at most two lines."""
     by_reason: dict[str, list[str]] = {}
-    for device, reason in view.processes_missing.items():
+    for device, reason in _without_list(view).items():
         by_reason.setdefault(reason, []).append(device)
     texts = [
         f"processes of {spans(devices)} n/a: {plain(reason)}"
@@ -383,28 +465,79 @@ def _missing(view: View) -> list[str]:
     )
 
 
-def _why_empty(view: View, choice: ProcessFilter) -> list[str]:
+def _without_list(view: View) -> dict[str, str]:
+    """Why the processes of a GPU are not known, for each GPU whose list is missing: also of one
+    that is lost, or of which nothing can be read."""
+    found = dict(view.processes_missing)
+    for device in view.devices:
+        why = view.lost.get(device.id, "") or unreadable(view, device.id)
+        if device.is_gpu and device.id not in found and why:
+            found[device.id] = why
+    return found
+
+
+def _short_lists(view: View) -> list[str]:
+    """The first GPU whose listed processes hold only a small part of its used memory, in words;
+    empty if there is none."""
+    by_gpu: dict[str, list[Process]] = {}
+    for process in view.processes:
+        by_gpu.setdefault(whole_of(process.device), []).append(process)
+    for gpu, listed in by_gpu.items():
+        used = view.latest.get(series_key("gpu.hbm_used_bytes", gpu), 0.0)
+        held = sum(process.memory_bytes or 0 for process in listed)
+        is_known = all(process.memory_bytes is not None for process in listed)
+        if not is_known or used - held <= MUCH_MEMORY or held > used / 2:
+            continue
+        shared = any(MPS in f"{process.name} {process.command}" for process in listed)
+        what = "the clients of its MPS server" if shared else "what holds the rest"
+        return [
+            f"{gpu}: the listed processes hold {units.size_bytes(held).strip()} of"
+            f" {units.size_bytes(used).strip()}; the driver does not list {what}"
+        ]
+    return []
+
+
+def why_empty(view: View, choice: ProcessFilter) -> list[str]:
     """The reason why the table is empty."""
     if not any(device.is_gpu for device in view.devices):
         return [f"No GPU: {plain(view.no_gpu_reason)}" if view.no_gpu_reason else "No GPU here."]
-    if view.processes:
+    if choice.needle and arrange(view.processes, choice._replace(needle="")):
         return [f"No process matches {plain(choice.needle)!r}; escape shows all."]
-    silent = [
+    if choice.job:
+        return [f"The job of process {choice.job} has ended."]
+    missing = _without_list(view)
+    if choice.device in missing:
+        return [f"processes of {choice.device} n/a: {plain(missing[choice.device])}"]
+    listed = [
         device.id
         for device in view.devices
-        if device.is_gpu and device.id not in view.processes_missing
+        if device.is_gpu
+        and device.id not in missing
+        and (not choice.device or _is_on(device.id, choice.device))
     ]
-    if not silent:
-        return _missing(view)
-    where = "a GPU" if not view.processes_missing else spans(silent)
-    states = gpu_states(view, [device for device in view.devices if device.is_gpu])
-    used = [device for device in silent if states[device].kind not in ("free", "lost")]
-    if not used:
-        return [*_missing(view), f"No process holds {where}."]
-    return [
-        *_missing(view),
-        f"No process is seen on {where}. What uses {spans(used)} is not visible here.",
+    notes = [] if choice.device else _missing(view)
+    if not listed:
+        return notes
+    where = choice.device or ("a GPU" if not missing else spans(listed))
+    used = {device: _is_used(view, device) for device in listed}
+    if hidden := [device for device in listed if used[device]]:
+        return [
+            *notes, f"No process is seen on {where}. What uses {spans(hidden)} is not visible here."
+        ]  # fmt: skip
+    is_known = None not in used.values()
+    return [*notes, f"No process {'holds' if is_known else 'is seen on'} {where}."]
+
+
+def _is_used(view: View, device: str) -> bool | None:
+    """Whether something works on a device or holds more than the driver's own memory; None: the
+    driver does not tell."""
+    shares = [
+        view.latest[key] for name in UTILIZATION if (key := series_key(name, device)) in view.latest
     ]
+    used = view.latest.get(series_key("gpu.hbm_used_bytes", device))
+    if any(share > BUSY_RATIO for share in shares) or (used or 0.0) > MUCH_MEMORY:
+        return True
+    return None if not shares else False
 
 
 def question(process: Process, signal: str, width: int) -> Row:
@@ -431,8 +564,27 @@ def paint_process(view: View, process: Process, width: int, wall: float | None) 
         rows += labelled(f"  {label}", text or units.NA, width, 14, "dim" if not text else "")
     rows += [blank(width), heading("command line", width)]
     if not process.command:
-        return [*rows, line(width, ("  n/a: this user cannot read it", "dim"))]
+        return [*rows, line(width, (f"  n/a: {_why_no_command(view, process)}", "dim"))]
     return rows + [line(width, text) for text in _wrapped(process.command, max(8, width - 4))]
+
+
+def _why_no_command(view: View, process: Process) -> str:
+    if process.unseen:
+        return plain(process.unseen)
+    if process.state == "Z":
+        return "the process has ended"
+    return "a recording has no command lines" if view.recording else "the process has none"
+
+
+def _state(process: Process) -> str:
+    """What the process does, in words; a zombie with what the driver still counts for it."""
+    if process.unseen or process.state != "Z":
+        return plain(process.unseen) or state_in_words(process.state)
+    held = units.size_bytes(process.memory_bytes).strip() if process.memory_bytes else "nothing"
+    return (
+        f"zombie: it has ended, and the driver still counts {held} for it; it goes when its parent"
+        f" {process.parent} takes note of its end"
+    )
 
 
 def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, str]]:
@@ -461,10 +613,12 @@ def _facts(view: View, process: Process, wall: float | None) -> list[tuple[str, 
             f"{process.device}   {facts.short_name(device.name)}" if device else process.device,
         ),
         ("also on", ", ".join(others) or "no other device"),
+        ("state", _state(process)),
         ("kind", plain(process.kind[:100])),
         ("user", user),
-        ("container", plain(process.container[:200]) or "none found"),
+        ("container", plain(process.container[:200]) or ("" if process.unseen else "none found")),
         ("parent", _parent(view, process)),
+        ("job", _job(view, process)),
         ("started", _started(process, wall)),
         ("memory", memory),
         ("SM", units.percent(process.sm_ratio).strip() if process.sm_ratio is not None else ""),
@@ -499,6 +653,15 @@ def _parent(view: View, process: Process) -> str:
         if parent
         else f"{process.parent}  (uses no device)"
     )
+
+
+def _job(view: View, process: Process) -> str:
+    """What has started the job of a process, and the console that it runs under."""
+    starter = starters_of([process, *view.processes])[process.pid]
+    started = f"{starter}  {short_command(process.launcher, JOB_COMMAND)}".strip()
+    if starter == process.pid:
+        started = "" if process.unseen else "this process alone"
+    return started + (f", under gpuconsole {process.console}" if process.console else "")
 
 
 def _started(process: Process, wall: float | None) -> str:

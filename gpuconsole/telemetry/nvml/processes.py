@@ -16,6 +16,7 @@ import psutil
 from gpuconsole.model.machine import Process
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
+from gpuconsole.telemetry.nvml.lineage import Relative, lineage_of, parents_from
 
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -28,10 +29,12 @@ _PERCENT = 0.01
 MAX_PID = 2**22 - 1
 """The highest pid on Linux (PID_MAX_LIMIT). The driver reports the pids of the host, and a
 container may not know the `pid_max` of the host."""
-INVENTED = (
-    "the driver lists processes that cannot exist: drivers 535.43 to 535.86 write process records"
-    " in another format than nvidia-ml-py reads"
+INVENTED = "the driver lists processes that cannot exist"
+OLD_RECORDS = (
+    f"{INVENTED}: drivers 535.43 to 535.86 write process records in another format than"
+    " nvidia-ml-py reads"
 )
+_OLD_BRANCH, _OLD_RELEASES = 535, range(43, 87)
 FAR_ABOVE = 1.5
 ROOM_BYTES = 2**30
 """Processes start and end between two calls. So the sum of their memory counts as wrong only if it
@@ -53,10 +56,20 @@ def processes_of(
         if not _is_far_above_used(listed, handle, total_bytes if not slices else 0):
             break
     else:
-        return [], CallFailed(-1, INVENTED)
+        return [], CallFailed(-1, _why_invented())
     if any(not _can_exist(process, total_bytes) for process in listed):
-        return [], CallFailed(-1, INVENTED)
+        return [], CallFailed(-1, _why_invented())
     return listed, gap
+
+
+def _why_invented() -> str:
+    """The reason for processes that cannot exist, as far as the version of the driver tells it."""
+    try:
+        version = re.match(r"(\d+)\.(\d+)", str(call("nvmlSystemGetDriverVersion")))
+    except CallFailed:
+        return INVENTED
+    old = version and int(version[1]) == _OLD_BRANCH and int(version[2]) in _OLD_RELEASES
+    return OLD_RECORDS if old else INVENTED
 
 
 def _can_exist(process: Process, total_bytes: int) -> bool:
@@ -136,48 +149,89 @@ def _shares(handle: Any) -> dict[int, tuple[float, float]]:
 COMMAND_LIMIT = 4096
 """Maximum characters of a command line; some command lines have 64 KB."""
 _NAME_LIMIT = 256
+_LAUNCHER_LIMIT = 512
 _CONTAINER = re.compile(
     r"(?:docker|containerd|crio|libpod|kubepods|lxc)[^\n]*?([0-9a-f]{12})[0-9a-f]*"
 )
 
 
+GONE = "no such process"
+ELSEWHERE = "no such process here: it is of another container, or has ended"
+HIDDEN = "this user cannot read it"
+STRANGER = "its pid is of another container: here another process has it"
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""The namespace of pids that a machine starts with (PROC_PID_INIT_INO in Linux)."""
+_STATES = {
+    psutil.STATUS_RUNNING: "R", psutil.STATUS_SLEEPING: "S", psutil.STATUS_DISK_SLEEP: "D",
+    psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t", psutil.STATUS_ZOMBIE: "Z",
+}  # fmt: skip
+
+
 class ProcessDetails:
-    """Adds details that the driver does not report. Constant details are read once per process."""
+    """Adds details that the driver does not report. Constant details are read once per process, and
+    again when it gets another parent."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[psutil.Process, Process]] = {}
+        self._waiting: set[int] = set()
+        """Processes whose last reading had the state D."""
 
     def complete(self, processes: list[Process]) -> list[Process]:
-        """The same processes with their details. An invisible process keeps only its pid, and so
-        does one whose pid here belongs to another process."""
+        """The same processes with their details. A process that cannot be seen keeps only its pid
+        and the reason, and so does one whose pid here belongs to another process."""
         owners = {pid: self._look(pid) for pid in {process.pid for process in processes}}
         self._known = {pid: details for pid, details in self._known.items() if pid in owners}
+        self._waiting &= set(owners)
         return [_joined(process, owners[process.pid]) for process in processes]
 
-    def _look(self, pid: int) -> Process | None:
-        """The details of a process, its resident memory and its CPU share since the last reading.
-        The first reading has neither."""
-        details = self._known.get(pid)
+    def _look(self, pid: int) -> Process | str:
+        """The details of a process, its resident memory and its CPU share since the last reading,
+        which the first reading does not have. A text: why it cannot be seen."""
         try:
-            # is_running also detects a reused pid
-            if details is not None and details[0].is_running():
-                handle, identity = details
-                with handle.oneshot():
-                    now = {
-                        "cpu_ratio": handle.cpu_percent() / 100,
-                        "host_memory_bytes": handle.memory_info().rss,
-                    }
-                return msgspec.structs.replace(identity, **now)
+            if pid in self._known:
+                handle, identity = self._known[pid]
+                # another process may have the pid now
+                with contextlib.suppress(psutil.NoSuchProcess), handle.oneshot():
+                    if handle.ppid() == identity.parent:
+                        return self._now(handle, identity, handle.cpu_percent() / 100)
             handle = psutil.Process(pid)
             identity = _identity(handle)
             handle.cpu_percent()  # a share needs two readings; this is the first
-        except psutil.Error:  # another pid namespace, or the process has just ended
+            if handle.status() != psutil.STATUS_ZOMBIE and is_stranger(pid):
+                return STRANGER
+            self._known[pid] = (handle, identity)
+            return self._now(handle, identity, None)
+        except psutil.Error as error:
             self._known.pop(pid, None)
-            return None
-        if is_stranger(pid):
-            return None
-        self._known[pid] = (handle, identity)
-        return identity
+            return why_unseen(pid, error)
+
+    def _now(self, handle: psutil.Process, identity: Process, cpu_ratio: float | None) -> Process:
+        """`identity` with what changes."""
+        state = _STATES.get(handle.status(), "")
+        lasts = state == "D" and handle.pid in self._waiting
+        (self._waiting.add if state == "D" else self._waiting.discard)(handle.pid)
+        return msgspec.structs.replace(
+            identity,
+            cpu_ratio=cpu_ratio,
+            host_memory_bytes=handle.memory_info().rss,
+            state="S" if state == "D" and not lasts else state,
+        )
+
+
+def why_unseen(pid: int, error: psutil.Error) -> str:
+    """Why a process that the driver lists cannot be seen here."""
+    if not isinstance(error, psutil.NoSuchProcess):
+        return HIDDEN
+    try:
+        os.kill(pid, 0)  # /proc may hide the processes of other users (hidepid)
+    except ProcessLookupError:
+        with contextlib.suppress(OSError):
+            if os.readlink("/proc/self/ns/pid") != _FIRST_NAMESPACE:
+                return ELSEWHERE
+        return GONE
+    except OSError:
+        return HIDDEN
+    return GONE  # it has ended between the two looks, or this pid is a thread
 
 
 _KERNEL_THREAD = 0x00200000
@@ -209,11 +263,11 @@ def is_stranger(pid: int, processes: Path = Path("/proc"), devices: Path = Path(
     return True
 
 
-def _joined(process: Process, owner: Process | None) -> Process:
+def _joined(process: Process, owner: Process | str) -> Process:
     """The fields of a process from the driver, combined with the fields from the operating
     system."""
-    if owner is None:
-        return process
+    if isinstance(owner, str):
+        return msgspec.structs.replace(process, unseen=owner)
     told = ("device", "kind", "memory_bytes", "sm_ratio", "memory_time_ratio")
     return msgspec.structs.replace(owner, **{name: getattr(process, name) for name in told})
 
@@ -224,16 +278,22 @@ def _identity(handle: psutil.Process) -> Process:
         started = handle.create_time()
         facts = handle.as_dict(["name", "username", "uids", "ppid", "cmdline"], ad_value=None)
     uids = facts["uids"]
+    name, command = _text(facts["name"]), _text(" ".join(facts["cmdline"] or []))
+    parent = facts["ppid"] or 0
+    lineage = lineage_of(Relative(handle.pid, name, command), parents_from(parent))
     return Process(
         pid=handle.pid,
         device="",
-        name=_text(facts["name"])[:_NAME_LIMIT],
+        name=name[:_NAME_LIMIT],
         user=_text(facts["username"]),
         uid=uids.real if uids else None,
-        command=_text(" ".join(facts["cmdline"] or []))[:COMMAND_LIMIT],
+        command=command[:COMMAND_LIMIT],
         container=container_of(handle.pid),
-        parent=facts["ppid"] or 0,
+        parent=parent,
         started=started,
+        lineage=lineage.parents,
+        launcher=_text(lineage.launcher)[:_LAUNCHER_LIMIT],
+        console=lineage.console,
     )
 
 

@@ -73,6 +73,14 @@ class BackScreen(Screen[None]):
     def again(self) -> None:
         """The key that opens this screen was pressed on this screen."""
 
+    def device_in_sight(self) -> str:
+        """The device of the selected line; empty where there is none."""
+        return ""
+
+    def text_to_copy(self) -> str:
+        """What the key that copies takes from this screen; empty: nothing."""
+        return ""
+
     def redraw(self) -> None:
         """The user asked to draw again."""
 

@@ -248,6 +248,13 @@ READING = (
             " memory; its kind, compute (C) or graphics (G)."
         ),
     ),
+    (
+        "job",
+        (
+            "Processes on GPUs with one launcher, notebook or other program that started them."
+            " listens :8123: an unknown program that listens at that port."
+        ),
+    ),
     ("n/a", "The hardware or the driver does not report the value. The reason stands beside it."),
     ("CPU (no NVIDIA GPU)", "All numbers belong to the host. No number is GPU data."),
     (
@@ -272,6 +279,7 @@ _SCREENS = (
     ("scenarios", "On the scenario list"),
     ("knobs", "On the settings screen"),
     ("processes", "On the processes screen"),
+    ("jobs", "On the jobs screen"),
     ("device", "On the device screen"),
     ("topology", "On the links screen"),
     ("profile", "On the profile screen"),
@@ -284,9 +292,9 @@ _SCREENS = (
 )
 _MOVES = (
     (
-        "arrows, j, k, Tab",
+        "arrows, Tab",
         (
-            "Move in the findings, a list or a page. g, G: the first and the last line; in some"
+            "Move; in lists and pages j and k, too. g, G: the first and the last line; in some"
             " lists, g groups."
         ),
     ),

@@ -1,5 +1,5 @@
-"""The processes on the devices: sorted, filtered, grouped; and the one place from which a signal is
-sent."""
+"""The jobs and the processes on the devices: sorted, filtered, grouped; and the one place from
+which a signal is sent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from textual.widget import Widget
 
 from gpuconsole.model.machine import Process
 from gpuconsole.report.cells import Row, line
+from gpuconsole.report.machine.jobs import job_lines, watch_command
 from gpuconsole.report.machine.processes import (
     ORDERS,
     ProcessEntry,
@@ -25,6 +26,7 @@ from gpuconsole.report.machine.processes import (
 )
 from gpuconsole.report.page import Lines, text_lines
 from gpuconsole.session.api import A_RECORDING, SessionApi, SessionError, View
+from gpuconsole.session.jobs import Job, jobs_of, pids_of
 from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.screens.base import ListScreen
 from gpuconsole.tui.widgets.bars import DrawnZone
@@ -43,9 +45,12 @@ class ProcessesScreen(ListScreen):
     FILTER = "part of a name, command, user, container, pid or gpu:N"
     DEFAULT_CSS = "#prompt { height: 1; dock: bottom; margin-bottom: 1; }"
 
-    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
+    def __init__(
+        self, api: SessionApi, actions: ScreenRequests, device: str = "", job: int = 0
+    ) -> None:
+        """`device`, `job`: show only the processes of this GPU, or of this job."""
         super().__init__(api, actions)
-        self._choice = ProcessFilter()
+        self._choice = ProcessFilter(device=device, job=job)
         self._entries: list[ProcessEntry] = []
         self._inspected: Process | None = None
         self._asked: tuple[str, Process] | None = None
@@ -81,8 +86,11 @@ class ProcessesScreen(ListScreen):
             return ""
         of = f" of {len(self._view.processes)}" if len(shown) < len(self._view.processes) else ""
         devices = len({process.device for process in shown})
+        whose = f"{self._choice.whose}: " if self._choice.whose else ""
+        if not shown:
+            return f"{whose}0{of}"
         return (
-            f"{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'},"
+            f"{whose}{len(shown)}{of} on {devices} {'device' if devices == 1 else 'devices'},"
             f" {order_in_words(self._choice)}"
         )
 
@@ -106,6 +114,14 @@ class ProcessesScreen(ListScreen):
         self._choose(
             sort=columns[(columns.index(self._choice.sort) + step) % len(columns)], reverse=False
         )
+
+    def again(self) -> None:
+        """The key of this screen shows the processes of all GPUs and jobs."""
+        self._choose(device="", job=0)
+
+    def device_in_sight(self) -> str:
+        process = self._selected()
+        return process.device if process is not None else self._choice.device
 
     def action_sort_previous(self) -> None:
         self._sort(-1)
@@ -161,6 +177,9 @@ class ProcessesScreen(ListScreen):
             (process for process in processes if identity(process) == self.list_zone.selected), None
         )
 
+    def action_interrupt_process(self) -> None:
+        self._ask("SIGINT")
+
     def action_terminate(self) -> None:
         self._ask("SIGTERM")
 
@@ -172,13 +191,10 @@ class ProcessesScreen(ListScreen):
         if self._view.recording:
             self._answer(A_RECORDING)
         elif process is not None and process.started <= 0:
-            self._answer(
-                (
-                    f"{process.pid} is not seen here (another container or user): no signal can be"
-                    " sent"
-                ),
-                "alert",
-            )
+            why = process.unseen or "it is not seen here (another container or user)"
+            self._answer(f"{process.pid}: {why}: no signal can be sent", "alert")
+        elif process is not None and process.state == "Z":
+            self._answer(f"{process.pid} has ended, and is a zombie: no signal reaches it", "alert")
         elif process is not None:
             self._asked = name, process
             self._prompt.repaint()
@@ -211,3 +227,47 @@ class ProcessesScreen(ListScreen):
         self._asked = None
         self._answer_text = text, style
         self._prompt.repaint()
+
+
+class JobsScreen(ListScreen):
+    """The processes on the GPUs, grouped into jobs. The ports of servers are read while this screen
+    is in sight."""
+
+    NAME = "jobs"
+    TITLE_TEXT = "Jobs on this machine"
+    FILTER = "only jobs with these words"
+    SIFTED = True
+
+    def __init__(self, api: SessionApi, actions: ScreenRequests) -> None:
+        super().__init__(api, actions)
+        self._jobs: list[Job] = []
+
+    def lines(self, width: int, height: int) -> Lines:
+        processes = self._view.processes
+        self._jobs = jobs_of(processes, self.api.ports(pids_of(processes)))
+        return job_lines(self._view, self._jobs, width, height)
+
+    def summary(self) -> str:
+        if not self._jobs:
+            return ""
+        devices = {process.device for process in self._view.processes}
+        jobs = f"{len(self._jobs)} {'job' if len(self._jobs) == 1 else 'jobs'}"
+        return f"{jobs} on {len(devices)} {'device' if len(devices) == 1 else 'devices'}"
+
+    def _selected(self) -> Job | None:
+        return next((job for job in self._jobs if job.pid == self.list_zone.selected), None)
+
+    def device_in_sight(self) -> str:
+        job = self._selected()
+        return job.devices[0] if job is not None else ""
+
+    def text_to_copy(self) -> str:
+        job = self._selected()
+        return watch_command(job) if job is not None else ""
+
+    def on_choose(self) -> None:
+        self.action_open_job()
+
+    def action_open_job(self) -> None:
+        if (job := self._selected()) is not None:
+            self.actions.open_processes(job=job.pid)

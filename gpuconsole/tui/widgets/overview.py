@@ -159,20 +159,20 @@ class OverviewZone(LiveZone, can_focus=True):
     async def action_find(self) -> None:
         await self._actions.find()
 
-    def action_open_device(self) -> None:
-        """Open the page of the selected GPU, of the first one in sight if none is selected."""
+    def action_open_processes(self) -> None:
+        """Open the processes on the selected GPU, on the first one in sight if none is selected."""
         if self._ids:
-            self._actions.open_device(
+            self._actions.open_processes(
                 self.selected or self._ids[min(self._choice.offset, len(self._ids) - 1)]
             )
 
     # --- mouse ------------------------------------------------------------------------------------
 
     def on_click(self, event: events.Click) -> None:
-        """A click selects a GPU; a click on the selected GPU opens its page."""
+        """A click selects a GPU; a click on the selected GPU opens its processes."""
         gpu = self._overview.gpu_at(event.y)
         if gpu and gpu == self.selected:
-            self._actions.open_device(gpu)
+            self._actions.open_processes(gpu)
         elif gpu:
             self._choose(selected=gpu)
 

@@ -115,12 +115,12 @@ def _state_of(gpu: GpuState | None) -> dict[str, str | None]:
 
 
 def _without_command(process: Process) -> dict[str, object]:
-    """A process without its command line: command lines may contain secrets, and users copy this
-    output into files and tickets."""
+    """A process without command lines: these may contain secrets, and users copy this output into
+    files and tickets."""
     return {
         name: value
         for name, value in msgspec.to_builtins(process).items()
-        if name not in ("command", "device")
+        if name not in ("command", "launcher", "device")
     }
 
 
