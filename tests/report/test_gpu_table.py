@@ -3,6 +3,7 @@ each history that is drawn has values."""
 
 from __future__ import annotations
 
+import random
 import re
 from typing import NamedTuple
 
@@ -12,12 +13,15 @@ import pytest
 from gpuconsole.model import device_columns
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import GPU_METRICS, series_key
+from gpuconsole.report.machine.columns import gpu_lines
+from gpuconsole.report.machine.devices import short_report
 from gpuconsole.report.machine.gpus import GpuChoice, GpuTable, gpu_table
 from gpuconsole.report.machine.overview import paint_overview
+from gpuconsole.report.parts import printed
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import GpuState, gpu_states
 from gpuconsole.tui.widgets.header import paint_header
-from tests.tui.fake_gpu_box import box, idle, sick
+from tests.tui.fake_gpu_box import assert_exact, box, idle, sick
 
 MIB = 2**20
 MARKS = "▁▂▃▄▅▆▇█"
@@ -245,6 +249,17 @@ def test_a_gpu_that_never_answered_has_its_reason_in_place_of_figures(width: int
     assert "silent for 15 s" in row and call[: 48 if width > 80 else 40] in row, row
 
 
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_a_machine_of_which_no_gpu_can_be_read_says_why(width: int) -> None:
+    shown = machine(*[CARDS[3]] * 8)
+    every = [metric.name for metric in GPU_METRICS]
+    for n in range(8):
+        shown = without(shown, f"gpu:{n}", *every, why="no permission")
+    assert all("n/a: no permission" in row_of(table(shown, width), f"gpu:{n}") for n in range(8))
+    gone = machine(*[CARDS[3]] * 2, lost={"gpu:0": "GPU is lost", "gpu:1": "GPU is lost"})
+    assert "lost: GPU is lost" in row_of(table(gone, width), "gpu:1")
+
+
 # --- a box of different cards ---------------------------------------------------------------------
 
 
@@ -395,3 +410,39 @@ def test_the_overview_has_no_stray_ellipsis_in_the_table(
     table_rows = [text for text in texts[:end] if text.startswith(("gpu:", "device  "))]
     assert len(table_rows) > 1
     assert not any(text.endswith("…") for text in table_rows), table_rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_state_of_any_machine_is_drawn_at_any_size(seed: int) -> None:
+    """Values, reasons and states that are missing in any combination."""
+    chance = random.Random(seed)
+    metrics = [metric.name for metric in GPU_METRICS]
+    for _ in range(40):
+        cards = [chance.choice((*CARDS, GT_710)) for _ in range(chance.choice((1, 2, 3, 8, 16)))]
+        shown = machine(*cards, **({"processes": ()} if chance.random() < 0.5 else {}))
+        for n in range(len(cards)):
+            gone = metrics if chance.random() < 0.2 else chance.sample(metrics, 30)
+            why = chance.choice(("not supported on this device", "no permission", ""))
+            shown = without(shown, f"gpu:{n}", *gone, why=why)
+        some = [f"gpu:{n}" for n in range(len(cards)) if chance.random() < 0.3]
+        kind = chance.choice(("lost", "silent", "slow", "xids", "latest"))
+        known = {
+            "lost": "GPU is lost", "silent": 190.0, "slow": "nvmlInit takes 3 s", "xids": (79, 5.0),
+        }  # fmt: skip
+        changes = (
+            {
+                "latest": shown.latest
+                | {series_key("gpu.clocks_hw_thermal", gpu): 1.0 for gpu in some}
+            }
+            if kind == "latest"
+            else {kind: dict.fromkeys(some, known[kind])}
+        )
+        shown = msgspec.structs.replace(shown, **changes)
+        for _ in range(6):
+            width, height = chance.randint(1, 210), chance.randint(1, 50)
+            painted = table(shown, width, height)
+            assert_exact(painted.rows, width, height)
+            listed = gpu_lines(shown, [gpu for gpu in shown.devices if gpu.is_gpu], width)
+            assert len(listed) == len(cards)
+        printed_lines = printed(short_report(shown)).splitlines()
+        assert sum(one.startswith("gpu:") for one in printed_lines) >= len(cards)

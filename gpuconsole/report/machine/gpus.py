@@ -240,11 +240,11 @@ def _layout(
 ) -> _GpuLayout:
     """As many columns as fit whole. `words`: what stands in the column of the states. Columns from
     HISTORY_RANK on leave `reserve` cells for notes or a history."""
-    ids = max(6, *(cell_width(gpu.id) for gpu in gpus)) if gpus else 6
+    ids = max([len(DEVICE), *(cell_width(gpu.id) for gpu in gpus)])
     names = short_names(view, gpus)
     longest = MAX_NAME if width >= MIN_WIDTH_FOR_LONG_NAMES else MAX_SHORT_NAME
     name = min(longest, max(map(cell_width, names))) if len(names) > 1 and width >= 80 else 0
-    doing = max(MIN_STATE, *map(cell_width, words)) if gpus else MIN_STATE
+    doing = max([MIN_STATE, *map(cell_width, words)])
     fixed = ids + 2 + (name + 2) * bool(name) + doing
     room = width - fixed
     columns = _fitting(view, needed_columns(view, gpus), gpus, listed, room, reserve)
@@ -593,7 +593,8 @@ class _GpuRow(NamedTuple):
         """The number of columns that are left to the GPU, and the form of the note that fits after
         them. A note covers the last columns where these have no value; only a reason is cut. Where
         there is little room, the reason of a state covers the last columns with a value, too."""
-        known = self._known_columns()
+        # old figures of a silent GPU count less than the reason
+        known = self._kept_columns() if self.state.kind == "silent" else self._known_columns()
         explains = bool(self.note.reason or self.note.remark)
         for n, row in enumerate(rows):
             if (left := self._columns_before(row, known)) is not None:
@@ -602,15 +603,20 @@ class _GpuRow(NamedTuple):
                 return known, row
         if not rows or not self.note.reason or self.state.kind not in COVERING:
             return len(self.layout.columns), []
-        ranks = [each.column.rank for each in self.layout.columns]
-        kept = max((n + 1 for n, rank in enumerate(ranks) if rank <= LAST_KEPT_RANK), default=0)
-        left = self._columns_before(rows[0], min(kept, known))
-        return min(kept, known) if left is None else left, rows[0]
+        kept = self._kept_columns()
+        left = self._columns_before(rows[0], kept)
+        return kept if left is None else left, rows[0]
 
     def _known_columns(self) -> int:
         """The number of columns up to the last with a value."""
         texts = [each.texts[self.gpu.id].strip() for each in self.layout.columns]
         return max((n + 1 for n, text in enumerate(texts) if text != units.NA), default=0)
+
+    def _kept_columns(self) -> int:
+        """The number of columns that the reason of a state may not cover."""
+        ranks = [each.column.rank for each in self.layout.columns]
+        kept = max((n + 1 for n, rank in enumerate(ranks) if rank <= LAST_KEPT_RANK), default=0)
+        return min(kept, self._known_columns())
 
     def _room(self, columns: int) -> int:
         """The cells after so many columns."""
