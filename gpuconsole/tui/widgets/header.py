@@ -158,13 +158,11 @@ def _trouble(view: View) -> list[Segment]:
     if view.down:
         return [(outage(view), "alert")]
     for state in view.sources.values():
+        if state.source in view.slow:
+            return [(f"{state.source}: {state.detail}", "alert")]
         if state.stuck_s:
-            return [
-                (
-                    f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}",
-                    "alert",
-                )
-            ]
+            stuck = f"{state.source} has not answered for {state.stuck_s:.0f} s: {state.detail}"
+            return [(stuck, "alert")]
     if view.run is None:
         return _worst_fault(view)
     for device in view.devices:
