@@ -105,7 +105,7 @@ def test_a_call_that_hangs_is_named_and_does_not_hold_up_quitting(
     script, terminal = box
     children = psutil.Process(terminal.process.pid).children(recursive=True)
     script.write("gpus 8", *GPM, f"gpu 5 delay {call} 60000")
-    terminal.wait_for("gpu:5 has not answered for", call.removesuffix("_v3"))
+    terminal.wait_for(f"gpu:5: {call.removesuffix('_v3')} has not returned for")
     terminal.press("?")
     terminal.wait_for("Reading the screen", timeout_s=10)
     terminal.press("q", "q")  # leaves the help, then the console
