@@ -234,7 +234,9 @@ class Gpu:
 
     def _set_up_brief(self, known: Device) -> None:
         handle = self.handle
-        self.reasons = dict.fromkeys(GPU_METRICS, NOT_IN_BRIEF)
+        asked = {name for question in BRIEF_CALLS for name in question.metrics}
+        asked |= {*gpm_metrics(False), *(field.metric for field in SLOW_FIELDS), "gpu.processes"}
+        self.reasons = {name: NOT_IN_BRIEF for name in GPU_METRICS if name not in asked}
         self.links, self.substitutes = [], {}
         self._seen, self._limit_w = set(), 0.0
         self._mig, self.nvlinks, self.link_states = False, None, None

@@ -115,7 +115,8 @@ class Meter:
         self.suspects_driver = False
         self.calls = 0
         self._thread = threading.local()
-        self._under_way: dict[str, tuple[str, float]] = {}
+        self._under_way: dict[int, tuple[str, str, float]] = {}
+        """For each thread: the GPU, the call and its begin."""
         self._longest: dict[str, tuple[float, str]] = {}
         self._recent: dict[str, deque[float]] = {}
 
@@ -140,13 +141,13 @@ class Meter:
         now = time.monotonic()
         if now > getattr(self._thread, "limit", math.inf):
             raise CallFailed(-1, TOO_LATE)
-        self._under_way[parent_of(self.device)] = (name, now)
+        self._under_way[threading.get_ident()] = (parent_of(self.device), name, now)
         self.calls += 1
         return now
 
     def end(self, name: str, began: float) -> None:
         took_s, gpu = time.monotonic() - began, parent_of(self.device)
-        self._under_way.pop(gpu, None)
+        self._under_way.pop(threading.get_ident(), None)
         if took_s > self._longest.get(gpu, (0.0, ""))[0]:
             self._longest[gpu] = (took_s, name)
         self._recent.setdefault(name, deque(maxlen=self.RECENT)).append(took_s)
@@ -167,7 +168,9 @@ class Meter:
     def under_way(self, device: str = "") -> tuple[str, float]:
         """Return the call of a GPU, or of the whole machine, that has not returned yet, and when it
         began. An empty name: no call."""
-        return self._under_way.get(device, ("", 0.0))
+        calls = [call for call in self._under_way.copy().values() if call[0] == device]
+        _, name, since = min(calls, key=lambda call: call[2], default=("", "", 0.0))
+        return name, since
 
 
 def parent_of(device: str) -> str:

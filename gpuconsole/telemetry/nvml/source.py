@@ -146,7 +146,11 @@ class NvmlSource:
     def _find_links(self) -> None:
         """Look for the links between the GPUs again when another number of NVLinks is active: links
         become active after the driver."""
-        gpus = [gpu.gpu for gpu in self._gpus if gpu.gpu is not None and not gpu.is_slow]
+        gpus = [
+            gpu.gpu
+            for gpu in self._gpus
+            if gpu.gpu is not None and not gpu.is_slow and not gpu.is_reading
+        ]
         nvlinks = [gpu.nvlinks for gpu in gpus]
         if nvlinks == self._nvlinks_sent:
             return
