@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.own_job.reports.__main__ import PROGRAMS, Row, named
+from benchmarks.own_job.reports.__main__ import PROGRAMS, Row, diagnosis_in, named
 from benchmarks.own_job.reports.cases import CASES
 from gpuconsole.diagnosis.engine import all_rules
 
@@ -32,8 +32,14 @@ def test_the_rules_of_a_case_exist() -> None:
 def test_a_line_counts_if_it_is_marked() -> None:
     lines = (PROGRAMS / "matcher.py").read_text(encoding="utf-8").splitlines()
     slow = next(number for number, line in enumerate(lines, 1) if MARK in line)
-    assert named("matcher", {"summary": f"most of it at matcher.py:{slow} Matcher.forward"})
-    assert not named("matcher", {"summary": "most of it at matcher.py:1 <module>"})
+    assert named("matcher", f"most of it at matcher.py:{slow} Matcher.forward")
+    assert not named("matcher", "most of it at matcher.py:1 <module>")
+
+
+def test_an_open_diagnosis_is_read_with_its_line() -> None:
+    summary = "run 1\n\n  diagnosis: no conclusion: 49 % is in root at a.py:16\n\n  more a.py:3"
+    assert diagnosis_in(summary) == "no conclusion: 49 % is in root at a.py:16"
+    assert not Row("a", is_open=True, line=True).right
 
 
 @pytest.mark.parametrize(
