@@ -1029,7 +1029,7 @@ def test_each_exception_of_a_signal_handler_or_another_thread_arrives(
     dropped: list[Any] = []
     # a `__del__` of torch's, as without us
     monkeypatch.setattr(sys, "unraisablehook", lambda report: dropped.append(report.object))
-    loader, main = DataLoader(Faultless(4000), 4), threading.get_ident()
+    loader, main = DataLoader(Faultless(40_000), 4), threading.get_ident()
     iterator = iter(loader)
 
     def handle(*_: Any) -> None:
