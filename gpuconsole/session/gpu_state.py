@@ -197,7 +197,7 @@ def _doing(seen: MachineReadings, gpu: str, listed: Users, holders: Users) -> Gp
         return GpuState("lost", "lost", seen.lost[gpu])
     if silent_s := seen.silent.get(gpu, 0.0):
         return GpuState("silent", f"silent for {silent_s:.0f} s", seen.slow.get(parent(gpu), ""))
-    if parent(gpu) in seen.slow and not _is_known(seen, VITAL, gpu):
+    if parent(gpu) in seen.slow and not _is_known(seen, VITAL, parent(gpu)):
         return GpuState("silent", "silent", seen.slow[parent(gpu)])
     if why := unreadable(seen, gpu) or ("" if _is_known(seen, VITAL, gpu) else NO_SAMPLE):
         return GpuState("n/a", "n/a", why)

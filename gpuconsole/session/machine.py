@@ -378,7 +378,7 @@ class MachineState:
         Another GPU starts a new history."""
         before = {device.id: device.uuid for device in self.devices}
         for device in event.devices:
-            if before.get(device.id, device.uuid) != device.uuid:
+            if device.uuid and before.get(device.id) not in (None, "", device.uuid):
                 self.readings.drop_history(device.id)
             if device.uuid and before.get(device.id) not in (None, "", device.uuid):
                 self.xid_times.pop(device.id, None)

@@ -102,8 +102,8 @@ class Sampler:
             else:
                 self._opening_since = 0.0
                 self._opened = True
-                self._gpus = gpus
                 self._announce(gpus.devices(), "", gpus.driver, gpus.cuda)
+                self._gpus = gpus
                 first = Preferred(gpus)
                 self._add(first)
                 if self._dcgm:
@@ -161,6 +161,8 @@ class Sampler:
         """Send the state of the sources when it has changed, and every time while a source is
         stuck."""
         self._channel.flush()
+        for reading in self._gpus.collect() if self._gpus is not None else ():
+            self._channel.send(reading)
         slow = self._slow_gpus()
         states = [
             state
@@ -207,7 +209,7 @@ class Sampler:
             if name.startswith("gpu:") and name not in named
         ]
         stuck = [state for state in slow if state.stuck_s]
-        if stuck and len(stuck) == self._gpus.count:
+        if stuck and len(stuck) == self._gpus.alive:
             first = min(stuck, key=lambda state: state.stuck_s)
             slow.append(msgspec.structs.replace(first, source=self._gpus.name))
         return slow + again

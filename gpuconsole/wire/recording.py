@@ -319,7 +319,11 @@ class RingWriter:
     def _kept(self, event: AnyEvent) -> AnyEvent | None:
         """The event as the ring keeps it; None for one that it leaves out."""
         match event:
-            case Devices() | Topology() | ServerKnown():
+            case Devices():
+                for key in [key for key in self._standing if key[1] == "DeviceKnown"]:
+                    del self._standing[key]  # of the list before
+                return self._standing_event(("", "Devices"), event)
+            case Topology() | ServerKnown():
                 return self._standing_event(("", type(event).__name__), event)
             case DeviceKnown():
                 return self._standing_event((event.devices[0].id, "DeviceKnown"), event)

@@ -59,7 +59,7 @@ def test_keys_work_while_the_driver_is_slow(
         time.sleep(delay_s)
         type_slowly(terminal, ["s", "escape"])
         terminal.wait_for(
-            "2x H200", "2 GPUs: 2 n/a", "gpu:1", "processes on the GPUs", timeout_s=20
+            "2x H200", "2 GPUs · 2 busy", "gpu:1", "processes on the GPUs", timeout_s=20
         )
         terminal.press("i")
         terminal.wait_for("Devices and metrics", timeout_s=20)

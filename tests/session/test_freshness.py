@@ -87,6 +87,14 @@ def test_known_gpus_stay_while_a_new_sampler_waits_for_the_driver() -> None:
     assert [device.id for device in state.devices] == ["cpu"]
 
 
+def test_a_gpu_that_hangs_for_a_new_sampler_keeps_its_history() -> None:
+    state = watched()
+    state.apply(Devices(5.0, [Device("gpu:0", "unknown GPU"), Device("cpu", "cpu")]))
+    assert len(state.readings.series[POWER]) == 1
+    state.apply(Devices(6.0, [Device("gpu:0", "H200", uuid="A"), Device("cpu", "cpu")]))
+    assert len(state.readings.series[POWER]) == 1
+
+
 def test_a_gpu_that_answers_late_takes_its_place_in_the_list() -> None:
     state = SessionState()
     listed = [Device("gpu:0", "unknown GPU"), Device("gpu:1", "H200"), Device("cpu", "cpu")]

@@ -26,7 +26,7 @@ NO_ANSWER = "the driver does not answer"
 _NOT_STARTED = "the sampler does not start"
 _ROUNDS = 2  # rates need two readings; the second round spans a whole interval
 _LEAVE_S = 1.0
-_MIN_STUCK_S = 1.5
+_MIN_STUCK_S = 2.0
 """A GPU that has not answered for so long is not waited for."""
 
 
@@ -56,11 +56,12 @@ class _Progress:
     def is_complete(self, state: SessionState) -> bool:
         """Return whether every device has reported or is stuck by itself, and rates have had their
         two readings."""
-        stuck = {gpu for gpu in slow_gpus(state) if state.sources[gpu].stuck_s >= _MIN_STUCK_S}
+        slow = slow_gpus(state)
+        stuck = {gpu for gpu in slow if state.sources[gpu].stuck_s >= _MIN_STUCK_S}
         mute = {
             device
             for device, reasons in state.unavailable.items()
-            if ALWAYS in reasons and parent(device) not in stuck
+            if ALWAYS in reasons and parent(device) not in slow
         }
         reported = state.readings.reported.keys() | state.lost.keys() | mute | stuck
         return (

@@ -314,31 +314,40 @@ MIN_S = 0.02
 
 class SlowCalls:
     """`may_ask` decides whether a call is due. Slow calls take turns within the budget, equally
-    often for each device."""
+    often for each device. A GPU with a slow driver takes no part: see `forget`."""
 
     def __init__(self, meter: Meter, interval_s: float) -> None:
         self._meter = meter
         self._budget_s = max(MIN_S, SHARE * interval_s)
         self._interval_s = interval_s
-        self._typical: dict[str, float] = {}
         self._asked: dict[tuple[str, str], float] = {}
-        self._slow: dict[str, float] = {}
+        self._slow: dict[tuple[str, str], float] = {}
+        """The usual seconds of the slow calls, by device and function."""
         self._spent_s = 0.0
         self._round = 0.0
 
     def begin_round(self) -> None:
         self._spent_s, self._round = 0.0, time.monotonic()
-        self._typical = self._meter.typical()
-        self._slow = {
-            name: self._typical[name] for name in self._slow if self._typical[name] >= SLOW_CALL_S
-        }
+        for key in list(self._slow):
+            if (cost_s := self._meter.typical_s(*key)) >= SLOW_CALL_S:
+                self._slow[key] = cost_s
+            else:
+                self._slow.pop(key, None)
+
+    def forget(self, device: str) -> None:
+        """Forget the calls about a device. It is asked little, and by itself."""
+        for calls in (self._asked, self._slow):
+            for key in [key for key in list(calls) if key[0] == device]:
+                calls.pop(key, None)
 
     def may_ask(self, device: str, question: DriverCall) -> bool:
+        if question in VITAL_CALLS:
+            return True
         function = question.variants[0].function
-        cost_s = self._typical.get(function) or self._meter.typical_s(function)
+        cost_s = self._meter.typical_s(device, function)
         if cost_s < SLOW_CALL_S:
             return True
-        self._slow[function] = cost_s
+        self._slow[device, function] = cost_s
         key = (device, question.metrics[0])
         due = self._asked.setdefault(key, float("-inf")) + self.turn_s()
         if self._round < due or (self._spent_s and self._spent_s + cost_s > self._budget_s):
@@ -351,16 +360,16 @@ class SlowCalls:
         """Seconds until the next turn of a slow call: half a round less than the rounds that all
         slow calls need."""
         per_round = max(
-            1, int(self._budget_s / max(tuple(self._slow.values()), default=SLOW_CALL_S))
+            1, int(self._budget_s / max(list(self._slow.values()), default=SLOW_CALL_S))
         )
         return (-(-len(self._asked) // per_round) - 0.5) * self._interval_s
 
     def words(self) -> str:
         """A description of the slow calls and their interval; empty when no call is slow."""
-        slow = dict(self._slow)  # the calling thread continues meanwhile
+        slow = self._slow.copy()  # the calling threads continue meanwhile
         if not slow:
             return ""
-        name, cost_s = max(slow.items(), key=lambda item: item[1])
+        (_, name), cost_s = max(slow.items(), key=lambda item: item[1])
         return (
             f"{name} takes {cost_s * 1e3:.0f} ms: read every"
             f" {self.turn_s() + 0.5 * self._interval_s:.1f} s"

@@ -528,7 +528,6 @@ def links_between(gpus: list[Gpu]) -> list[Link]:
         if nvlinks:
             links.append(Link(a, b, f"NV{nvlinks}"))
             continue
-        meter.device = a
         level = fact("nvmlDeviceGetTopologyCommonAncestor", gpu.handle, other.handle)
         if level in _LEVELS:
             links.append(Link(a, b, _LEVELS[level]))
@@ -538,7 +537,6 @@ def links_between(gpus: list[Gpu]) -> list[Link]:
 def _nvlink_ends(gpu: Gpu) -> Counter[str]:
     """The number of the GPU's NVLinks to each PCI address, or to a switch."""
     ends: Counter[str] = Counter()
-    meter.device = gpu.device.id
     for link in gpu.links_up():
         kind = fact("nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link)
         if kind == _TO_SWITCH:

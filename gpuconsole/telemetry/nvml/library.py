@@ -76,6 +76,8 @@ _START_REASONS = {
 }
 
 
+NOTED_S = 0.002
+"""Shorter calls are not noted: they cost nothing."""
 TOO_LATE = "not asked for: the driver is slow"
 
 
@@ -118,7 +120,8 @@ class Meter:
         self._under_way: dict[int, tuple[str, str, float]] = {}
         """For each thread: the GPU, the call and its begin."""
         self._longest: dict[str, tuple[float, str]] = {}
-        self._recent: dict[str, deque[float]] = {}
+        self._recent: dict[tuple[str, str], deque[float]] = {}
+        """By GPU and call, of calls that have taken NOTED_S once."""
 
     @property
     def device(self) -> str:
@@ -136,11 +139,15 @@ class Meter:
         self._thread.limit = time.monotonic() + limit_s
         self._longest.pop(device, None)
 
+    def is_over(self) -> bool:
+        """Return whether the turn of this thread is over its limit."""
+        return time.monotonic() > getattr(self._thread, "limit", math.inf)
+
     def begin(self, name: str) -> float:
         """Note that a call begins. Raises CallFailed where the turn is over its limit."""
-        now = time.monotonic()
-        if now > getattr(self._thread, "limit", math.inf):
+        if self.is_over():
             raise CallFailed(-1, TOO_LATE)
+        now = time.monotonic()
         self._under_way[threading.get_ident()] = (parent_of(self.device), name, now)
         self.calls += 1
         return now
@@ -150,20 +157,21 @@ class Meter:
         self._under_way.pop(threading.get_ident(), None)
         if took_s > self._longest.get(gpu, (0.0, ""))[0]:
             self._longest[gpu] = (took_s, name)
-        self._recent.setdefault(name, deque(maxlen=self.RECENT)).append(took_s)
+        key = gpu, name
+        if key in self._recent:
+            self._recent[key].append(took_s)
+        elif took_s >= NOTED_S:
+            self._recent[key] = deque([took_s], maxlen=self.RECENT)
 
     def longest(self, device: str) -> tuple[float, str]:
         """Return the longest call of a GPU since `begin_turn`: seconds and name."""
         return self._longest.get(device, (0.0, ""))
 
-    def typical_s(self, name: str) -> float:
-        """The median of the last few durations in seconds, so that one slow call does not count. 0:
-        never called."""
-        recent = self._recent.get(name)
-        return median(recent) if recent else 0.0
-
-    def typical(self) -> dict[str, float]:
-        return {name: median(recent) for name, recent in self._recent.copy().items()}
+    def typical_s(self, device: str, name: str) -> float:
+        """The median of the last few durations of a call about a GPU, in seconds, so that one slow
+        call does not count. 0: no call has been slow."""
+        recent = self._recent.get((parent_of(device), name))
+        return median(recent.copy()) if recent else 0.0
 
     def under_way(self, device: str = "") -> tuple[str, float]:
         """Return the call of a GPU, or of the whole machine, that has not returned yet, and when it

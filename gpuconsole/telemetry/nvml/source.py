@@ -12,7 +12,7 @@ from gpuconsole.telemetry.nvml.gpu import links_between
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.processes import ProcessDetails
 from gpuconsole.telemetry.nvml.turns import take_turns
-from gpuconsole.telemetry.nvml.watched import CHECK_S, MAX_TURN_S, WatchedGpu
+from gpuconsole.telemetry.nvml.watched import CHECK_S, MAX_WAIT_S, WatchedGpu
 from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
 from gpuconsole.wire.events import DeviceLost, Processes, SourceState, Topology
@@ -45,24 +45,28 @@ class NvmlSource:
             WatchedGpu(index, self._slow_calls, self._xids, interval_s, brief)
             for index in range(self.count)
         ]
-        take_turns([gpu.open for gpu in self._gpus], MAX_TURN_S)
+        take_turns([gpu.open for gpu in self._gpus], MAX_WAIT_S)
+        for gpu in self._gpus:
+            gpu.is_told = not gpu.is_reading
         self._told_lost: set[str] = set()
         self._details = ProcessDetails()
-        self._nvlinks_sent: list[int | None] | None = None
-        self._links: list[Link] | None = None
-        """Links that a thread has found and no round has sent yet."""
+        self._nvlinks: dict[str, int | None] = {}
+        """The active NVLinks of each GPU when the links were looked for."""
+        self._links: list[Link] = []
+        self._links_found = False
+        """Whether `_links` is new."""
+        self._finder: threading.Thread | None = None
+        self._collecting = threading.Lock()
         self._processes_t = float("-inf")
         self._checked_t = time.monotonic()
 
     def devices(self) -> list[Device]:
         """The devices that are known now. What a GPU is that answers later comes in an event
         DeviceKnown."""
-        for gpu in self._gpus:
-            gpu.is_told = not gpu.is_reading
         return [device for gpu in self._gpus for device in gpu.devices]
 
     def prime(self) -> None:
-        take_turns([gpu.prime for gpu in self._gpus if not gpu.is_reading], MAX_TURN_S)
+        take_turns([gpu.prime for gpu in self._gpus if not gpu.is_reading], MAX_WAIT_S)
 
     def read(self, t: float) -> Readings:
         """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes
@@ -74,18 +78,18 @@ class NvmlSource:
         self._slow_calls.begin_round()
         xids = self._xids.read(t) if self._xids is not None else []
         lists_processes = t - self._processes_t >= PROCESSES_S
-        readings = self._collect()  # of turns that ended after their round
+        readings = self.collect()  # of turns that ended after their round
         self._take_turns(t, lists_processes)
-        readings += self._collect()
+        readings += self.collect()
         readings += xids
         if lists_processes:
             self._processes_t = t
             readings.append(self._processes(t))
         if not self._brief:
             self._find_links()
-        if self._links is not None:
+        if self._links_found:
+            self._links_found = False
             readings.append(Topology(t, self._links))
-            self._links = None
         losses = [loss for gpu in self._gpus for loss in gpu.losses]
         readings += [
             DeviceLost(t=t, device=device, reason=reason)
@@ -96,22 +100,25 @@ class NvmlSource:
         self._check_driver()
         return readings
 
-    def _collect(self) -> Readings:
-        return [reading for gpu in self._gpus for reading in gpu.collect()]
+    def collect(self) -> Readings:
+        """Return the readings of the turns that have ended since. Two threads may ask: that of the
+        rounds, and one that sends the readings of late GPUs."""
+        with self._collecting:
+            return [reading for gpu in self._gpus for reading in gpu.collect()]
 
     def _take_turns(self, t: float, lists_processes: bool) -> None:
-        """Begin the turns of all GPUs that have ended their last one. The slow GPUs begin first,
-        each in a thread of its own that nothing waits for."""
+        """Begin the turns of all GPUs that have ended their last one. The GPUs that were late begin
+        first, each in a thread of its own that nothing waits for."""
         together = []
         for gpu in self._gpus:
             if gpu.is_reading:
                 continue
             gpu.lists_processes |= lists_processes
-            if gpu.is_slow:
+            if gpu.is_slow or gpu.is_late:
                 threading.Thread(target=gpu.turn, args=(t,), name=gpu.id, daemon=True).start()
             else:
                 together.append(partial(gpu.turn, t))
-        take_turns(together, MAX_TURN_S)
+        take_turns(together, MAX_WAIT_S)
 
     def unavailable(self) -> Reasons:
         return {device: why for gpu in self._gpus for device, why in gpu.reasons.items()}
@@ -127,6 +134,11 @@ class NvmlSource:
             if name:
                 return f"{name} of {device}" if device else name
         return ""
+
+    @property
+    def alive(self) -> int:
+        """The number of GPUs that are not lost."""
+        return sum(gpu.loss is None for gpu in self._gpus)
 
     def slow_devices(self) -> list[SourceState]:
         """Return the state of each GPU that is not read as the others are."""
@@ -144,22 +156,28 @@ class NvmlSource:
         return Processes(t, self._details.complete(processes), reasons)
 
     def _find_links(self) -> None:
-        """Look for the links between the GPUs again when another number of NVLinks is active: links
-        become active after the driver."""
-        gpus = [
-            gpu.gpu
+        """Look for the links between the GPUs again when the number of active NVLinks of a GPU has
+        changed: links become active after the driver. The links of a GPU that is not read now stay
+        as they are."""
+        gpus = {
+            gpu.id: gpu.gpu
             for gpu in self._gpus
             if gpu.gpu is not None and not gpu.is_slow and not gpu.is_reading
-        ]
-        nvlinks = [gpu.nvlinks for gpu in gpus]
-        if nvlinks == self._nvlinks_sent:
+        }
+        is_same = all(self._nvlinks.get(name, -1) == gpu.nvlinks for name, gpu in gpus.items())
+        if is_same or (self._finder is not None and self._finder.is_alive()):
             return
-        self._nvlinks_sent = nvlinks
+        self._nvlinks |= {name: gpu.nvlinks for name, gpu in gpus.items()}
 
         def find() -> None:
-            self._links = links_between(gpus)
+            meter.begin_turn("links")
+            kept = [link for link in self._links if not {link.a, link.b} <= gpus.keys()]
+            self._links = links_between(list(gpus.values())) + kept
+            self._links_found = True
 
-        take_turns([find], MAX_TURN_S)
+        self._finder = threading.Thread(target=find, name="links", daemon=True)
+        self._finder.start()
+        self._finder.join(MAX_WAIT_S)
 
     def _check_driver(self) -> None:
         """Check the driver; raises DriverGone. The check runs at once after a suspicious failure,

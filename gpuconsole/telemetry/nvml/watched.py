@@ -29,18 +29,23 @@ from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
 from gpuconsole.wire.events import DeviceKnown, Sample, SourceState
 
-MAX_TURN_S = 0.25
-"""A GPU whose turn takes longer is slow: the others do not wait for it, and it is asked for its
-vital metrics only. A turn of a healthy GPU takes 1 to 60 ms (20 ms for each call that observes the
-PCIe bus)."""
+MAX_WAIT_S = 0.25
+"""The others do not wait longer for the turn of a GPU. A turn of a healthy GPU takes 1 to 60 ms (20
+ms for each call that observes the PCIe bus)."""
+MAX_TURN_S = 2.0
+"""A GPU whose turn takes longer is slow: it is asked for its vital metrics only. A turn has 20 to
+80 calls, so each of them may take 25 ms, as on a machine that is busy."""
 MAX_VITAL_CALL_S = 0.02
 """A slow GPU is asked for everything again when none of its vital calls takes longer."""
 LATE_S = 1.0
-"""Seconds after which a turn that has not ended is reported."""
+"""Seconds after which a call that has not returned is reported."""
 CHECK_S = 5.0
-MIN_AGAIN_S, MAX_AGAIN_S = 10.0, 600.0
-"""Seconds until a slow GPU is asked for everything again, or a lost GPU is looked for again: at
-once after the first time, then MIN_AGAIN_S, which doubles with each attempt that fails."""
+MIN_AGAIN_S, MAX_AGAIN_S, MAX_LOOK_S = 10.0, 60.0, 600.0
+"""Seconds until a slow GPU is asked for everything again (at most MAX_AGAIN_S), or a lost GPU is
+looked for again (at most MAX_LOOK_S): at once after the first time, then MIN_AGAIN_S, which doubles
+with each attempt that fails."""
+MAX_LIST_AGE_S = 10.0
+"""The list of the processes of a slow GPU has its age from here on."""
 _OPENING = "the driver has not opened this GPU yet"
 
 
@@ -67,7 +72,9 @@ class WatchedGpu:
         """Whether the console knows `devices`."""
         self.gone = ""
         """Why the driver's library must be loaded again."""
-        self.is_slow = False
+        self.is_slow, self.is_late = False, False
+        """Whether the GPU is asked for its vital metrics only; whether its last turn took so long
+        that the others did not wait for it."""
         self.lists_processes = True
         """Whether the next turn lists the processes."""
         self._index, self._xids, self._slow_calls = index, xids, slow_calls
@@ -81,10 +88,10 @@ class WatchedGpu:
         self._took_s = 0.0
         self._readings: Readings = []
         self._again_t, self._again_s = 0.0, 0.0
-        self._worked = False
+        self._worked, self._is_named = False, False
         self._checked_t = time.monotonic()
         self._mig: dict[str, tuple[object, ...]] = {}
-        self._listed = False
+        self._listed, self._listed_t = False, 0.0
 
     # --- what the other threads may ask ---------------------------------------------------------
 
@@ -113,17 +120,18 @@ class WatchedGpu:
     def state(self, now: float) -> SourceState | None:
         """Return why the GPU is not read as the others are; None while it is."""
         began = self._began
-        late_s = now - began if began else 0.0
-        if late_s < LATE_S and not self._why_slow:
-            return None
         name, since = meter.under_way(self.id)
-        under_way = f"{name} has not returned for {now - since:.0f} s" if name else ""
+        call_s = now - since if name else 0.0
+        is_stuck = began > 0 and (call_s >= LATE_S or now - began >= 2 * MAX_TURN_S)
+        if not is_stuck and not self._why_slow:
+            return None
+        under_way = f"{name} has not returned for {call_s:.0f} s" if call_s >= LATE_S else ""
         return SourceState(
             now,
             self.id,
             max(self._interval_s, self._took_s),
-            late_s if late_s >= LATE_S else 0.0,
-            under_way if name and now - since >= LATE_S else self._why_slow or under_way,
+            now - began if is_stuck else 0.0,
+            under_way or self._why_slow or name,
         )
 
     def collect(self) -> Readings:
@@ -141,9 +149,11 @@ class WatchedGpu:
     def open(self) -> None:
         """Take the first turn: get the handle, the name and the facts. A slow GPU is opened in its
         later turns."""
-        self._begin(MAX_TURN_S)
+        self._begin(math.inf)
         try:
             self._connect()
+            # without persistence mode, the first call of a GPU takes seconds, and only this one
+            self._begin(MAX_TURN_S)
             self._open()
         finally:
             self._end()
@@ -178,27 +188,33 @@ class WatchedGpu:
         """Judge how long the turn took. Then another turn may begin."""
         now = time.monotonic()
         self._took_s = now - self._began
+        self.is_late = self._took_s > MAX_WAIT_S
         longest_s, name = meter.longest(self.id)
         if self._took_s > MAX_TURN_S:
             if not self.is_slow:
+                self._slow_calls.forget(self.id)
                 self._again_t = now + self._again_s
-                self._wait_longer()
+                self._wait_longer(MAX_AGAIN_S)
             self.is_slow, self._why_slow = True, f"{name} takes {_duration(longest_s)}"
         elif not self.is_slow:
             self._why_slow = ""
             if self.gpu is not None and now >= self._again_t + MIN_AGAIN_S:
                 self._again_s = 0.0
-        elif longest_s <= MAX_VITAL_CALL_S and now >= self._again_t:
+        elif longest_s > MAX_VITAL_CALL_S:
+            self._why_slow = f"{name} takes {_duration(longest_s)}"
+        elif now >= self._again_t:
             self.is_slow = False
         self._began = 0.0
 
-    def _wait_longer(self) -> None:
-        self._again_s = min(max(MIN_AGAIN_S, 2 * self._again_s), MAX_AGAIN_S)
+    def _wait_longer(self, most_s: float) -> None:
+        self._again_s = min(max(MIN_AGAIN_S, 2 * self._again_s), most_s)
 
     def _work(self, t: float) -> None:
         if self.loss is not None or self._handle is None:
             self._look_for_returned()
         elif self.is_slow:
+            if not self._is_named:
+                self._ask_name()
             self._read_vital(t)
         else:
             if self.gpu is None:
@@ -215,10 +231,15 @@ class WatchedGpu:
             self.processes_missing = None
             self._reasons = {self.id: dict.fromkeys(GPU_METRICS, str(failure))}
             return
+        self._vital = CallReader(self._handle, VITAL_CALLS)
+        self._ask_name()
+
+    def _ask_name(self) -> None:
+        """Ask for name and UUID, until a turn has had the time for both."""
         name = str(fact("nvmlDeviceGetName", self._handle) or UNKNOWN_NAME)
         uuid = str(fact("nvmlDeviceGetUUID", self._handle) or "")
+        self._is_named = not meter.is_over()
         self._set_devices([Device(id=self.id, name=name, uuid=uuid, peaks=peaks_of(name))])
-        self._vital = CallReader(self._handle, VITAL_CALLS)
 
     def _set_devices(self, devices: list[Device]) -> None:
         """Set what the GPU and its slices are; `collect` tells it."""
@@ -234,7 +255,7 @@ class WatchedGpu:
             self.id, self._handle, self._slow_calls.may_ask, self.devices[0] if brief else None
         )
         slices, mig = ([], {}) if brief else (mig_slices(gpu), mig_layout([gpu]))
-        if time.monotonic() - self._began > MAX_TURN_S:
+        if meter.is_over():
             return
         self.gpu, self.slices, self._mig = gpu, slices, mig
         self._set_devices([gpu.device, *(mig_slice.device for mig_slice in slices)])
@@ -254,7 +275,7 @@ class WatchedGpu:
             links, gpu.links = gpu.links, []
             for number, (of_link, reasons) in enumerate(links):
                 device = f"{self.id}/link:{number}"
-                self._reasons[device] = reasons
+                self._reasons = {**self._reasons, device: reasons}  # another thread may read it
                 self._readings.append(Sample(t, device, of_link))
         for mig_slice in self.slices:
             if of_slice := mig_slice.read():
@@ -298,6 +319,8 @@ class WatchedGpu:
         } | {self.id: {name: why for name, why in missing.items() if name not in values}}
         if not self._listed:
             self.processes_missing = why
+        elif (age_s := time.monotonic() - self._listed_t) > MAX_LIST_AGE_S:
+            self.processes_missing = f"listed {age_s:.0f} s ago, because the driver is slow"
         self._readings.append(Sample(t, self.id, values))
 
     def _list_processes(self, gpu: Gpu) -> None:
@@ -307,12 +330,15 @@ class WatchedGpu:
             if mig_slice.instance is not None
         }
         total = 0 if gpu.device.is_unified else gpu.device.memory_bytes
+        missing: CallFailed | None
         try:
-            self.processes, self.processes_missing = processes_of(
-                self.id, gpu.handle, slices, total
-            )
+            processes, missing = processes_of(self.id, gpu.handle, slices, total)
         except CallFailed as loss:
-            self.processes, self.processes_missing = [], loss
+            processes, missing = [], loss
+        if meter.is_over():
+            return  # the last list is better than a part of a list
+        self.processes, self.processes_missing = processes, missing
+        self._listed_t = time.monotonic()
         if isinstance(self.processes_missing, CallFailed):
             gpu.note(self.processes_missing, "gpu.processes")
         self._listed, self.lists_processes = True, False
@@ -339,7 +365,8 @@ class WatchedGpu:
         if self.gpu is None or now - self._checked_t < CHECK_S:
             return
         self._checked_t = now
-        if not self._brief and mig_layout([self.gpu]) != self._mig and self.gpu.loss is None:
+        layout = self._mig if self._brief else mig_layout([self.gpu])
+        if layout != self._mig and not meter.is_over() and self.gpu.loss is None:
             raise DriverGone("the MIG slices have changed")
 
     def _look_for_returned(self) -> None:
@@ -368,7 +395,7 @@ class WatchedGpu:
         except CallFailed:
             values = {}
         if not values:
-            self._wait_longer()
+            self._wait_longer(MAX_LOOK_S)
             self._again_t = time.monotonic() + self._again_s
         return bool(values)
 

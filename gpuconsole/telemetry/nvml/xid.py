@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 from typing import Any
 
-from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call
+from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call, meter
 from gpuconsole.wire.events import Xid
 
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
@@ -78,6 +78,7 @@ class XidWatch:
         self.refusals: dict[str, str] = {}
         self._devices: dict[int, str] = {}
         self._registered: set[str] = set()
+        self._registering: set[str] = set()
         self._set: Any = None
         self._refused = ""
         self._renew()
@@ -86,7 +87,7 @@ class XidWatch:
         """Create a new event set, at which each device registers again. While an event set contains
         a lost GPU, the driver reports no events of the other GPUs."""
         self.refusals, self._registered = {}, set()
-        if self._set is not None:
+        if self._set is not None and not self._registering:  # a call may still use it
             with contextlib.suppress(CallFailed):
                 call("nvmlEventSetFree", self._set)
         try:
@@ -105,10 +106,19 @@ class XidWatch:
         if events is None:
             self.refusals[device] = self._refused
             return
+        self._registering.add(device)
         try:
             call("nvmlDeviceRegisterEvents", handle, _XID_EVENT, events)
         except CallFailed as failure:
-            self.refusals[device] = str(failure)
+            if meter.is_over():
+                self._registered.discard(device)
+            elif events is self._set:
+                self.refusals[device] = str(failure)
+        else:
+            if events is self._set:
+                self.refusals.pop(device, None)
+        finally:
+            self._registering.discard(device)
 
     def read(self, t: float) -> list[Xid]:
         """Return the events since the last call. Does not block. After a failure the next call uses
