@@ -125,7 +125,8 @@ def test_the_figures_are_those_of_the_client_and_no_request_is_ours(
         ("e2e_s", [e2e for _, e2e in ended]),
     ):
         low, high = summary[figure]["within"]["p50"]
-        assert low / 2.5 <= statistics.median(values) <= high * 2.5, (
+        # a client counts its own connection, which takes longer than a bucket of 1 ms
+        assert low / 2.5 <= statistics.median(values) <= max(high * 2.5, 0.01), (
             "the median of the client is in the bucket, or in the next one"
         )
     assert run["validity"]["verdict"] == "valid" and run["workload"] == "inference.watched"

@@ -1046,11 +1046,16 @@ def test_each_exception_of_a_signal_handler_or_another_thread_arrives(
     try:
         while raised < 20:
             expected = raised + 1
-            seen += next(iterator)[1].tolist()
-            # once, where an exception has ended the wait for a batch of the workers
-            with suppress(ChangeRefused):
-                WORKERS.set(watch, 2)
-            seen += change_to(watch, iterator, 2)
+            try:
+                seen += next(iterator)[1].tolist()
+                # once, where an exception has ended the wait for a batch of the workers
+                with suppress(ChangeRefused):
+                    WORKERS.set(watch, 2)
+                seen += change_to(watch, iterator, 2)
+            except StopIteration:
+                # an exception within a generator of torch's sampler ends it, as without us
+                iterator, seen = iter(loader), []
+                continue
             timer = threading.Timer(seconds := delays.uniform(0.002, 0.03), end_main)
             try:
                 timer.start() if how == "thread" else signal.setitimer(signal.ITIMER_REAL, seconds)
