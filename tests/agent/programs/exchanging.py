@@ -23,7 +23,7 @@ BUCKETS = {"crumbs": 0.001}
 """Megabytes, by kind."""
 PASSES = {"synced": 4, "accumulated": 4}
 """Passes of a step, by kind."""
-width, rows = {"computing": (192, 1536), "straggler": (192, 512), "late_data": (192, 512), "crumbs": (64, 4)}.get(kind, (768, 4))
+width, rows = {"computing": (192, 6144), "straggler": (192, 512), "late_data": (192, 512), "crumbs": (64, 4)}.get(kind, (768, 4))
 layers = [torch.nn.Linear(width, width) for _ in range(150 if kind == "crumbs" else 8)]
 plain = torch.nn.Sequential(*layers)
 model = DistributedDataParallel(plain, bucket_cap_mb=BUCKETS.get(kind, 25))
