@@ -141,8 +141,10 @@ CASES: dict[str, Case] = {
     "double": Case(
         ("gazprom-neft/seismiqb#19", "dingo-gw/dingo#55"), ("gpu.double_precision",), line=False
     ),
-    "param_groups": Case(("roboflow/rf-detr#1409",), (*HOST, "gpu.optimizer_unfused")),
-    "preconditioner": Case(("kozistr/pytorch_optimizer#100",), HOST),
+    "param_groups": Case(
+        ("roboflow/rf-detr#1409",), (*HOST, "gpu.optimizer_unfused", "host.avoidable_work")
+    ),
+    "preconditioner": Case(("kozistr/pytorch_optimizer#100",), (*HOST, "host.avoidable_work")),
     "unlabelled_logits": Case(("cisnlp/ofa#1", "facebookresearch/pytext#957"), HOST),
     "jacobian_rows": Case(("pytorch/pytorch#50584",), HOST),
     "second_pass": Case(("feidfoe/learning-not-to-learn#5",), HOST),
