@@ -67,10 +67,9 @@ UNKNOWN_GPU = "gpu:?"
 """The device of a job on a GPU that the console cannot tell from others."""
 
 
-NO_GPU_REASONS = (
-    "no NVIDIA driver: libnvidia-ml.so.1 is missing or cannot be loaded",
-    "the NVIDIA driver reports no GPU",
-)
+NO_DRIVER = "no NVIDIA driver: libnvidia-ml.so.1 is missing or cannot be loaded"
+NO_GPU = "the NVIDIA driver reports no GPU"
+NO_GPU_REASONS = (NO_DRIVER, NO_GPU)
 """Why a machine has no GPU, where nothing is wrong with it. With any other reason the driver cannot
 be used."""
 

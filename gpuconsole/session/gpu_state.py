@@ -34,8 +34,8 @@ VITAL = (
 """Metrics of which every GPU that answers has at least one. A GPU without any is unreadable; the
 first reason in this order says why."""
 MIN_IDLE_S = 180.0
-"""A GPU whose memory is held is idle after so long without work. A training job that saves its
-model does no work meanwhile: 149 s for a model of 7 billion parameters (PyTorch, "Reducing Model
+"""A GPU is idle when a process has held its memory for this time without work. A training job uses
+no GPU while it saves its model: 149 s for a model of 7 billion parameters (PyTorch, "Reducing Model
 Checkpointing Times by Over 10x with PyTorch Distributed Asynchronous Checkpointing")."""
 MUCH_MEMORY = 2 * 2**30
 """A GPU on which no process is seen is not free above so many used bytes. The driver itself keeps

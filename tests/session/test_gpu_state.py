@@ -159,7 +159,8 @@ def test_the_lists_of_xids_agree() -> None:
 
 
 def linked(name: str, *active: int, links: int = 18) -> SessionState:
-    """GPUs of one name with so many active NVLinks of `links`; -1: without any."""
+    """Return GPUs of one name. Each has this number of active NVLinks, out of `links`; -1: the GPU
+    has no NVLink."""
     state = free_box(*[name] * len(active))
     for n, up in enumerate(active):
         if up >= 0:

@@ -1,4 +1,5 @@
-"""One slow or hung GPU of eight: the other seven go on each second, and the eighth says why."""
+"""One of eight GPUs is slow or hangs. The other seven are read each second, and the console names
+the driver call of the eighth."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ HEAVY = Threshold(
     "own_update",
     0.4,
     "ratio",
-    "an optimizer of torch takes a tenth to a third of a step of a small model",
+    "with a small model, an optimizer of torch takes 10 % to 33 % of a step",
 )
 COSTLY = Threshold(
     "costly", 100e-6, "s", "the time of ten to twenty short operators for each tensor"

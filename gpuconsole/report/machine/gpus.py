@@ -520,8 +520,7 @@ def _with_notes(
     least: int,
 ) -> tuple[_GpuLayout, Mapping[str, _Note]]:
     """The layout, with room for the notes or for `least` cells; and the notes that stand there.
-    Where the new faults of a GPU do not fit beside the figures, they take the place of the
-    states."""
+    Where a row has no room for the new faults of a GPU, the faults replace its state."""
     shown = [gpu for gpu in gpus if not _instead_of_figures(view, gpu.id, states[gpu.id], _Note())]
     most = MAX_REASON if len(gpus) <= MAX_GPUS_WITH_LONG_REASON else MIN_REASON
     wanted = [

@@ -14,6 +14,8 @@ from typing import Any
 
 import pynvml
 
+from gpuconsole.model.machine import NO_DRIVER
+
 UNINITIALIZED = 1
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
@@ -65,7 +67,7 @@ _REASONS = {
 _START_REASONS = {
     4: "no permission to use the NVIDIA driver (/dev/nvidiactl)",
     9: "the NVIDIA kernel driver is not loaded",
-    12: "no NVIDIA driver: libnvidia-ml.so.1 is missing or cannot be loaded",
+    12: NO_DRIVER,
     FUNCTION_NOT_FOUND: (
         "the NVIDIA driver is too old: libnvidia-ml.so.1 lacks a call that is needed"
     ),

@@ -158,7 +158,7 @@ _CONTAINER = re.compile(
 GONE = "no such process"
 ELSEWHERE = "no such process here: it is of another container, or has ended"
 HIDDEN = "this user cannot read it"
-STRANGER = "its pid is of another container: here another process has it"
+STRANGER = "its pid belongs to another container: another process has this pid here"
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The namespace of pids that a machine starts with (PROC_PID_INIT_INO in Linux)."""
 _STATES = {

@@ -6,7 +6,7 @@ import threading
 import time
 from functools import partial
 
-from gpuconsole.model.machine import Device, Link
+from gpuconsole.model.machine import NO_GPU, Device, Link
 from gpuconsole.telemetry.nvml.calls import SlowCalls
 from gpuconsole.telemetry.nvml.gpu import links_between
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
@@ -36,7 +36,7 @@ class NvmlSource:
         self.count, self.driver = start()
         self.cuda = cuda_version()
         if self.count == 0:
-            raise NoNvml("the NVIDIA driver reports no GPU")
+            raise NoNvml(NO_GPU)
         meter.suspects_driver = False
         self._slow_calls = SlowCalls(meter, interval_s)
         self._brief = brief

@@ -1,5 +1,5 @@
-"""One GPU with its MIG slices, read by itself: opened when it answers, asked for little while it is
-slow, opened again by another process when it was lost and works again.
+"""Reads one GPU and its MIG slices. The GPU is opened when it answers. A slow GPU is asked for
+little. Another process opens a lost GPU again when the GPU works again.
 
 All calls about a GPU are made in its turns (`turns.py`), so that a call that hangs holds up this
 GPU alone.
@@ -41,17 +41,16 @@ LATE_S = 1.0
 """Seconds after which a call that has not returned is reported."""
 CHECK_S = 5.0
 MIN_AGAIN_S, MAX_AGAIN_S, MAX_LOOK_S = 10.0, 60.0, 600.0
-"""Seconds until a slow GPU is asked for everything again (at most MAX_AGAIN_S), or a lost GPU is
-looked for again (at most MAX_LOOK_S): at once after the first time, then MIN_AGAIN_S, which doubles
-with each attempt that fails."""
+"""Seconds until the next attempt to ask a slow GPU for everything, or to find a lost GPU. The first
+attempt comes at once, the second after MIN_AGAIN_S. The time doubles with each attempt that fails,
+up to MAX_AGAIN_S for a slow GPU and MAX_LOOK_S for a lost one."""
 MAX_LIST_AGE_S = 10.0
 """The list of the processes of a slow GPU has its age from here on."""
 _OPENING = "the driver has not opened this GPU yet"
 
 
 class WatchedGpu:
-    """Reads one GPU. `turn` may be called by another thread each time; `collect` and the other
-    methods belong to the thread that reads the source."""
+    """Reads one GPU. Each turn may run in another thread. `NvmlSource` calls all other methods."""
 
     def __init__(
         self,

@@ -109,8 +109,7 @@ def as_json(reading: DevicesReading) -> dict[str, object]:
 
 
 def _state_of(gpu: GpuState | None) -> dict[str, str | None]:
-    """What a GPU does: `free`, `busy`, `lost`, `silent` or `n/a`, and the reason. Empty for the
-    host."""
+    """Return the state of a GPU (see `session/gpu_state.py`) and its reason. Empty for the host."""
     return {"state": gpu.kind, "state_reason": gpu.reason or None} if gpu is not None else {}
 
 
