@@ -34,6 +34,10 @@ SCRIPT = Path(__file__).parent / "gpu_jobs" / "script.py"
 BETWEEN = SCRIPT.with_name("between.py")
 MIN_RIGHT_SHARE = 0.95
 COMMAND_S = 240.0
+MIN_GAIN = 1.10
+"""A fault that costs less of a step than this is none: the host has done it while the GPU works."""
+BARE_S = 5.0
+"""Seconds of training of a job that runs bare, to find what its fault costs."""
 KEPT = "gpu-cases"
 COLUMNS = {"h100": "H100", "a100-40": "A100", "l4": "L4", "rtx4090": "RTX 4090"}
 """The cards of the table of common faults. The other cards have some of the cases only."""
@@ -43,7 +47,10 @@ class Case(NamedTuple):
     """`truth`: the rules that name the fault; empty for a healthy job. `options`: of the script.
     `cards`: lines of the machine (cards.py). `least_s`: seconds of training without which the fault
     cannot be seen. `environment`: variables of the job. `common`: the row of the table of common
-    faults in which the case stands. `probe`: the fault needs a probe. `script`: the program."""
+    faults in which the case stands. `probe`: the fault needs a probe. `script`: the program.
+    `fault`: the options that are the fault. Without these options the job is as fast where the host
+    is quick enough: where no finding is on top, the job runs bare, with and without the fault, and
+    "no finding" is right if the fault costs less than MIN_GAIN."""
 
     name: str
     truth: tuple[str, ...]
@@ -55,6 +62,7 @@ class Case(NamedTuple):
     common: str = ""
     probe: bool = False
     script: Path = SCRIPT
+    fault: str = ""
 
     @property
     def card(self) -> str:
@@ -158,12 +166,14 @@ CASES = (
         "wait for the GPU in the loop",
         ("host.sync_stall",),
         "--width 384 --batch 24 --seq 512 --layers 8 --sync 6",
+        fault="--sync 6",
     ),
     Case(
         "a read of the GPU in each block, H100",
         ("host.sync_stall",),
         "--check-blocks --batch 4",
         common=READS,
+        fault="--check-blocks",
     ),
     Case(
         "a read of the GPU in each block, A100",
@@ -171,6 +181,7 @@ CASES = (
         "--check-blocks --batch 2",
         ("card a100-40",),
         common=READS,
+        fault="--check-blocks",
     ),
     Case(
         "a read of the GPU in each block, L4",
@@ -178,6 +189,7 @@ CASES = (
         "--check-blocks --batch 1 --seq 512 --width 512 --layers 16",
         ("card l4",),
         common=READS,
+        fault="--check-blocks",
     ),
     Case(
         "a read of the GPU in each block, RTX 4090",
@@ -185,6 +197,7 @@ CASES = (
         "--check-blocks --batch 1",
         ("card rtx4090",),
         common=READS,
+        fault="--check-blocks",
     ),
     Case("samples from slow storage", LOADER, "--workers 2 --sleep-ms 20 --batch 16"),
     Case("slow transform", LOADER, "--workers 1 --cpu-ms 6 --batch 16", common=STARVED),
@@ -535,13 +548,8 @@ def watch(case: Case, seconds: float, probe: bool) -> dict[str, Any]:
                 "--snapshot",
                 str(snapshot),
             ]
-            script = [
-                str(case.script),
-                *case.options.split(),
-                "--seconds",
-                f"{max(seconds, case.least_s):g}",
-            ]
-            command += [*(["--probe"] if probe or case.probe else []), "--", *python, *script]
+            command += ["--probe"] * (probe or case.probe)
+            command += ["--", *python, *_script(case, case.options, max(seconds, case.least_s))]
             env = machine.environment(OMP_NUM_THREADS="1", **case.environment)
             done = subprocess.run(
                 command,
@@ -556,6 +564,40 @@ def watch(case: Case, seconds: float, probe: bool) -> dict[str, Any]:
             raise RuntimeError(last_line(done.stderr))
         run: dict[str, Any] = json.loads(snapshot.read_text(encoding="utf-8"))["runs"][-1]
     return run
+
+
+def _script(case: Case, options: str, seconds: float) -> list[str]:
+    return [str(case.script), *options.split(), "--seconds", f"{seconds:g}"]
+
+
+def cost_of_fault(case: Case) -> float:
+    """Return how many times as many steps the job of one process makes without its fault, without
+    the agent. Both ways run in turn (with, without, without, with). Raise RuntimeError where the
+    job fails."""
+    without = case.options.replace(case.fault, "")
+    steps = [
+        _steps_alone(case, options) for options in (case.options, without, without, case.options)
+    ]
+    return (steps[1] + steps[2]) / (steps[0] + steps[3])
+
+
+def _steps_alone(case: Case, options: str) -> int:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SimulatedMachine(Path(folder) / "machine", [*case.cards, "values none"]) as machine,
+    ):
+        done = subprocess.run(
+            [sys.executable, *_script(case, options, BARE_S)],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+            env=machine.environment(OMP_NUM_THREADS="1", **case.environment),
+            cwd=folder,
+        )
+    if done.returncode:
+        raise RuntimeError(last_line(done.stderr))
+    return int(done.stdout.split()[-1])
 
 
 class Row(NamedTuple):
@@ -577,6 +619,7 @@ class Row(NamedTuple):
     notes: tuple[str, ...] = ()
     cannot_tell: int = 0
     commit: str = ""
+    fault_cost: float | None = None
 
 
 def judged(case: Case, run: dict[str, Any]) -> Row:
@@ -604,10 +647,19 @@ def judged(case: Case, run: dict[str, Any]) -> Row:
     )  # fmt: skip
 
 
+def with_cost(case: Case, row: Row) -> Row:
+    """Return the row of a job without a finding, by what its fault costs on this host."""
+    cost = cost_of_fault(case)
+    costs = cost >= MIN_GAIN
+    return row._replace(right=not costs, harmful=costs and row.harmful, fault_cost=cost)
+
+
 def table_row(row: Row) -> str:
     step = "" if row.step_s is None else f"{1e3 * row.step_s:.3g} ms"
     mfu = "" if row.mfu is None else f"{row.mfu:.2f}"
     right = "yes" if row.right else "no"
+    if row.fault_cost is not None:
+        right += f": {row.fault_cost:.2f}x without the fault"
     return (
         f"| {row.name} | {step} | {mfu} | {row.said} | {', '.join(row.truth) or '-'} | {right} |"
         f" {row.cannot_tell} |"
@@ -697,7 +749,8 @@ def main() -> int:
     rows = []
     for case in chosen:
         try:
-            rows.append(judged(case, watch(case, args.seconds, args.probe)))
+            row = judged(case, watch(case, args.seconds, args.probe))
+            rows.append(with_cost(case, row) if case.fault and row.said == "-" else row)
         except (RuntimeError, ValueError, LookupError, subprocess.TimeoutExpired) as error:
             rows.append(
                 Row(

@@ -298,3 +298,56 @@ def test_float64_that_does_not_decide_the_time_of_a_step_is_left_alone(
         ).state
         == "clear"
     )
+
+
+EMPTY = {
+    "is_gpu": 1.0,
+    "gpu__sm_active_ratio": 0.11,
+    "gpu__util_ratio": 0.95,
+    "host__caught_up_ratio": 0.02,
+    "forward_ratio": 0.3,
+    "backward_ratio": 0.6,
+    "optimizer_ratio": 0.08,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, "fires"),
+        ({"gpu__sm_active_ratio": 0.5}, "cant_tell"),  # kernels that fill the card
+        ({"gpu__util_ratio": 0.6}, "cant_tell"),  # no kernel for much of the time
+        ({"host__caught_up_ratio": 0.9}, "cant_tell"),  # the host is the limit
+        ({"hw__other_processes": 1.0}, "cant_tell"),  # whose kernels?
+        ({"forward_ratio": 0.02, "backward_ratio": 0.05}, "clear"),  # the passes are no large part
+    ],
+)
+def test_kernels_that_leave_most_sms_empty_need_no_probe(
+    changed: dict[str, float], state: str
+) -> None:
+    found = of("gpu.small_batch", case(without=("probe.batch_cost_ratio",), **(EMPTY | changed)))
+    assert found.state == state
+    if state == "fires":
+        # twice the batch at 1 + 0.11 / 0.95 times the time of the passes
+        assert found.recoverable_ratio == pytest.approx(
+            1 - (0.9 * 1.116 + 0.08 + 0.04) / 2, abs=0.01
+        )
+        assert found.confidence == "medium"
+
+
+def test_the_time_of_the_gpu_for_the_optimizer_is_spread_over_a_larger_batch() -> None:
+    fixed = {"probe__batch_cost_ratio": 0.3, "is_gpu": 1.0, **OPTIMIZER, "optimizer_ratio": 0.6}
+    fixed |= {"forward_ratio": 0.13, "backward_ratio": 0.26}
+    assert of("gpu.small_batch", case(**fixed, host__caught_up_ratio=0.01)).state == "fires"
+    assert of("gpu.small_batch", case(**fixed, host__caught_up_ratio=0.9)).state == "clear"
+
+
+def test_a_gpu_needs_no_longer_for_a_table_than_its_memory_does() -> None:
+    table = {
+        "embedding__table_bytes": 51.6e6, "embedding__rows_touched_ratio": 0.005,
+        "optimizer_ratio": 0.33, "forward_ratio": 0.1, "backward_ratio": 0.54, "step_s": 5.7e-3,
+    }  # fmt: skip
+    here = case(knobs={"sparse": False}, **table)
+    assert of("gpu.dense_embedding_grad", here).state == "fires"
+    a100 = case(knobs={"sparse": False}, **table, is_gpu=1.0, hw__memory_bytes_per_s=1.555e12)
+    assert of("gpu.dense_embedding_grad", a100).state == "clear"

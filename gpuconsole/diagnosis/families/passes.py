@@ -106,6 +106,9 @@ TABLE = Threshold(
     "ratio",
     "below 10 % of the step, a second optimizer for the table gains too little",
 )
+DENSE_PASSES = 8
+"""The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments
+are written."""
 INDEXED = 10.0
 """Time of an indexed row (lookup, sort, sum and update) over the time of a row in a dense pass.
 Measured on a CPU: 7.5 and 10.4 (tables of 51 and 128 MB, 32 columns, SparseAdam against fused
@@ -129,7 +132,8 @@ def embedding_claim(case: Case) -> float:
     measured.
 
     The table takes its part of the optimizer's time. The gradient of the table takes the time of
-    the backward pass beyond twice the time of the forward pass and the loss.
+    the backward pass beyond twice the time of the forward pass and the loss. A GPU needs no more
+    than twice the time in which its memory moves the table DENSE_PASSES times.
     """
     if (case.is_job and not case.has("embedding.table_bytes")) or not dense_table_bytes(case):
         return 0.0
@@ -142,6 +146,9 @@ def embedding_claim(case: Case) -> float:
     )
     if again := case.get("recomputed.flops_ratio", 0.0):
         table -= again * compute_ratio(case)
+    if case.get("is_gpu", 0.0) and case.has("hw.memory_bytes_per_s", "embedding.table_bytes"):
+        moved = DENSE_PASSES * case.value("embedding.table_bytes")
+        table = min(table, 2 * moved / case.value("hw.memory_bytes_per_s") / case.value("step_s"))
     return max(0.0, table) * (1 - INDEXED * touched) if touched <= TOUCHED else 0.0
 
 

@@ -4,7 +4,7 @@ update cover the whole table."""
 from __future__ import annotations
 
 from gpuconsole.diagnosis.families import passes
-from gpuconsole.diagnosis.families.passes import TABLE, TOUCHED
+from gpuconsole.diagnosis.families.passes import DENSE_PASSES, TABLE, TOUCHED
 from gpuconsole.diagnosis.rule import (
     Case,
     Finding,
@@ -14,10 +14,6 @@ from gpuconsole.diagnosis.rule import (
     short_of,
     speedup_interval,
 )
-
-DENSE_PASSES = 8
-"""The gradient is zeroed; gradient, parameter and two moments are read; parameter and two moments
-are written."""
 
 MIN_TRAINED = 0.5
 """With this share of the trained parameters or more, the update of the tables counts as the whole
@@ -40,6 +36,9 @@ class GpuDenseEmbeddingGrad(Rule):
         "forward_ratio",
         "loss_ratio",
         "recomputed.flops_ratio",
+        "is_gpu",
+        "hw.memory_bytes_per_s",
+        "step_s",
     )
     text = """The dense gradient of an embedding table has the size of the table and is zero except
 for the rows in the batch. The backward pass writes it, and the optimizer reads it and updates the
