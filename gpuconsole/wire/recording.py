@@ -7,7 +7,6 @@ import calendar
 import contextlib
 import errno
 import gzip
-import io
 import os
 import shutil
 import time
@@ -19,7 +18,7 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.host.files import make_writable_folder, open_own
+from gpuconsole.host.files import make_writable_folder, open_own, reading
 from gpuconsole.model.machine import Process
 from gpuconsole.model.serving import WATCHED
 from gpuconsole.wire.events import (
@@ -118,10 +117,9 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
     packed = path.suffix == ".gz"
-    most_bytes = (
-        min(MAX_BYTES, max(MIN_BYTES, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
-    )
-    with gzip.open(path) if packed else path.open("rb") as file:
+    with reading(path) as stored, gzip.open(stored) if packed else stored as file:
+        size = os.fstat(stored.fileno()).st_size
+        most_bytes = min(MAX_BYTES, max(MIN_BYTES, MAX_RATIO * size)) if packed else MAX_BYTES
         number = read = 0
         while line := _next_line(file, path):
             number += 1
@@ -150,7 +148,7 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
             raise RecordingError(f"{path}: empty, not a gpuconsole recording")
 
 
-def _next_line(file: gzip.GzipFile | io.BufferedReader, path: Path) -> bytes:
+def _next_line(file: gzip.GzipFile | IO[bytes], path: Path) -> bytes:
     """At most one byte more than a line may have; empty at the end. Raises RecordingError for a
     damaged compressed file."""
     try:
@@ -199,9 +197,8 @@ class _Packed:
         begun = time.strftime(FILE_NAME, time.gmtime(wall))
         for number in range(1, MAX_WRITERS):
             self.path = folder / f"{begun}{f'-{number}' if number > 1 else ''}{SUFFIX}"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             try:
-                self._handle = os.open(self.path, flags, MODE)
+                self._handle = open_own(self.path, new=True)
                 break
             except FileExistsError:
                 if number == MAX_WRITERS - 1:

@@ -15,7 +15,7 @@ import msgspec
 from gpuconsole.engine.clients.fields import ClientFileError, Fields, finite_json
 from gpuconsole.engine.clients.formats import AIPERF, FORMATS, is_record, read_records
 from gpuconsole.engine.clients.result import Result, run_of
-from gpuconsole.host.files import read_regular, read_start
+from gpuconsole.host.files import read_limited, reading
 from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.snapshot import Environment, Snapshot
 
@@ -27,6 +27,8 @@ ALLOWED = (
     " GuideLLM"
 )
 MAX_RESULTS = 1000
+MAX_START_BYTES = 4096
+"""The bytes of a file that are searched for the keys of AIPerf."""
 MAX_NEIGHBOURS = 20
 """The largest number of files that are searched for the other half of an AIPerf result."""
 SAME = 1e-3
@@ -97,11 +99,13 @@ def _beside(path: Path) -> Iterator[Result]:
             :MAX_NEIGHBOURS
         ]:
             with contextlib.suppress(OSError, ClientFileError):
+                with reading(file, regular=True) as opened:
+                    start = opened.read(MAX_START_BYTES)
                 if any(
-                    key in read_start(file)
+                    key in start
                     for key in (b'"request_start_ns"', b'"request_throughput"', b'"aiperf_version"')
                 ):
-                    yield from read_results(read_regular(file, MAX_BYTES))
+                    yield from read_results(read_limited(file, MAX_BYTES, regular=True))
 
 
 def _objects(data: bytes) -> list[Fields]:
