@@ -96,5 +96,5 @@ def _read(path: Path, kind: type[Any]) -> Any:
     except msgspec.ValidationError as error:
         allowed = ", ".join(kind.__struct_fields__)
         raise ScenarioError(f"{path}: {error}; allowed keys: {allowed}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None

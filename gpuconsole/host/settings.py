@@ -258,7 +258,7 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
 def _checked(name: str, value: object, place: str, key: str) -> Any:
     try:
         return SETTINGS[name].check(value)
-    except ValueError as problem:
+    except (ValueError, OverflowError) as problem:
         line = f"{place}: {key}: {problem}" if key else f"{place}: {problem}"
         raise SettingsError(visible(line)) from None
 
@@ -277,7 +277,7 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
 
     try:
         return tomllib.loads(text), _lines(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
         raise SettingsError(visible(f"{path}: not valid TOML: {error}")) from None
 
 

@@ -12,16 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.engine.clients.fields import ClientFileError, Fields, finite_json
+from gpuconsole.engine.clients.fields import (
+    ClientFileError,
+    Fields,
+    check_memory,
+    finite_json,
+)
 from gpuconsole.engine.clients.formats import AIPERF, FORMATS, is_record, read_records
 from gpuconsole.engine.clients.result import Result, run_of
 from gpuconsole.host.files import read_limited, reading
 from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.snapshot import Environment, Snapshot
 
-MAX_BYTES = 256 * 2**20
-"""The largest result file that is read. 10,000 requests with the times of all their tokens have
-about 100 MB."""
+MAX_BYTES = 32 * 2**20
+"""The largest result file that is read. 3,000 requests with the times of all their tokens have
+about 30 MB."""
 ALLOWED = (
     "a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or"
     " GuideLLM"
@@ -52,6 +57,7 @@ def read_results(data: bytes) -> list[Result]:
     """Return the results in the bytes of a file: one or more. Raises ClientFileError."""
     if not data.strip():
         raise ClientFileError(f"the file is empty; allowed: {ALLOWED}")
+    check_memory(data)
     objects = _objects(finite_json(data))
     if all(map(is_record, objects)):
         return [read_records(objects)]
