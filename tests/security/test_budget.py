@@ -1,4 +1,4 @@
-"""What a file from elsewhere may cost: bytes, memory, numbers, times. Each file here took gigabytes or
+"""What a file from elsewhere may cost: bytes, memory, numbers, times. Each file took gigabytes, or
 hung, or ended with a traceback, whose exit code meant "regression"."""
 
 from __future__ import annotations
