@@ -62,6 +62,15 @@ def api_key(options: Mapping[str, str]) -> str:
     return os.environ.get(options.get("api_key_env") or SERVER_KEY, "")
 
 
+def same_origin(one: str, other: str) -> bool:
+    """Return whether two addresses have the same scheme, host and port. The API key of `--url` goes
+    to no other origin: there another user, or another program, may listen."""
+    try:
+        return URL(one).origin() == URL(other).origin()
+    except ValueError:
+        return False
+
+
 def make_key(options: Mapping[str, str]) -> None:
     """Choose the API key of a server that starts here, unless the user names one: for this process
     and its children, in the environment."""
