@@ -17,10 +17,16 @@ def visible(text: str) -> str:
     return "".join(_visible(character) for character in text)
 
 
+def is_unseen(character: str) -> bool:
+    """Whether a character shows nothing itself, but controls a terminal or the order of the
+    text."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
 def _visible(character: str) -> str:
     if character in "\n\t":
         return " "
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+    if is_unseen(character):
         code = ord(character)
         return (
             f"\\x{code:02x}"

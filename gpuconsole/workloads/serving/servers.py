@@ -44,6 +44,7 @@ from gpuconsole.workloads.serving.facts import (
     of_numbers,
 )
 from gpuconsole.workloads.serving.http import (
+    MAX_NAME_LENGTH,
     api_key,
     cause,
     explain,
@@ -749,7 +750,12 @@ async def served_models(
             ) from None
     models = listed.get("data") if isinstance(listed, dict) else None
     names = (
-        [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model]
+        [
+            name
+            for model in models
+            if isinstance(model, dict)
+            and 0 < len(name := str(model.get("id") or "")) <= MAX_NAME_LENGTH
+        ]
         if isinstance(models, list)
         else []
     )

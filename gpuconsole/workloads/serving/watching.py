@@ -55,6 +55,7 @@ from gpuconsole.workloads.serving.client_wait import ClientWait
 from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
 from gpuconsole.workloads.serving.http import (
     MAX_CHARACTERS,
+    OF_ANOTHER_KIND,
     explain,
     read_body,
     read_json,
@@ -136,7 +137,7 @@ class JsonReader:
                 if answer.status != 200:
                     raise ValueError(f"HTTP {answer.status}")
                 loads = self._parse(await read_json(answer))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+        except (aiohttp.ClientError, TimeoutError, OSError, *OF_ANOTHER_KIND) as problem:
             raise ValueError(f"{self._url}: {explain(problem)}") from None
         if loads is None:
             raise ValueError(f"{self._url}: the answer is of another kind")
