@@ -6,8 +6,8 @@ from gpuconsole.engine.catalog import (
     find_scenario,
     read_scenario,
     scenarios,
-    shipped_folder,
     scenarios_folder,
+    shipped_folder,
     workloads,
 )
 from gpuconsole.model.machine import Device

@@ -153,7 +153,8 @@ ODD = (
 )  # fmt: skip
 FIELDS = (
     "id", "owned_by", "max_model_len", "meta", "size", "size_vram", "num_running_reqs",
-    "token_usage", "max_total_num_tokens", "internal_states", "version", "default_generation_settings",
+    "token_usage", "max_total_num_tokens", "internal_states", "version",
+    "default_generation_settings",
 )  # fmt: skip
 
 

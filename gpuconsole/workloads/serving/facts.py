@@ -387,8 +387,9 @@ def _number(value: object) -> float | None:
 
 def _text(value: object) -> str | None:
     """`value`, if it is a text that says something, and no longer than a name."""
-    good = isinstance(value, str) and value not in NO_VALUE and len(value) <= MAX_NAME_LENGTH
-    return value if good else None
+    if not isinstance(value, str) or value in NO_VALUE or len(value) > MAX_NAME_LENGTH:
+        return None
+    return value
 
 
 def _switch(value: object, opposite: bool = False) -> float | None:
