@@ -16,6 +16,7 @@ from gpuconsole.cli.session import session
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.job import log_path
 from gpuconsole.experiments.session import LiveSession
+from gpuconsole.host.files import unused
 from gpuconsole.mcp.control import ControlClient, NoConsole
 from gpuconsole.mcp.server import Descriptors, claim, run_mcp_server
 from gpuconsole.mcp.tools import PROBES, Tools
@@ -119,4 +120,4 @@ def _own_file() -> Path:
     """A file for the output of the job; the pid tells sessions apart that start in the same
     second."""
     usual = log_path()
-    return usual.with_name(f"{usual.stem}-{os.getpid()}{usual.suffix}")
+    return unused(usual.with_name(f"{usual.stem}-{os.getpid()}{usual.suffix}"))

@@ -19,6 +19,8 @@ USAGE = 2
 """Bad usage. Nothing was started."""
 UNDECIDED = 3
 """A gate cannot tell: the noise is too large for the runs that it has."""
+BROKEN = 70
+"""gpuconsole itself has failed, with a traceback. A gate calls this undecided. EX_SOFTWARE."""
 INTERRUPTED = 128 + signal.SIGINT
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -28,6 +30,7 @@ CODES = {
     FAILED: "failed: the run, or what the command checks",
     USAGE: "bad usage: one line says what is wrong, and nothing was started",
     UNDECIDED: "undecided: the noise is too large to tell (compare --fail-below)",
+    BROKEN: "an error of gpuconsole itself, with a traceback: nothing is decided",
     INTERRUPTED: "interrupted (Ctrl-C): what was measured is printed and written",
 }
 """The meaning of each code, for the help. docs/commands.md explains them."""

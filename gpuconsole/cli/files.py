@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import itertools
 import os
 import shlex
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import problem
 from gpuconsole.cli.values import writable
-from gpuconsole.host.files import read_limited, read_regular, write_whole
+from gpuconsole.host.files import read_limited, unused, write_whole
 
 if TYPE_CHECKING:
     from gpuconsole.model.certificate import Certificate
@@ -179,7 +178,9 @@ def source(file: str) -> str:
     # The patch names the file behind a link. A line break would end the line that names the file.
     if any(ord(character) < 0x20 for character in file + os.path.realpath(file)):
         raise OSError(errno.EINVAL, "the file name has control characters")
-    return read_regular(Path(file), MAX_SOURCE_BYTES).decode("utf-8", errors="surrogateescape")
+    return read_limited(Path(file), MAX_SOURCE_BYTES, regular=True).decode(
+        "utf-8", errors="surrogateescape"
+    )
 
 
 def place_in_patch(file: str) -> tuple[str, str]:
@@ -211,7 +212,7 @@ def write_patch(path: Path, patch: Patch) -> str:
         )
     commands: list[str] = []
     for part in patch.parts:
-        file = path if not commands else _unused(path)
+        file = path if not commands else unused(path)
         try:
             write_whole(file, part.diff.encode("utf-8", errors="surrogateescape"))
         except OSError as error:
@@ -231,12 +232,3 @@ def write_patch(path: Path, patch: Patch) -> str:
             else f"git apply {name}"
         )
     return f"patch written: {' && '.join(commands)}"
-
-
-def _unused(path: Path) -> Path:
-    """Return a name beside `path` that no file has: the user has not named it."""
-    return next(
-        other
-        for n in itertools.count(2)
-        if not os.path.lexists(other := path.with_name(f"{path.stem}-{n}{path.suffix}"))
-    )

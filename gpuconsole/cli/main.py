@@ -10,9 +10,10 @@ import contextlib
 import errno
 import os
 import sys
+import traceback
 from io import TextIOWrapper
 
-from gpuconsole.cli.exits import FAILED, INTERRUPTED, USAGE, ending_at_once
+from gpuconsole.cli.exits import BROKEN, FAILED, INTERRUPTED, USAGE, ending_at_once
 
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What a write to a stream answers whose reader, disk or terminal is gone or full."""
@@ -30,12 +31,13 @@ def main(argv: list[str] | None = None) -> int:
                 skeleton.paint(overview=True)
             return _run(argv)
         except OSError as error:  # the result cannot be written; other files have their own lines
-            if error.errno not in UNWRITABLE:
-                raise
             skeleton.restore()
-            return _without_stdout(error)
+            return _without_stdout(error) if error.errno in UNWRITABLE else _broken()
         except KeyboardInterrupt:
             return INTERRUPTED
+        except Exception:
+            skeleton.restore()
+            return _broken()
         finally:
             skeleton.restore()
 
@@ -64,6 +66,14 @@ def _run(argv: list[str]) -> int:
     except CommandFailed as error:
         problem(str(error))
         return FAILED
+
+
+def _broken() -> int:
+    """Print the traceback of an unexpected error; the exit code. That of Python is 1, with which a
+    gate says that it has found a regression."""
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()
+    return BROKEN
 
 
 def _prepare_streams() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from gpuconsole.host.settings import COLORS, settings
 from gpuconsole.model.encoding import encode
-from gpuconsole.model.text import visible, without_credentials
+from gpuconsole.model.text import is_unseen, visible, without_credentials
 from gpuconsole.report.cells import Paint, ansi, plain
 from gpuconsole.report.parts import Part, printed
 
@@ -84,8 +84,18 @@ def show_result(
 
 
 def to_json(value: object) -> str:
-    """`value` as indented JSON."""
-    return msgspec.json.format(encode(value), indent=2).decode()
+    """`value` as indented JSON. Characters that control a terminal or change the order of the text
+    are escapes of JSON: they are in texts only."""
+    text = msgspec.json.format(encode(value), indent=2).decode()
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(_escape(char) if char >= "\x7f" and is_unseen(char) else char for char in text)
+
+
+def _escape(char: str) -> str:
+    """JSON's escape of a character: that of both halves in UTF-16 where it has two."""
+    data = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{data[place : place + 2].hex()}" for place in range(0, len(data), 2))
 
 
 def on_stderr(text: str) -> None:

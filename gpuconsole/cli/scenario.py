@@ -20,7 +20,6 @@ from gpuconsole.model.scenario import Scenario, ScenarioError, Workload
 if TYPE_CHECKING:
     from gpuconsole.engine.children.torchrun import Launch
 
-MAX_PROMPT_BYTES = 2**28
 OWN_COMMAND = "a command of your own goes after --, as in: gpuconsole run -- python train.py"
 
 
@@ -90,7 +89,7 @@ def check_server(args: argparse.Namespace, workload: Workload, server: Value = "
     check_wait(args)
     check_api_key(args)
     if getattr(args, "prompts", None) is not None:
-        from gpuconsole.model.serving import parse_recorded
+        from gpuconsole.model.serving import MAX_PROMPT_BYTES, parse_recorded
 
         try:
             args.prompts = args.prompts.absolute()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from gpuconsole.host.files import read_limited
+from gpuconsole.host.folders import user_folder
 from gpuconsole.model.knobs.catalogue import nearest
 from gpuconsole.model.scenario import (
     Scenario,
@@ -40,10 +40,10 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "scenarios"
 
 
-def user_folder() -> Path:
+def scenarios_folder() -> Path:
     """The folder of the user's own scenarios (on Linux `~/.config/gpuconsole/scenarios`, or below
     `$XDG_CONFIG_HOME`)."""
-    return platformdirs.user_config_path("gpuconsole") / "scenarios"
+    return user_folder("config") / "scenarios"
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -62,7 +62,7 @@ def scenarios() -> tuple[dict[str, Scenario], list[str]]:
         for scenario in map(read_scenario, sorted(shipped_folder().glob("*.toml")))
     }
     mistakes = []
-    for path in sorted(user_folder().glob("*.toml")):
+    for path in sorted(scenarios_folder().glob("*.toml")):
         try:
             scenario = read_scenario(path)
         except ScenarioError as error:
@@ -96,5 +96,5 @@ def _read(path: Path, kind: type[Any]) -> Any:
     except msgspec.ValidationError as error:
         allowed = ", ".join(kind.__struct_fields__)
         raise ScenarioError(f"{path}: {error}; allowed keys: {allowed}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path}: not valid TOML: {error}") from None

@@ -9,10 +9,18 @@ from pathlib import Path
 from gpuconsole.model.serving import WATCHED
 from gpuconsole.session.history import History
 from gpuconsole.wire.events import RunOpened, ServerState
-from gpuconsole.wire.recording import RecordingCut, RecordingError, read_recording, ring_files
+from gpuconsole.wire.recording import (
+    ReadBudget,
+    RecordingCut,
+    RecordingError,
+    read_recording,
+    ring_files,
+)
 
 SEARCHED = 5000
 """A file names its server within so many events, before the first reading of the server."""
+MAX_SIZE = 4_000_000
+"""The most values that are held, with about 250 bytes each. A day of a server has 0.5 million."""
 OPEN_S = 30.0
 """A file without an end is still being written where nothing comes so long after it."""
 
@@ -33,14 +41,16 @@ def read_history(path: Path, url: str | None = None) -> tuple[History, list[str]
             " 2026-11-29T030000.jsonl.gz)"
         )
     files = _of_server(path, files, url)
-    history, notes = History(), list[str]()
+    history, notes, budget = History(), list[str](), ReadBudget()
     cut: list[tuple[float, RecordingCut]] = []
     unread = 0
     for file in files:
         known = history.ended
         try:
-            for event in read_recording(file):
+            for event in read_recording(file, budget):
                 history.add(event)
+                if history.size > MAX_SIZE:
+                    raise RecordingError(f"{path}: has too many readings to be explained")
         except (RecordingError, OSError) as error:
             if not ring:
                 raise

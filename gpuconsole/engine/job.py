@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.terminal.pty import JobTerminal
 from gpuconsole.engine.children.worker import WorkerHandle
 from gpuconsole.engine.diagnosis_loop import DiagnosisLoop
+from gpuconsole.host.files import unused
+from gpuconsole.host.folders import make_private, user_folder
 from gpuconsole.session.api import JobApi, Output, SessionError
 
 HARDER = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -163,5 +164,5 @@ def log_path() -> Path:
     except OSError:  # it has been removed
         folder = None
     if folder is None or not os.access(folder, os.W_OK):
-        folder = platformdirs.user_state_path("gpuconsole", ensure_exists=True)
-    return folder / f"gpuconsole-output-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        folder = make_private(user_folder("state"))
+    return unused(folder / f"gpuconsole-output-{time.strftime('%Y%m%d-%H%M%S')}.txt")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from gpuconsole.diagnosis.models.run import MISSING, with_figures
 from gpuconsole.engine import clients
 from gpuconsole.engine.clients.fields import ClientFileError
-from gpuconsole.host.files import read_limited, read_regular, write_new, write_whole
+from gpuconsole.host.files import read_limited, write_new, write_whole
+from gpuconsole.host.folders import make_private, user_folder
 from gpuconsole.model.machine import Device
 from gpuconsole.model.peaks import published_of
 from gpuconsole.model.run import Run
@@ -110,7 +110,7 @@ def read_snapshot(path: Path, *, regular: bool = False) -> Snapshot:
     """The session in the file `path`. `regular`: it must be a regular file, because a pipe may
     never end. Raises SnapshotError, with the path."""
     try:
-        return decode((read_regular if regular else read_limited)(path, MAX_BYTES))
+        return decode(read_limited(path, MAX_BYTES, regular=regular))
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
     except SnapshotError as error:
@@ -147,7 +147,5 @@ def write_snapshot(snapshot: Snapshot, path: Path | None, stem: str = "gpuconsol
         failed = SessionError(f"{target}: cannot be written: {error.strerror}")
     if path is None:
         with contextlib.suppress(OSError):
-            return write_new(
-                platformdirs.user_state_path("gpuconsole", ensure_exists=True) / target, data
-            )
+            return write_new(make_private(user_folder("state")) / target, data)
     raise failed

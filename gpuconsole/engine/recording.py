@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from gpuconsole.engine.reader import StateReader, write_snapshot
+from gpuconsole.host.files import unused
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.model.snapshot import Snapshot
 from gpuconsole.session.api import A_RECORDING, Playback, SessionApi, SessionError, View
@@ -47,7 +48,7 @@ class SessionRecorder:
             if problem := self.close():
                 raise SessionError(problem)
             return None
-        target = path or Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+        target = path or unused(Path(f"gpuconsole-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
         try:
             writer = (
                 RingWriter(target) if target.is_dir() else RecordingWriter(target, new=path is None)

@@ -18,6 +18,7 @@ from gpuconsole.engine.children.pool import WorkerPool, ignore
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle, ending
 from gpuconsole.engine.devices import ChosenDevices, SecondaryRoom
+from gpuconsole.host.files import make_writable_folder
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import KnobError, Knobs, check_knobs, describe_changes
 from gpuconsole.model.machine import Device
@@ -453,7 +454,7 @@ async def _profile(
     """Profile `steps` steps; the worker writes the trace. Raises SessionError."""
     try:
         target = trace_path(scenario, folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_writable_folder(target.parent)
         answer = await worker.profile(steps, rank, str(target))
     except OSError as error:
         raise SessionError(

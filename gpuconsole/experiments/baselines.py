@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from gpuconsole.engine.reader import read_snapshot, write_snapshot
 from gpuconsole.experiments.runs import LONE_RUN
@@ -31,6 +30,7 @@ from gpuconsole.experiments.throughput import (
     why_no_rate,
 )
 from gpuconsole.host.files import make_writable_folder
+from gpuconsole.host.folders import make_private, user_folder
 from gpuconsole.host.settings import settings
 from gpuconsole.model import units
 from gpuconsole.model.comparison import BaselineComparison
@@ -62,13 +62,15 @@ def baselines_folder() -> Path:
 
     Raises SettingsError.
     """
-    return settings().baselines or platformdirs.user_data_path("gpuconsole") / "baselines"
+    return settings().baselines or user_folder("data") / "baselines"
 
 
 def check_folder(folder: Path) -> None:
-    """Create `folder` where it does not exist. Raises BaselineError if no file can be written
-    there."""
+    """Create `folder` where it does not exist; a folder that the user did not choose is private.
+    Raises BaselineError if no file can be written there."""
     try:
+        if (own := user_folder("data")) in folder.parents:
+            make_private(own)
         make_writable_folder(folder)
     except OSError as error:
         raise BaselineError(f"{folder}: cannot be written: {error.strerror or error}") from None

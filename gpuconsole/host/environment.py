@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
-import platformdirs
 import psutil
 
 from gpuconsole.host.cores import allowed_cores
-from gpuconsole.host.files import write_whole
+from gpuconsole.host.files import read_limited, write_whole
+from gpuconsole.host.folders import make_private, user_folder
 from gpuconsole.host.installation import torch_version
 from gpuconsole.host.torch_build import Card, Driver, TorchBuild, why_unusable
 from gpuconsole.model import encoding
@@ -24,6 +24,8 @@ from gpuconsole.model.machine import CalibrationRecord, Device, Machine
 from gpuconsole.model.snapshot import Environment
 
 SCHEMA = "gpuconsole.calibration/1"
+MAX_BYTES = 4 * 2**20
+"""The largest file of calibrations that is read."""
 KEPT = 64
 """Maximum number of records in the file; the oldest records are deleted. All nodes of a cluster may
 share the home folder."""
@@ -37,7 +39,7 @@ class _File(msgspec.Struct):
 def cache_path() -> Path:
     """Return the path of the file with all calibrations (on Linux
     `~/.cache/gpuconsole/calibration.json`, or below `$XDG_CACHE_HOME`)."""
-    return platformdirs.user_cache_path("gpuconsole") / "calibration.json"
+    return user_folder("cache") / "calibration.json"
 
 
 def machine_of(environment: Environment) -> Machine:
@@ -84,7 +86,7 @@ def save(record: CalibrationRecord) -> Path:
         if (other.machine, other.device) != (record.machine, record.device)
     ]
     path = cache_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     write_whole(
         path,
         msgspec.json.format(msgspec.json.encode(_File(SCHEMA, [record, *others][:KEPT])), indent=1)
@@ -97,7 +99,7 @@ def _records() -> list[CalibrationRecord]:
     """Return all records, the newest first. Empty if the file is missing, damaged or of another
     version, because calibrating again is easy."""
     try:
-        kept = msgspec.json.decode(cache_path().read_bytes(), type=_File)
+        kept = msgspec.json.decode(read_limited(cache_path(), MAX_BYTES, regular=True), type=_File)
     except (OSError, *encoding.UNREADABLE):
         return []
     return kept.records if kept.schema == SCHEMA else []

@@ -21,9 +21,11 @@ import os
 import pwd
 import shutil
 import stat
+import struct
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
@@ -80,8 +82,51 @@ def _caches() -> list[str]:
     with contextlib.suppress(RuntimeError):  # neither HOME nor an entry in the list of users
         caches.append(platformdirs.user_cache_dir())
     with contextlib.suppress(KeyError):  # a container may run under a user id without an entry
-        caches.append(os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".cache"))
+        caches.append(os.path.join(_listed_home(), _IN_HOME["cache"]))
     return list(dict.fromkeys(caches))
+
+
+FolderKind = Literal["cache", "config", "data", "state"]
+_IN_HOME: dict[FolderKind, str] = {
+    "cache": ".cache",
+    "config": ".config",
+    "data": ".local/share",
+    "state": ".local/state",
+}
+
+
+def user_folder(kind: FolderKind) -> Path:
+    """Return the folder of gpuconsole for the user's files of this kind. It need not exist.
+
+    The environment names it (`$XDG_CACHE_HOME`, `$HOME`). With sudo this folder may be in the home
+    directory of another user, who could put links there. Then the folder is in the home directory
+    from the list of users.
+    """
+    named = platformdirs.PlatformDirs("gpuconsole")
+    folder = Path(getattr(named, f"user_{kind}_dir"))
+    users = trusted_users()
+    if any(
+        os.path.lexists(entry) and entry.lstat().st_uid not in users for entry in _way_to(folder)
+    ):
+        with contextlib.suppress(KeyError):
+            return Path(_listed_home(), _IN_HOME[kind], "gpuconsole")
+    return folder
+
+
+def make_private(folder: Path) -> Path:
+    """Create `folder` with permissions for the user only, or take the permissions of other users
+    away. Return `folder`. Raises OSError, also where another user could replace `folder`."""
+    if not (reason := _why_others_write_above(folder)):
+        _make(folder)
+        reason = why_not_private(folder)
+    if reason:
+        raise PermissionError(errno.EPERM, reason.removeprefix(f"{folder}: "), str(folder))
+    return folder
+
+
+def _listed_home() -> str:
+    """Return the home directory from the list of users. Raises KeyError."""
+    return pwd.getpwuid(os.geteuid()).pw_dir
 
 
 def _first_private(parents: list[str]) -> Path:
@@ -92,14 +137,9 @@ def _first_private(parents: list[str]) -> Path:
         try:
             if runtime and (reason := _why_open(Path(parent))):
                 raise PermissionError(errno.EPERM, reason)
-            if not (reason := _why_others_write_above(folder)):
-                _make(folder)
-                reason = why_not_private(folder)
+            return make_private(folder)
         except OSError as error:
-            reason = f"{folder}: {error.strerror}"
-        if not reason:
-            return folder
-        reasons.append(reason)
+            reasons.append(f"{folder}: {error.strerror}")
     raise NoPrivateFolder(reasons)
 
 
@@ -172,7 +212,7 @@ def _way_to(folder: Path) -> list[Path]:
 def _who_else_writes(parent: Path, below: Path) -> str:
     """Say in one line which other users could replace `below`, an entry of `parent`. Empty if no
     other user can. Raises OSError."""
-    status, users = parent.lstat(), _trusted_users()
+    status, users = parent.lstat(), trusted_users()
     if status.st_uid not in users:
         return f"{parent} belongs to another user"
     is_ours = not os.path.lexists(below) or below.lstat().st_uid in users
@@ -180,12 +220,33 @@ def _who_else_writes(parent: Path, below: Path) -> str:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return f"everybody can write {parent}"
+    if status.st_mode & stat.S_IWGRP and _others_write_by_acl(parent):
+        return f"the access control list of {parent} lets others write (setfacl -b {parent})"
     if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
         return f"the group {_group_name(status.st_gid)} can write {parent} (chmod g-w {parent})"
     return ""
 
 
-def _trusted_users() -> tuple[int, ...]:
+_ACL, _ACL_ENTRY, _ACL_USER, _ACL_GROUP, _ACL_WRITES = 4, struct.Struct("<HHI"), 2, 8, 2
+"""The bytes before the entries of a POSIX access control list, the form of an entry, the tags of
+named users and groups, and the bit of a permission to write: linux/posix_acl_xattr.h."""
+
+
+def _others_write_by_acl(folder: Path) -> bool:
+    """Return whether an access control list names a user or a group that may write. The bits of the
+    mode do not show them."""
+    try:
+        entries = _ACL_ENTRY.iter_unpack(os.getxattr(folder, "system.posix_acl_access")[_ACL:])
+    except OSError:  # no list, or a file system without lists
+        return False
+    users = trusted_users()
+    return any(
+        bits & _ACL_WRITES and (tag == _ACL_GROUP or (tag == _ACL_USER and number not in users))
+        for tag, bits, number in entries
+    )
+
+
+def trusted_users() -> tuple[int, ...]:
     """Return the ids of the user and of root. In a user namespace without root (an unprivileged
     container), root's files have the id for unknown users."""
     with contextlib.suppress(OSError, ValueError):

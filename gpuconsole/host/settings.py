@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-import platformdirs
 
 from gpuconsole.host.files import read_limited
+from gpuconsole.host.folders import user_folder
 from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.model.text import visible
 
@@ -209,7 +209,7 @@ SETTINGS: dict[str, Setting] = {
 def config_path() -> Path:
     """Return the path of the configuration file (on Linux `~/.config/gpuconsole/config.toml`, or
     below `$XDG_CONFIG_HOME`)."""
-    return platformdirs.user_config_path("gpuconsole") / "config.toml"
+    return user_folder("config") / "config.toml"
 
 
 @functools.cache
@@ -258,7 +258,7 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
 def _checked(name: str, value: object, place: str, key: str) -> Any:
     try:
         return SETTINGS[name].check(value)
-    except ValueError as problem:
+    except (ValueError, OverflowError) as problem:
         line = f"{place}: {key}: {problem}" if key else f"{place}: {problem}"
         raise SettingsError(visible(line)) from None
 
@@ -266,7 +266,7 @@ def _checked(name: str, value: object, place: str, key: str) -> Any:
 def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
     """Return the contents of the file, and the line of each key. Raises SettingsError."""
     try:
-        text = read_limited(path, MAX_BYTES).decode()
+        text = read_limited(path, MAX_BYTES, regular=True).decode()
     except (FileNotFoundError, NotADirectoryError):  # the home of a service may be /dev/null
         return {}, {}
     except (OSError, UnicodeDecodeError) as error:
@@ -277,7 +277,7 @@ def _read(path: Path) -> tuple[dict[str, object], dict[str, int]]:
 
     try:
         return tomllib.loads(text), _lines(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
         raise SettingsError(visible(f"{path}: not valid TOML: {error}")) from None
 
 

@@ -271,6 +271,10 @@ class _RecordedLine(msgspec.Struct):
     max_tokens: int | None = None
 
 
+MAX_PROMPT_BYTES = 2**28
+"""The largest file of recorded prompts that is read."""
+
+
 def parse_recorded(text: str) -> list[RecordedPrompt]:
     """Parse lines of `{"prompt": ...}` or `{"messages": [...]}`, each with an optional
     `output_tokens` (or `max_tokens`).

@@ -17,8 +17,6 @@ from gpuconsole.model.run import Distribution, Run, SeriesData
 SCHEMA = "gpuconsole.snapshot/1"
 MAX_BYTES = 16 * 2**20
 """The largest file that is read as a snapshot. A long session has 50 KB."""
-MAX_FIGURE = 1e40
-"""Larger numbers are damage: the squares of figures would have no number."""
 
 
 class SnapshotError(ValueError):
@@ -133,9 +131,9 @@ def _check_figures(value: object, where: str) -> None:
                 _check_figures(getattr(value, name), f"{where}.{name}")
 
 
-def _check_range(values: Sequence[float], where: str, least: float = -MAX_FIGURE) -> None:
+def _check_range(values: Sequence[float], where: str, least: float = -encoding.MAX_NUMBER) -> None:
     for value in (min(values, default=0.0), max(values, default=0.0)):
-        if not least <= value <= MAX_FIGURE:
+        if not least <= value <= encoding.MAX_NUMBER:
             raise SnapshotError(f"a number is out of range: {value:.3g} at {where}")
 
 

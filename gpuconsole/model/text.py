@@ -4,8 +4,11 @@ and the one spelling of a share."""
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 
 def visible(text: str) -> str:
@@ -14,10 +17,16 @@ def visible(text: str) -> str:
     return "".join(_visible(character) for character in text)
 
 
+def is_unseen(character: str) -> bool:
+    """Whether a character shows nothing itself, but controls a terminal or the order of the
+    text."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
 def _visible(character: str) -> str:
     if character in "\n\t":
         return " "
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+    if is_unseen(character):
         code = ord(character)
         return (
             f"\\x{code:02x}"
@@ -137,17 +146,29 @@ def cut(text: str, width: int) -> str:
 # A library puts into its error what the program gave it: an address with a password, a query, a
 # header. All such texts pass here: `wire.events.decode_event` and `Engine.emit` for what is
 # recorded and shown, `SessionError` for refusals, `cli.output` for stderr. What looks like a
-# credential is cut, also where it is none: an error is still clear without the value.
+# credential is cut, also where it is none: an error is still clear without the value. The secrets
+# of the job's own command line are known (`hide_secrets`), and cut whatever they look like.
 
 CUT = "***"
 _NAME = (
     r"(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|"
-    r"credentials?)"
+    r"account[_-]?key|credentials?)"
 )
 _RULES = (
     # https://docs.python.org/3/library/urllib.parse.html: user information stands before the last @
     # of the part after //
     (re.compile(r"(?<=://)[^/\s?#'\"<>]*@"), ""),
+    # a password with / or ?; a port is no password
+    (re.compile(r"(?<=://)[^/\s?#'\"<>:@]{0,99}:(?!\d+[/?#])[^\s'\"<>]{1,200}@"), ""),
+    # webhooks: the path is the secret
+    (
+        re.compile(r"(hooks\.slack\.com|discord(?:app)?\.com/api/webhooks)/[\w/-]+", re.I),
+        rf"\1/{CUT}",
+    ),
+    (
+        re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END[A-Z ]{0,40}-----)?"),
+        CUT,
+    ),
     # the query of an address, with or without the host before it: requests writes "Max retries
     # exceeded with url: /v1?key=..."
     (re.compile(r"(?<=[\w/])\?[\w.%\[\]-]+=[^\s'\"<>)]*"), "?" + CUT),
@@ -163,15 +184,34 @@ _RULES = (
         rf"\1\2{CUT}",
     ),
     (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.I), rf"\1 {CUT}"),
-    # NAME=value, --name=value, --name value is not known to be one; 'name': 'value' of a dict
+    # --name value, also as two words of a list
+    (
+        re.compile(
+            rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}['\"]?,?\s+['\"]?)(?!\d+\b|-)[^\s'\",;]{{4,}}",
+            re.I,
+        ),
+        rf"\1{CUT}",
+    ),
+    # name: value, as in YAML; a parser says "unexpected token: word"
+    (
+        re.compile(
+            r"(\b(?:passw(?:or)?d|passphrase|pwd|secret|(?:api|access|account)[_-]?key):\s+)"
+            r"(?!\d+\b)[^\s'\",;)}]{4,}",
+            re.I,
+        ),
+        rf"\1{CUT}",
+    ),
+    (re.compile(r"(\bpwd=)(?!/)[^\s'\",;&)}]{4,}", re.I), rf"\1{CUT}"),
+    # NAME=value, --name=value; 'name': 'value' of a dict
     (re.compile(rf"({_NAME}['\"]?\]?=['\"]?)(?!\d+\b)[^\s'\",;&)}}]{{4,}}", re.I), rf"\1{CUT}"),
     (re.compile(rf"({_NAME}['\"]\s*:\s*['\"])[^'\"]{{4,}}", re.I), rf"\1{CUT}"),
-    # forms of tokens: Hugging Face, OpenAI and its like, GitHub, GitLab, Slack, AWS, JSON web
-    # tokens
+    # forms of tokens: Hugging Face, OpenAI and its like, GitHub, GitLab, Slack, AWS, Databricks,
+    # Google, npm, JSON web tokens
     (
         re.compile(
             r"(?<![\w-])(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|"
-            r"glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|eyJ[\w-]{8,"
+            r"glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|dapi[0-9a-f]{32}|"
+            r"AIza[\w-]{30,}|ya29\.[\w-]{16,}|npm_\w{30,}|eyJ[\w-]{8,"
             r"2000}\.[\w-]{1,4000}\.[\w-]+)"
         ),
         CUT,
@@ -180,7 +220,104 @@ _RULES = (
 
 
 def without_credentials(text: str) -> str:
-    """`text` without what looks like a credential."""
+    """`text` without what looks like a credential, and without the secrets of the job's command
+    line."""
+    text = _without(text, _secrets)
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
     return text
+
+
+_SECRET = re.compile(
+    r"(?:key|keys|token|secrets?|passw(?:or)?d|passphrase|pwd|credentials?)$", re.I
+)
+_ABOUT = {"file", "path", "dir", "env", "name", "id", "ids", "type", "size", "length", "len"}
+"""A last part of a name after which no secret comes: `--token-file`, `--pad-token-id`."""
+_ASSIGNED = re.compile(
+    r"(?<![\w.-])([\w.-]{1,99})['\"]?\s{0,9}[=:]\s{0,9}"
+    # looked at only: a value may hold a name, as in the query of an address
+    r"(?=\"([^\"]{1,200})\"|'([^']{1,200})'|([^\s'\",;&}]{1,200}))"
+)
+_NAMED = re.compile(r"[\w.-]{1,99}")
+_USER = re.compile(r"://[^\s:@/]{0,99}:(\S{1,200})@")
+_USUAL = {"true", "false", "none", "null", "auto", "default"}
+_MAYBE_COLUMN = re.compile(r"keys?$", re.I)
+_SURELY_KEY = re.compile(r"(?:api|access|secret|private|account)[-_.]?keys?$", re.I)
+_COLUMN = re.compile(r"[a-z_]{1,15}")
+"""The name of a column, as in `--text-key caption`."""
+MAX_LINE_LENGTH = 4096
+MIN_SECRET_LENGTH, MIN_SECRET_DIGITS = 4, 6
+"""A shorter word, or a shorter number, would be cut where it has another meaning."""
+MIN_INSIDE = 8
+"""A secret of this length is also cut inside a word."""
+_secrets: list[str] = []
+"""The longest first: a secret may hold another one."""
+
+
+def hide_secrets(words: Iterable[str]) -> None:
+    """Cut the secrets of this command line from all texts of this process from now on."""
+    import json  # the console's first picture does not wait for them
+    from urllib.parse import quote
+
+    found = {*_secrets}
+    for secret in secrets_of(list(words)):
+        found |= {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe="")}
+    _secrets[:] = sorted(found, key=len, reverse=True)
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return the words of a command line in one line, without their secrets."""
+    line = " ".join(words := list(words))
+    return _without(line, sorted(secrets_of(words), key=len, reverse=True))
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        if secret in text:
+            text = (
+                text.replace(secret, CUT)
+                if len(secret) >= MIN_INSIDE
+                else re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", CUT, text)
+            )
+    return text
+
+
+def secrets_of(words: Sequence[str]) -> set[str]:
+    """Return the secrets of a command line: words after an option with key, token, secret or
+    password in its name, values of such names (`NAME=value`, JSON, the query of an address), and
+    passwords in addresses. A word that is itself a line for a shell counts too."""
+    named = [
+        (name, value) for name, value in pairwise(words) if name.startswith("-") and "=" not in name
+    ]
+    found = set[str]()
+    for word in words:
+        name, _, whole = word.partition("=")
+        if _NAMED.fullmatch(name) and (name[0] == "-" or " " not in whole):
+            named.append((name, whole))
+        named += [
+            (name, value) for name, *values in _ASSIGNED.findall(word) for value in values if value
+        ]
+        found.update(_USER.findall(word))
+        if len(inner := _inner(word)) > 1:
+            found |= secrets_of(inner)
+    found.update(value for name, value in named if value and _is_secret(name, value))
+    return {value for value in found if len(value) >= MIN_SECRET_LENGTH}
+
+
+def _inner(word: str) -> list[str]:
+    """Return the words of a line for a shell."""
+    try:
+        return shlex.split(word) if len(word) <= MAX_LINE_LENGTH else word.split()
+    except ValueError:  # a quote has no end
+        return [part.strip("'\"") for part in word.split()]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    *_, last = parts = re.split(r"[-_.]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name))
+    kind = next(filter(None, map(_SECRET.search, parts)), None)
+    if kind is None or last.lower() in _ABOUT or value[0] in "-$" or value.lower() in _USUAL:
+        return False
+    if value.isdigit():
+        return len(value) >= MIN_SECRET_DIGITS
+    of_column = _MAYBE_COLUMN.search(name) and not _SURELY_KEY.search(name)
+    return not of_column or not _COLUMN.fullmatch(value)

@@ -60,6 +60,8 @@ class History:
         self.processes_known = False
         self.silences: list[tuple[float, float]] = []
         """The times without a reading of the server, longer than SILENT_S."""
+        self.size = 0
+        """How many values and happenings it holds: memory grows with this number."""
         self._offset = 0.0
         self._known_until = 0.0
         """The end of the files before this one. Two watchers of one server overlap."""
@@ -190,6 +192,7 @@ class History:
 
     def _happens(self, t: float, name: str, words: str, ended: float | None = None) -> None:
         self.events.append(MachineEvent(t, name, words, ended))
+        self.size += 1
 
     def _answers(self, t: float, event: Requests) -> None:
         """An outage begins, lasts or ends."""
@@ -206,7 +209,9 @@ class History:
             self._outage = self.events[-1]
 
     def _value(self, t: float, name: str, value: float) -> None:
-        entry = self._sums[name][int(t // WINDOW_S)]
+        series, window = self._sums[name], int(t // WINDOW_S)
+        self.size += window not in series
+        entry = series[window]
         entry[0] += value
         entry[1] += 1
 
@@ -220,6 +225,7 @@ class History:
             self._value(t, name, value)
         if self._read is not None and t - self._read > SILENT_S:
             self.silences.append((self._read, t))
+            self.size += 1
         self._read, self._outage = t, None
         before, self._state = self._state, (t, event)
         if before is None:
@@ -240,6 +246,7 @@ class History:
         # readings that are far apart: nobody knows when it came
         windows = range(first + 1, last + 1) or range(last, last + 1)
         for name, amount in gained.items():
+            self.size += sum(window not in self._gained[name] for window in windows)
             for window in windows:
                 self._gained[name][window] += amount / len(windows)
 
@@ -258,6 +265,7 @@ class History:
     def _end_pause(self) -> None:
         if self._still:
             self._pauses.append((self._still[0], self._still[1]))
+            self.size += 1
         self._still = []
 
     def _own_processes(self, t: float, event: Processes) -> None:

@@ -7,7 +7,6 @@ import calendar
 import contextlib
 import errno
 import gzip
-import io
 import os
 import shutil
 import time
@@ -19,7 +18,8 @@ from typing import IO
 import msgspec
 
 from gpuconsole import __version__
-from gpuconsole.host.files import make_writable_folder, open_own
+from gpuconsole.host.files import make_writable_folder, open_own, reading
+from gpuconsole.model.encoding import has_large_number
 from gpuconsole.model.machine import Process
 from gpuconsole.model.serving import WATCHED
 from gpuconsole.wire.events import (
@@ -49,6 +49,9 @@ MAX_LINE_BYTES = 16 * 2**20
 MAX_BYTES = 2**30
 """The longest line and the largest recording that are read, without compression. A day of training
 with ten steps a second has about 0.4 GB."""
+MAX_SPAN_S = 400 * 86400.0
+MAX_WALL_TIME = 4e9
+"""The longest recording, and the last moment (Unix seconds, the year 2096) that is accepted."""
 MAX_RATIO = 40
 MIN_BYTES = 32 * 2**20
 """A compressed recording that unpacks to more than 40 times its size, and to more than 32 MiB, is
@@ -62,6 +65,13 @@ class RecordingError(ValueError):
 
 class RecordingCut(RecordingError):
     """A compressed recording has no end: it is being written, or its writer was killed."""
+
+
+class ReadBudget:
+    """The bytes, without compression, that may still be read from the files of one recording."""
+
+    def __init__(self) -> None:
+        self.left = MAX_BYTES
 
 
 class RecordingWriter:
@@ -111,17 +121,18 @@ def _as_recorded(process: Process) -> Process:
     )
 
 
-def read_recording(path: Path) -> Iterator[AnyEvent]:
-    """The events of a recording in order. A file whose name ends in `.gz` is compressed. Raises
-    RecordingError, OSError.
+def read_recording(path: Path, budget: ReadBudget | None = None) -> Iterator[AnyEvent]:
+    """The events of a recording in order. A file whose name ends in `.gz` is compressed. `budget`
+    is that of all files of a ring. Raises RecordingError, OSError.
 
     An incomplete last line (after a crash) is ignored. Any other damaged line is an error.
     """
     packed = path.suffix == ".gz"
-    most_bytes = (
-        min(MAX_BYTES, max(MIN_BYTES, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
-    )
-    with gzip.open(path) if packed else path.open("rb") as file:
+    with reading(path) as stored, gzip.open(stored) if packed else stored as file:
+        size = os.fstat(stored.fileno()).st_size
+        budget = budget or ReadBudget()
+        most_bytes = max(MIN_BYTES, MAX_RATIO * size) if packed else MAX_BYTES
+        begun = 0.0
         number = read = 0
         while line := _next_line(file, path):
             number += 1
@@ -130,10 +141,11 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
                 raise RecordingError(
                     f"{path}: line {number} has more than {MAX_LINE_BYTES / 2**20:g} MiB"
                 )
-            if read > most_bytes:
+            budget.left -= len(line)
+            if read > most_bytes or budget.left < 0:
                 raise RecordingError(
-                    f"{path}: a recording of more than {most_bytes / 2**20:.0f} MiB is too large to"
-                    " be replayed"
+                    f"{path}: a recording of more than {min(most_bytes, MAX_BYTES) / 2**20:.0f} MiB"
+                    " is too large to be replayed"
                 )
             try:
                 event = decode_event(line)
@@ -143,14 +155,21 @@ def read_recording(path: Path) -> Iterator[AnyEvent]:
                 raise RecordingError(
                     f"{path}: line {number}: not a gpuconsole recording: {error}"
                 ) from None
-            if number == 1 and not (isinstance(event, Hello) and event.role == "recording"):
-                raise RecordingError(f"{path}: not a gpuconsole recording (no header)")
+            if number == 1:
+                if not (isinstance(event, Hello) and event.role == "recording"):
+                    raise RecordingError(f"{path}: not a gpuconsole recording (no header)")
+                begun = event.t
+            wall = event.wall_time if isinstance(event, Hello) else 0.0
+            if abs(event.t) > abs(begun) + MAX_SPAN_S or not 0 <= wall <= MAX_WALL_TIME:
+                raise RecordingError(f"{path}: line {number}: a time is out of range")
+            if has_large_number(line):
+                raise RecordingError(f"{path}: line {number}: a number is out of range")
             yield event
         if number == 0:
             raise RecordingError(f"{path}: empty, not a gpuconsole recording")
 
 
-def _next_line(file: gzip.GzipFile | io.BufferedReader, path: Path) -> bytes:
+def _next_line(file: gzip.GzipFile | IO[bytes], path: Path) -> bytes:
     """At most one byte more than a line may have; empty at the end. Raises RecordingError for a
     damaged compressed file."""
     try:
@@ -180,6 +199,8 @@ FILE_NAME, SUFFIX = "%Y-%m-%dT%H%M%S", ".jsonl.gz"
 NAME_LENGTH = len("2026-11-29T030000")
 PATTERN = f"????-??-??T??????*{SUFFIX}"
 MAX_WRITERS = 1000
+MAX_FILES = 1000
+"""Files of a ring that are read: a ring has 26, and one more for each start of the writer."""
 MAX_UNWRITTEN = 2 * 2**20
 """Compressed bytes that are kept in memory while the disk is full: more than an hour."""
 ROOM = 64 * 2**10
@@ -199,9 +220,8 @@ class _Packed:
         begun = time.strftime(FILE_NAME, time.gmtime(wall))
         for number in range(1, MAX_WRITERS):
             self.path = folder / f"{begun}{f'-{number}' if number > 1 else ''}{SUFFIX}"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             try:
-                self._handle = os.open(self.path, flags, MODE)
+                self._handle = open_own(self.path, new=True)
                 break
             except FileExistsError:
                 if number == MAX_WRITERS - 1:
@@ -438,6 +458,7 @@ def _begun(file: Path) -> float:
 
 
 def ring_files(folder: Path) -> list[Path]:
-    """The files of a ring, the oldest first. Raises OSError."""
+    """The newest MAX_FILES files of a ring, the oldest first. Raises OSError."""
     files = [file for file in folder.glob(PATTERN) if file.is_file()]
-    return sorted(files, key=lambda file: (file.name[:NAME_LENGTH], len(file.name), file.name))
+    names = sorted(files, key=lambda file: (file.name[:NAME_LENGTH], len(file.name), file.name))
+    return names[-MAX_FILES:]

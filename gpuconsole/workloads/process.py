@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for gpuconsole (`$XDG_CACHE_HOME/gpuconsole` where that variable is
-    set).
+    """Return the user's cache folder for gpuconsole (`$XDG_CACHE_HOME/gpuconsole` where that
+    variable is set). Create the folder if it is missing. Raises OSError."""
+    from gpuconsole.host.folders import make_private, user_folder
 
-    Created if missing. Raises OSError.
-    """
-    import platformdirs
-
-    return platformdirs.user_cache_path("gpuconsole", ensure_exists=True)
+    return make_private(user_folder("cache"))
 
 
 @contextmanager

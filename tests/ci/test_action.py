@@ -37,10 +37,14 @@ echo "$*" >> "$GH_LOG"
 case "$*" in *--paginate*) jq -r "$(expr "$*" : '.*--jq \\(.*\\)')" "$GH_OLD" ;; esac
 """
 FAKE_CURL = """#!/bin/sh
-{ echo "$*"; cat; tr '\\0' ' ' < "/proc/$PPID/cmdline"; } >> "$CURL_LOG"
+{ echo "$*"; cat; tr '\\0' ' ' < "/proc/$PPID/cmdline"; echo; env | tr '\\n' ' '; } >> "$CURL_LOG"
+for word; do
+    case "$word" in body@*) cp "${word#body@}" "$(dirname "$CURL_LOG")/posted.md" ;; esac
+done
 """
 STAND_IN = """#!/bin/bash
 case " $* " in
+*" -m gpuconsole compare "*) [ -z "$BROKEN" ] || exit 70; exec "$REAL_PYTHON" "$@" ;;
 *" -m gpuconsole run "*)
     while [ $# -gt 0 ]; do
         case "$1" in --snapshot) file=$2; shift ;; --) shift; break ;; esac
@@ -378,24 +382,46 @@ def test_the_measured_program_finds_no_token_on_github(tmp_path: Path) -> None:
     assert runner.token.encode() not in found
 
 
-@pytest.mark.parametrize("way", ["checkout", "environment", "pull_request_target"])
-def test_the_action_measures_nothing_beside_a_token(tmp_path: Path, way: str) -> None:
+KEYS = {
+    "checkout": ("http.https://github.com/.extraheader", "AUTHORIZATION: basic TOKEN"),
+    "insteadOf": ("url.https://x-access-token:TOKEN@github.com/.insteadOf", "https://github.com/"),
+    "ssh-key": ("core.sshCommand", "ssh -i /tmp/TOKEN"),
+    "remote": ("remote.origin.url", "https://x-access-token:TOKEN@github.com/team/project"),
+    "helper": ("credential.helper", "store --file=TOKEN"),
+    "included": ("includeIf.gitdir:/.path", "/tmp/TOKEN"),
+}
+OTHER_EVENTS = ("pull_request_target", "issue_comment", "workflow_run")
+
+
+@pytest.mark.parametrize(
+    "way", [*KEYS, *OTHER_EVENTS, "environment", "identity", "submodule", "another owner"]
+)
+def test_the_action_measures_nothing_beside_a_token(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     runner = Runner(tmp_path, sides(1000, 1000, runs=1)[0], command="touch measured", runs="1")
-    if way == "checkout":
+    if way not in ("environment", "identity", *OTHER_EVENTS):
         subprocess.run(["git", "init", "-q"], cwd=runner.folder, check=True)
-        subprocess.run(
-            [
-                "git",
-                "config",
-                "http.https://github.com/.extraheader",
-                f"AUTHORIZATION: basic {runner.token}",
-            ],
-            cwd=runner.folder,
-            check=True,
-        )
-    event = way if way == "pull_request_target" else "pull_request"
+    if way in KEYS:
+        words = [word.replace("TOKEN", runner.token) for word in KEYS[way]]
+        subprocess.run(["git", "config", *words], cwd=runner.folder, check=True)
+    if way == "submodule":
+        inside = runner.folder / ".git" / "modules" / "data" / "config"
+        inside.parent.mkdir(parents=True)
+        inside.write_text(f'[remote "origin"]\n\turl = https://x:{runner.token}@github.com/a/b\n')
+    if way == "another owner":
+        if os.geteuid() != 0:
+            pytest.skip("a second user needs root")
+        os.chown(runner.folder, 65534, 65534)
+        os.chown(runner.folder / ".git", 65534, 65534)
+    given = {"environment": "GH_TOKEN", "identity": "ACTIONS_ID_TOKEN_REQUEST_TOKEN"}.get(way)
     code, outputs = runner.gate(
-        "7/merge", "7", event, **({"GH_TOKEN": runner.token} if way == "environment" else {})
+        "7/merge",
+        "7",
+        way if way in OTHER_EVENTS else "pull_request",
+        **({given: runner.token} if given else {}),
     )
     assert (
         code == 2
@@ -405,6 +431,16 @@ def test_the_action_measures_nothing_beside_a_token(tmp_path: Path, way: str) ->
     assert (
         not (runner.folder / "measured").exists() and runner.token not in outputs["failed"]["said"]
     )
+
+
+def test_a_comparison_that_fails_itself_is_undecided(tmp_path: Path) -> None:
+    base, new = sides(1000, 1000, runs=1)
+    given = {"base-path": "base", "fail-below": "0.5"}
+    runner = Runner(tmp_path, [*base, *new], command="true", runs="1", **given)
+    (runner.folder / "base").mkdir()
+    code, outputs = runner.gate("7/merge", "7", BROKEN="1")
+    assert code == 0 and outputs["decide"]["verdict"] == "undecided", outputs
+    assert "Undecided" in runner.summary.read_text()
 
 
 def test_both_checkouts_are_measured_in_turn_and_a_slower_one_fails(tmp_path: Path) -> None:
@@ -586,6 +622,55 @@ def test_the_measured_program_finds_no_token_on_gitlab(tmp_path: Path) -> None:
 def test_the_token_of_gitlab_is_in_no_command_line(tmp_path: Path) -> None:
     (tmp_path / ".gpuconsole-gate").mkdir()
     (tmp_path / ".gpuconsole-gate" / "comment.md").write_text("**No regression**")
+    token = comment_on_gitlab(tmp_path)
+    words, header, caller, environment = (tmp_path / "curl.log").read_text().splitlines()
+    assert words.endswith("merge_requests/7/notes") and token not in words and token not in caller
+    assert header == f'header = "PRIVATE-TOKEN: {token}"' and token not in environment
+
+
+@pytest.mark.parametrize("planted", ["file", "folder"])
+def test_a_link_in_place_of_the_report_posts_nothing(tmp_path: Path, planted: str) -> None:
+    """The attack: the merge request commits a link to /proc/self/environ, the runner hands it on as
+    an artifact, and the job with the token posted its own environment."""
+    folder = tmp_path / ".gpuconsole-gate"
+    if planted == "file":
+        folder.mkdir()
+        (folder / "comment.md").symlink_to("/proc/self/environ")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "comment.md").write_text("secret")
+        folder.symlink_to(tmp_path / "elsewhere")
+    comment_on_gitlab(tmp_path)
+    assert not (tmp_path / "curl.log").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["/approve", "  /merge", "\r/close", "~~~~~~\n/label x", "\t/lock"]
+)
+def test_the_report_runs_no_quick_action_of_gitlab(tmp_path: Path, line: str) -> None:
+    (tmp_path / ".gpuconsole-gate").mkdir()
+    text = f"**No regression**\n{line}\n" + "x" * 90_000
+    (tmp_path / ".gpuconsole-gate" / "comment.md").write_text(text)
+    comment_on_gitlab(tmp_path)
+    posted = (tmp_path / "posted.md").read_text()
+    fence, *inside, last = posted.splitlines()
+    assert fence == last and set(fence) == {"~"} and len(posted) < 61_000
+    assert all(fence not in each and not each.lstrip().startswith("/") for each in inside)
+    assert "**No regression**" in inside and "\r" not in posted
+
+
+def test_the_measuring_job_refuses_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / ".gpuconsole-gate").symlink_to(tmp_path / "home")
+    refused = gitlab(
+        GITLAB, tmp_path, GATE_COMMAND="touch measured", GATE_PYTHON=sys.executable, GATE_RUNS="1"
+    )
+    assert refused.returncode == 2 and not (tmp_path / "measured").exists()
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def comment_on_gitlab(tmp_path: Path) -> str:
+    """Run the script of the job that comments; the token that it had."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "curl").write_text(FAKE_CURL)
     (tmp_path / "bin" / "curl").chmod(0o755)
@@ -606,6 +691,4 @@ def test_the_token_of_gitlab_is_in_no_command_line(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    words, header, caller = (tmp_path / "curl.log").read_text().splitlines()
-    assert words.endswith("merge_requests/7/notes") and token not in words and token not in caller
-    assert header == f'header = "PRIVATE-TOKEN: {token}"'
+    return token

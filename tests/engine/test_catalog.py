@@ -6,8 +6,8 @@ from gpuconsole.engine.catalog import (
     find_scenario,
     read_scenario,
     scenarios,
+    scenarios_folder,
     shipped_folder,
-    user_folder,
     workloads,
 )
 from gpuconsole.model.machine import Device
@@ -96,7 +96,7 @@ def test_a_mistake_names_file_key_and_what_is_allowed(
 
 
 def test_a_users_scenario_is_found_and_a_broken_one_is_reported() -> None:
-    folder = user_folder()
+    folder = scenarios_folder()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mine.toml").write_text(GOOD.replace('name = "train-gpt"', 'name = "mine"'))
     (folder / "broken.toml").write_text("name = 1")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuconsole.engine.catalog import user_folder
+from gpuconsole.engine.catalog import scenarios_folder
 from gpuconsole.experiments.baselines import baselines_folder
 from gpuconsole.host.environment import cache_path
 
@@ -22,7 +22,7 @@ def test_the_xdg_variables_choose_the_folders(
 ) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, str(tmp_path / name))
-    assert user_folder() == tmp_path / "XDG_CONFIG_HOME" / "gpuconsole" / "scenarios"
+    assert scenarios_folder() == tmp_path / "XDG_CONFIG_HOME" / "gpuconsole" / "scenarios"
     assert baselines_folder() == tmp_path / "XDG_DATA_HOME" / "gpuconsole" / "baselines"
     assert cache_path() == tmp_path / "XDG_CACHE_HOME" / "gpuconsole" / "calibration.json"
 
@@ -34,6 +34,6 @@ def test_without_the_xdg_variables_the_folders_are_in_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in VARIABLES:
         monkeypatch.setenv(name, "") if empty else monkeypatch.delenv(name, raising=False)
-    assert user_folder() == tmp_path / ".config/gpuconsole/scenarios"
+    assert scenarios_folder() == tmp_path / ".config/gpuconsole/scenarios"
     assert baselines_folder() == tmp_path / ".local/share/gpuconsole/baselines"
     assert cache_path() == tmp_path / ".cache/gpuconsole/calibration.json"

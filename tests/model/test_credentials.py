@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from gpuconsole.model.text import without_credentials
+from gpuconsole.engine.children.job import JobCommand
+from gpuconsole.model import text
+from gpuconsole.model.text import command_line, without_credentials
 from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Failed, KnobsSet, Note, decode_event, encode
 from gpuconsole.wire.events import without_credentials as without_credentials_of
@@ -44,6 +46,22 @@ SECRET = "s3cretS3CRET"
         ("key sk-proj-abcdefghijklmnop1234", "key ***"),
         ("ghp_abcdefghijklmnopqrstuvwx", "***"),
         ("AKIAABCDEFGHIJKLMNOP", "***"),
+        (
+            f"unrecognized arguments: --hf-token {SECRET} -x",
+            "unrecognized arguments: --hf-token *** -x",
+        ),
+        (f"['--token', '{SECRET}', '-v']", "['--token', '***', '-v']"),
+        (f"login: password: {SECRET}", "login: password: ***"),
+        (f"api-key: {SECRET}", "api-key: ***"),
+        (f"AccountKey={SECRET};Suffix=x", "AccountKey=***;Suffix=x"),
+        (f"uid=sa;pwd={SECRET}", "uid=sa;pwd=***"),
+        (f"https://hooks.slack.com/services/T0/B0/{SECRET}", "https://hooks.slack.com/***"),
+        (f"https://discord.com/api/webhooks/1/{SECRET}", "https://discord.com/api/webhooks/***"),
+        (f"http://ann:{SECRET}/x@h/y", "http://h/y"),
+        (f"http://ann:{SECRET}?x@h/y", "http://h/y"),
+        (f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----", "***"),
+        ("dapi0123456789abcdef0123456789abcdef", "***"),
+        ("ya29.a0AfH6SMBxxxxxxxxxxx", "***"),
     ],
 )
 def test_a_credential_is_cut_out(text: str, kept: str) -> None:
@@ -61,6 +79,8 @@ def test_a_credential_is_cut_out(text: str, kept: str) -> None:
         "http://127.0.0.1:8000: the server does not answer: connection refused",
         "ann@example.org sent a mail; is it ok?",
         "num_workers 0 -> 4: batches of 8 at https://host/path#part",
+        "unrecognized arguments: --max-tokens 512 --tokenizer gpt2 --pad-token 0",
+        "http://127.0.0.1:8000/v1/user@org: not found; PWD=/home/ann",
         "FileNotFoundError: [Errno 2] No such file or directory: '/data/keys/train.csv'",
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x64 and 32x64)",
     ],
@@ -71,8 +91,11 @@ def test_what_is_no_credential_stays(text: str) -> None:
 
 def test_the_time_is_in_proportion_to_the_text() -> None:
     begun = time.thread_time()
-    for text in (
+    for long in (
         "://" * 30_000,
+        "://a:" * 30_000,
+        "--token " * 12_000,
+        "-----BEGIN PRIVATE KEY-----" * 4000,
         "?a=" * 30_000,
         "token" * 20_000,
         "'token':" * 12_000,
@@ -83,7 +106,7 @@ def test_the_time_is_in_proportion_to_the_text() -> None:
         "x-" * 50_000,
         "eyJ-" * 25_000,
     ):
-        without_credentials(text)
+        without_credentials(long)
     assert time.thread_time() - begun < 3
 
 
@@ -101,3 +124,52 @@ def test_what_a_child_sends_and_what_the_console_says_is_cut_and_the_rest_is_the
     plain = Note(1.0, "nothing to hide")
     assert without_credentials_of(plain) is plain
     assert str(SessionError(f"http://a:{SECRET}@h/: no answer")) == "http://h/: no answer"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hf-token", SECRET],
+        [f"--password={SECRET}"],
+        ["--wandbApiKey", SECRET],
+        ["bash", "-c", f"HF_TOKEN={SECRET} exec python train.py --lr 0.1"],
+        ["bash", "-c", f"python train.py --db-password '{SECRET}'"],
+        ["--loader-config", f'{{"api_key": "{SECRET}", "n": 1}}'],
+        [f"https://h/v1?n=2&api_key={SECRET}"],
+        [f"postgres://ann:{SECRET}@h/db"],
+        ["--api-key", "lowercase"],
+        ["--secret", "20261201"],
+    ],
+)
+def test_a_secret_of_the_command_line_is_cut_whatever_the_text_around_it(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_secrets", [])
+    JobCommand(("train.py", *words))
+    (secret,) = {SECRET, "lowercase", "20261201"} & text.secrets_of(words)
+    for around in ("the server refused %s today", "%s", "X-Odd(%s)", "a\nb%s\n"):
+        assert secret not in without_credentials(around % secret)
+    assert secret not in command_line(words)
+    failed = Failed(1.0, f"cannot read {secret}", f"line {secret}")
+    assert secret not in str(decode_event(encode(failed)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tokenizer", "gpt2", "--max-tokens", "2048", "--pad-token-id", "50256"],
+        ["--token-file", "/run/token", "--api-key-env", "NAME"],
+        ["--text-key", "caption", "--sort-keys", "true", "--key", "step"],
+        ["--password", "--verbose"],
+        ["train.py", "monkey", "banana", "http://127.0.0.1:8000/v1"],
+    ],
+)
+def test_other_words_of_the_command_line_stay(words: list[str]) -> None:
+    assert text.secrets_of(words) == set() and command_line(words) == " ".join(words)
+
+
+def test_a_long_command_line_takes_little_time() -> None:
+    begun = time.thread_time()
+    for part in ("a", "a=", "key=", "key ", "://a:", '"key":', "'", "--token "):
+        command_line([part * 50_000])
+    assert time.thread_time() - begun < 3

@@ -27,7 +27,6 @@ from gpuconsole.host.folders import BOOT_ID
 from gpuconsole.model.machine import Process
 from gpuconsole.model.snapshot import SCHEMA, SnapshotError, decode, encode
 from gpuconsole.report.patch import FolderPatch, Patch
-from gpuconsole.session.api import SessionError
 from gpuconsole.wire.events import Processes
 from gpuconsole.wire.recording import RecordingError, RecordingWriter, read_recording
 from tests.conftest import Cli
@@ -265,8 +264,7 @@ def test_the_log_of_a_left_job_is_never_written_through_a_link(guessed: Path) ->
 
 def test_a_recording_with_a_dated_name_is_never_written_through_a_link(guessed: Path) -> None:
     (guessed.parent / "gpuconsole-20261124-120000.jsonl").symlink_to(guessed)
-    with pytest.raises(SessionError, match="cannot be written: File exists"):
-        SessionRecorder().toggle(None, [])
+    assert SessionRecorder().toggle(None, []) == Path("gpuconsole-20261124-120000-2.jsonl")
     assert guessed.read_text() == "precious"
 
 
@@ -286,7 +284,8 @@ def test_the_output_file_of_a_coding_agents_job_is_never_a_link(guessed: Path) -
     link = guessed.parent / f"gpuconsole-output-20261124-120000-{os.getpid()}.txt"
     link.symlink_to(guessed)
     with pytest.raises(FileExistsError):
-        JobTerminal(80, 24, _own_file(), log_path(), new=True)
+        JobTerminal(80, 24, link, log_path(), new=True)
+    assert _own_file() == link.with_stem(f"{link.stem}-2"), "a planted name stops no command"
     assert guessed.read_text() == "precious"
 
 

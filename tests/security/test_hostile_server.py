@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import TypeVar
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -23,6 +24,7 @@ from gpuconsole.workloads.serving.load.quality import perplexity
 from gpuconsole.workloads.serving.load.traffic import ask_tokenizer
 from gpuconsole.workloads.serving.scraping import Scraper
 from gpuconsole.workloads.serving.servers import ServerFailed, served_models
+from gpuconsole.workloads.serving.watching import LOADED, LOADS, JsonReader, of_loaded, of_loads
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -143,6 +145,46 @@ def test_an_answer_of_many_levels_ends_no_worker(ask: Callable[[str], Awaitable[
 
     said = against(deep, ask)
     assert said == ServerFacts() or "the answer is not JSON" in str(said)
+
+
+ODD = (
+    "1" + "0" * 401, "9" * 5000, "1e308", "-1e300", "NaN", "Infinity", "[]", "{}", "[[1]]", "null",
+    "true", '"x"', '"' + "9" * 400 + '"', '"' + "m" * 50_000 + '"',
+)  # fmt: skip
+FIELDS = (
+    "id", "owned_by", "max_model_len", "meta", "size", "size_vram", "num_running_reqs",
+    "token_usage", "max_total_num_tokens", "internal_states", "version",
+    "default_generation_settings",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd[:9]} of {len(odd)}")
+@pytest.mark.parametrize("honest", [True, False])
+def test_an_odd_value_of_any_field_ends_no_worker(odd: str, honest: bool) -> None:
+    """Overflow and types: a list of models with `max_model_len` of 401 digits ended the worker."""
+    fields = ", ".join(f'"{name}": {odd}' for name in (FIELDS[2:] if honest else FIELDS))
+    entry = f'{{"id": "small", {fields}}}' if honest else f"{{{fields}}}"
+
+    async def answer(request: web.Request) -> web.Response:
+        text = f'{{"data": [{entry}], "models": [{entry}], "loads": [{entry}], {fields}}}'
+        return web.Response(text=text, content_type="application/json")
+
+    async def all_of_them(url: str) -> list[object]:
+        said: list[object] = [await models(url)]
+        async with await connect("") as session:
+            for path, parse in ((LOADS, of_loads), (LOADED, of_loaded)):
+                try:
+                    said.append((await JsonReader(session, url + path, "", parse).read())[0])
+                except ValueError as problem:
+                    said.append(str(problem))
+            said.append(await ask_facts(session, url))
+        return said
+
+    for told in against(answer, all_of_them):
+        assert len(msgspec.json.encode(told)) < 5000
+        assert not isinstance(told, str) or "\n" not in told
+        if isinstance(told, ServerFacts):
+            msgspec.json.decode(msgspec.json.encode(told), type=ServerFacts)
 
 
 class Elsewhere:

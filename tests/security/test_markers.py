@@ -40,6 +40,9 @@ WAYS_IN = {
     "dictionary in an error": "mDictionary8",
     "assignment in an error": "mErrorName9",
     "form of a token in an error": "hf_mTokenForm10mTokenForm10",
+    "word after an option": "mOption12",
+    "JSON in an argument": "mJson13",
+    "odd password in an address of an error": "mSlash14",
     "password in the address of a tracker": "mTracker11",
 }
 ERROR = (
@@ -47,6 +50,10 @@ ERROR = (
     f"{WAYS_IN['query in an address of an error']} failed: Authorization: Bearer"
     f" {WAYS_IN['header in an error']}, {{'token': '{WAYS_IN['dictionary in an error']}'}},"
     f" HF_TOKEN={WAYS_IN['assignment in an error']} {WAYS_IN['form of a token in an error']}"
+    f" http://ann:{WAYS_IN['odd password in an address of an error']}/x?y@host.example/v1"
+    # what argparse and other libraries repeat of the command line
+    f" unrecognized arguments: --password {WAYS_IN['word after an option']};"
+    f" {WAYS_IN['word after an option']} and {WAYS_IN['JSON in an argument']} were refused"
 )
 TRAINING = f"""
 import signal, sys, time, torch
@@ -79,6 +86,10 @@ def job(seconds: float, end: str) -> list[str]:
             end,
             f"{WAYS_IN['name of a data file']}.csv",
             f"--hf-token={WAYS_IN['argument']}",
+            "--password",
+            WAYS_IN["word after an option"],
+            "--config",
+            json.dumps({"api_key": WAYS_IN["JSON in an argument"], "lr": 0.1}),
         ]
     )
     return ["--", "bash", "-c", f"HF_TOKEN={WAYS_IN['assignment in a line for a shell']} {words}"]

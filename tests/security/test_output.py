@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuconsole.cli.headless import ProgressLines
+from gpuconsole.cli.output import to_json
 from gpuconsole.engine.children.terminal.lines import OutputLines
 from tests.engine.children.test_job_ranks import AGENT
 
@@ -63,3 +65,13 @@ def test_titles_and_links_are_still_left_out() -> None:
     lines = OutputLines()
     lines.feed(b"a\x1b]0;title\x07b\x1b]8;;https://example.org\x1b\\c\x1b]8;;\x1b\\d")
     assert lines[0] == "abcd"
+
+
+@pytest.mark.parametrize(
+    "char", ["\x9b", "\x7f", "\u202e", "\u2066", "\u200b", "\ufeff", "\U000e0041"]
+)
+def test_json_on_stdout_has_no_character_that_controls_a_terminal(char: str) -> None:
+    data = {"text": f"a{char}b", "plain": "ü 漢 🙂"}
+    written = to_json(data)
+    assert json.loads(written) == data and char not in written
+    assert "ü 漢 🙂" in written

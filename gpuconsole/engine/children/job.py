@@ -37,6 +37,7 @@ from gpuconsole.engine.children.terminal.lines import failure_words
 from gpuconsole.model.encoding import utf8
 from gpuconsole.model.profile import window_signals
 from gpuconsole.model.run import RunState
+from gpuconsole.model.text import hide_secrets
 from gpuconsole.session.segments import SegmentFold
 from gpuconsole.wire.events import (
     AgentOff,
@@ -132,6 +133,9 @@ class JobCommand(msgspec.Struct, frozen=True):
     last_output: Callable[[], Awaitable[list[str]]] | None = None
     """Gives the last lines of the output once the job has ended; None where the output does not
     come to this process."""
+
+    def __post_init__(self) -> None:
+        hide_secrets(self.words)
 
     @property
     def leads(self) -> bool:

@@ -12,21 +12,28 @@ from pathlib import Path
 
 import msgspec
 
-from gpuconsole.engine.clients.fields import ClientFileError, Fields, finite_json
+from gpuconsole.engine.clients.fields import (
+    ClientFileError,
+    Fields,
+    check_memory,
+    finite_json,
+)
 from gpuconsole.engine.clients.formats import AIPERF, FORMATS, is_record, read_records
 from gpuconsole.engine.clients.result import Result, run_of
-from gpuconsole.host.files import read_regular, read_start
+from gpuconsole.host.files import read_limited, reading
 from gpuconsole.model.encoding import UNREADABLE
 from gpuconsole.model.snapshot import Environment, Snapshot
 
-MAX_BYTES = 256 * 2**20
-"""The largest result file that is read. 10,000 requests with the times of all their tokens have
-about 100 MB."""
+MAX_BYTES = 32 * 2**20
+"""The largest result file that is read. 3,000 requests with the times of all their tokens have
+about 30 MB."""
 ALLOWED = (
     "a gpuconsole snapshot, or a JSON result of vllm bench serve, SGLang bench_serving, AIPerf or"
     " GuideLLM"
 )
 MAX_RESULTS = 1000
+MAX_START_BYTES = 4096
+"""The bytes of a file that are searched for the keys of AIPerf."""
 MAX_NEIGHBOURS = 20
 """The largest number of files that are searched for the other half of an AIPerf result."""
 SAME = 1e-3
@@ -50,6 +57,7 @@ def read_results(data: bytes) -> list[Result]:
     """Return the results in the bytes of a file: one or more. Raises ClientFileError."""
     if not data.strip():
         raise ClientFileError(f"the file is empty; allowed: {ALLOWED}")
+    check_memory(data)
     objects = _objects(finite_json(data))
     if all(map(is_record, objects)):
         return [read_records(objects)]
@@ -97,11 +105,13 @@ def _beside(path: Path) -> Iterator[Result]:
             :MAX_NEIGHBOURS
         ]:
             with contextlib.suppress(OSError, ClientFileError):
+                with reading(file, regular=True) as opened:
+                    start = opened.read(MAX_START_BYTES)
                 if any(
-                    key in read_start(file)
+                    key in start
                     for key in (b'"request_start_ns"', b'"request_throughput"', b'"aiperf_version"')
                 ):
-                    yield from read_results(read_regular(file, MAX_BYTES))
+                    yield from read_results(read_limited(file, MAX_BYTES, regular=True))
 
 
 def _objects(data: bytes) -> list[Fields]:

@@ -4,17 +4,19 @@ is read. So fields that nobody reads (prompts, answers) need no further memory."
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from typing import Any
 
 import msgspec
 
-from gpuconsole.model.encoding import UNREADABLE
+from gpuconsole.model.encoding import MAX_NUMBER, UNREADABLE
 from gpuconsole.model.text import cut, visible
 
 NOT_FINITE = re.compile(rb"(?<=[\[,:\s])-?(?:Infinity|NaN)(?=[\s,\]}])")
 MAX_TEXT_LENGTH = 200
+MAX_MEMORY_RATIO = 8
+MIN_MEMORY_BYTES = 96 * 2**20
+"""A file may take eight times its size in memory; a small file may always take so much."""
 CLOCKS_S = 0.01
 MAX_SECONDS = 1e8
 """The longest time that is accepted: three years."""
@@ -28,7 +30,32 @@ class ClientFileError(ValueError):
 def finite_json(data: bytes) -> bytes:
     """Replace Infinity and NaN in `data` by null: Python writes both words, but JSON does not allow
     them."""
-    return NOT_FINITE.sub(b"null", data) if b"Infinity" in data or b"NaN" in data else data
+    if b"Infinity" not in data and b"NaN" not in data:
+        return data
+    replaced, end = bytearray(), 0
+    # re.sub would keep each piece as an object of its own
+    for found in NOT_FINITE.finditer(data):
+        replaced += memoryview(data)[end : found.start()]
+        replaced += b"null"
+        end = found.end()
+    replaced += memoryview(data)[end:]
+    return bytes(replaced)
+
+
+def check_memory(data: bytes) -> None:
+    """Raise ClientFileError for a file whose decoding could take far more memory than the file: one
+    of millions of numbers, lists, objects or keys. The bytes of an object are those of CPython.
+
+    An object inside an object stays undecoded. Such an object has two keys or more in the files of
+    the clients.
+    """
+    numbers, lists, objects, keys = (data.count(mark) for mark in (b",", b"[", b"{", b":"))
+    needed = 32 * numbers + 64 * lists + 150 * max(keys - 2 * objects, objects)
+    if needed > max(MIN_MEMORY_BYTES, MAX_MEMORY_RATIO * len(data)):
+        raise ClientFileError(
+            f"decoding the file could take {needed / 2**20:.0f} MiB of memory, more than"
+            f" {MAX_MEMORY_RATIO} times its size"
+        )
 
 
 class Fields:
@@ -78,7 +105,7 @@ class Fields:
     def number(self, paths: str) -> float | None:
         """Return a number of 0 or more; None if no path has a value."""
         number: float | None = self.value(paths, float)
-        if number is not None and not 0 <= number < math.inf:
+        if number is not None and not 0 <= number <= MAX_NUMBER:
             raise ClientFileError(f"{self._name}{paths}: {number} must be 0 or more")
         return number
 
@@ -92,7 +119,7 @@ class Fields:
         for path in paths.split("|"):
             with contextlib.suppress(ClientFileError):
                 value = self.value(path, object)
-                if isinstance(value, int | float) and 0 < value < math.inf:
+                if isinstance(value, int | float) and 0 < value <= MAX_NUMBER:
                     return value
         return None
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import psutil
 
 from gpuconsole.model.programs import program_of
+from gpuconsole.model.text import command_line
 
 MAX_PARENTS = 12
 SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "fish", "ksh", "csh", "tcsh", "busybox"))
@@ -85,6 +86,6 @@ def parents_from(pid: int) -> Iterator[Relative]:
             facts = psutil.Process(pid).as_dict(["name", "cmdline", "ppid"], ad_value=None)
         except psutil.Error:
             return
-        yield Relative(pid, facts["name"] or "", " ".join(facts["cmdline"] or []))
+        yield Relative(pid, facts["name"] or "", command_line(facts["cmdline"] or []))
         if not (pid := facts["ppid"] or 0):
             return

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from gpuconsole.model.machine import Process
+from gpuconsole.model.text import command_line
 from gpuconsole.telemetry.nvml.calls import MEMORY, ask, is_plausible
 from gpuconsole.telemetry.nvml.library import NOT_SUPPORTED, CallFailed, call
 from gpuconsole.telemetry.nvml.lineage import Relative, lineage_of, parents_from
@@ -278,7 +279,7 @@ def _identity(handle: psutil.Process) -> Process:
         started = handle.create_time()
         facts = handle.as_dict(["name", "username", "uids", "ppid", "cmdline"], ad_value=None)
     uids = facts["uids"]
-    name, command = _text(facts["name"]), _text(" ".join(facts["cmdline"] or []))
+    name, command = _text(facts["name"]), _text(command_line(facts["cmdline"] or []))
     parent = facts["ppid"] or 0
     lineage = lineage_of(Relative(handle.pid, name, command), parents_from(parent))
     return Process(

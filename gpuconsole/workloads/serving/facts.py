@@ -4,6 +4,7 @@ fact with its source."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +14,10 @@ import aiohttp
 import msgspec
 from prometheus_client.metrics_core import Metric
 
+from gpuconsole.model.encoding import MAX_NUMBER
 from gpuconsole.model.knobs.knob import Knobs
 from gpuconsole.model.serving import Fact, ServerFacts
-from gpuconsole.workloads.serving.http import read_json
+from gpuconsole.workloads.serving.http import MAX_NAME_LENGTH, OF_ANOTHER_KIND, read_json
 from gpuconsole.workloads.serving.scraping import CACHE_INFO, SGLANG_TOKENS, engines_on
 
 Values = dict[str, float | str | None]
@@ -49,7 +51,9 @@ async def ask_facts(
     that its facts stay None.
     """
     families = list(families)
-    listed = _of_models(await _ask(session, url, MODELS))
+    answer, listed = await _ask(session, url, MODELS), Values()
+    with contextlib.suppress(*OF_ANOTHER_KIND):
+        listed = _of_models(answer)
     engine = str(listed.get("engine") or _engine_of_metrics(families))
     answered: list[tuple[str, Values]] = [
         (MODELS, listed),
@@ -81,13 +85,7 @@ async def _first(
         answer = await _ask(session, url, path)
         try:
             values = endpoint.read(answer)
-        except (
-            AttributeError,
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ):  # another program answers there in a format of its own
+        except OF_ANOTHER_KIND:
             continue
         if any(value is not None for value in values.values()):
             return [(path, values)]
@@ -381,13 +379,17 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
-    except ValueError:
+        number = float(value)
+    except (ValueError, OverflowError):
         return None
+    return number if -MAX_NUMBER <= number <= MAX_NUMBER else None
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value not in NO_VALUE else None
+    """`value`, if it is a text that says something, and no longer than a name."""
+    if not isinstance(value, str) or value in NO_VALUE or len(value) > MAX_NAME_LENGTH:
+        return None
+    return value
 
 
 def _switch(value: object, opposite: bool = False) -> float | None:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
+from gpuconsole.model.encoding import has_large_number
 from gpuconsole.model.text import visible
 
 # --- sessions and answers -------------------------------------------------------------------------
@@ -36,6 +37,10 @@ requests into connections that are being closed."""
 SERVER_KEY = "GPUCONSOLE_SERVER_KEY"
 """The variable with the API key of a server that was started here. Without a key every user of the
 machine could send it requests."""
+OF_ANOTHER_KIND = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What reading an answer raises whose fields have other types: another program may answer."""
+MAX_NAME_LENGTH = 1000
+"""The longest name of a model that is taken."""
 MAX_CHARACTERS = 160
 PIECE_BYTES = 2**18
 GZIP_OR_ZLIB = 47
@@ -60,6 +65,15 @@ def api_key(options: Mapping[str, str]) -> str:
     """The API key of the server in the options of a run: of the variable that the user named, or of
     a server that was started here; or empty."""
     return os.environ.get(options.get("api_key_env") or SERVER_KEY, "")
+
+
+def same_origin(one: str, other: str) -> bool:
+    """Return whether two addresses have the same scheme, host and port. The API key of `--url` goes
+    to no other origin: there another user, or another program, may listen."""
+    try:
+        return URL(one).origin() == URL(other).origin()
+    except ValueError:
+        return False
 
 
 def make_key(options: Mapping[str, str]) -> None:
@@ -104,10 +118,13 @@ async def read_body(answer: aiohttp.ClientResponse, most_bytes: int = MAX_BYTES)
 
 
 async def read_json(answer: aiohttp.ClientResponse) -> Any:
-    """The JSON value in the body of `answer`. Raises ValueError, and aiohttp's errors."""
+    """The JSON value in the body of `answer`, with null for NaN and Infinity. Raises ValueError,
+    also for a number that no arithmetic can take, and aiohttp's errors."""
     body = await read_body(answer)
+    if has_large_number(body):
+        raise ValueError("a number in the answer is out of range")
     try:
-        return json.loads(body)
+        return json.loads(body, parse_constant=lambda word: None)
     except (ValueError, RecursionError):
         raise ValueError("the answer is not JSON") from None
 

@@ -25,6 +25,7 @@ import aiohttp
 import psutil
 from yarl import URL
 
+from gpuconsole.host.files import read_limited, reading
 from gpuconsole.host.installation import install_command
 from gpuconsole.model.knobs.catalogue import Knobs, show
 from gpuconsole.model.knobs.knob import live_limit_fact
@@ -43,6 +44,7 @@ from gpuconsole.workloads.serving.facts import (
     of_numbers,
 )
 from gpuconsole.workloads.serving.http import (
+    MAX_NAME_LENGTH,
     api_key,
     cause,
     explain,
@@ -77,6 +79,8 @@ end."""
 IN_VLLM = Path(__file__).parent / "in_vllm"
 """The folder with the module that vLLM imports in its own Python."""
 MAX_SHEBANG_BYTES = 1024
+MAX_CONFIG_BYTES = 4 * 2**20
+"""The largest config.json of a model that is read."""
 OWN_SCHEDULER = "--scheduler-cls"
 
 
@@ -516,7 +520,7 @@ def find_vllm_python() -> str:
     `vllm` on the path, otherwise this Python."""
     program = shutil.which("vllm")
     if importlib.util.find_spec("vllm") is None and program is not None:
-        with open(program, "rb") as file:
+        with reading(Path(program), regular=True) as file:
             first = file.readline(MAX_SHEBANG_BYTES).decode(errors="replace").strip()
         if first.startswith("#!") and "python" in first and os.access(first[2:].strip(), os.X_OK):
             return first[2:].strip()
@@ -578,7 +582,7 @@ def model_facts(folder: Path, knobs: Knobs) -> dict[str, float]:
     disk.
     """
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_limited(folder / "config.json", MAX_CONFIG_BYTES, regular=True))
         heads = int(config["num_attention_heads"])
         size = int(config.get("head_dim") or config["hidden_size"] // heads)
         width = int(config.get("num_key_value_heads") or heads) * size
@@ -746,7 +750,12 @@ async def served_models(
             ) from None
     models = listed.get("data") if isinstance(listed, dict) else None
     names = (
-        [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model]
+        [
+            name
+            for model in models
+            if isinstance(model, dict)
+            and 0 < len(name := str(model.get("id") or "")) <= MAX_NAME_LENGTH
+        ]
         if isinstance(models, list)
         else []
     )

@@ -55,9 +55,11 @@ from gpuconsole.workloads.serving.client_wait import ClientWait
 from gpuconsole.workloads.serving.facts import SCHEDULER, ask_facts, complete
 from gpuconsole.workloads.serving.http import (
     MAX_CHARACTERS,
+    OF_ANOTHER_KIND,
     explain,
     read_body,
     read_json,
+    same_origin,
 )
 from gpuconsole.workloads.serving.live_limits import RENEW_S, LiveLimits, find_limits
 from gpuconsole.workloads.serving.scraping import (
@@ -135,7 +137,7 @@ class JsonReader:
                 if answer.status != 200:
                     raise ValueError(f"HTTP {answer.status}")
                 loads = self._parse(await read_json(answer))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+        except (aiohttp.ClientError, TimeoutError, OSError, *OF_ANOTHER_KIND) as problem:
             raise ValueError(f"{self._url}: {explain(problem)}") from None
         if loads is None:
             raise ValueError(f"{self._url}: the answer is of another kind")
@@ -486,11 +488,8 @@ class ServerWatch:
     async def _find(self, left_s: float) -> tuple[ServerReader, list[Metric]]:
         """The reader of the first page that has known metrics. Raises ServerFailed where there is
         none, and aiohttp's errors where the server does not answer."""
-        session = (
-            self._elsewhere
-            if self._page and not self._page.startswith(self._url)
-            else self._session
-        )
+        keyed = not self._page or same_origin(self._page, self._url)
+        session = self._session if keyed else self._elsewhere
         refused: list[str] = []
         for page in [self._page] if self._page else [f"{self._url}{page}" for page in PAGES]:
             begun = time.monotonic()

@@ -31,7 +31,7 @@ from gpuconsole.wire.events import (
     Stop,
 )
 from gpuconsole.workloads.serving import scraping, servers, watching
-from gpuconsole.workloads.serving.http import connect
+from gpuconsole.workloads.serving.http import connect, same_origin
 from gpuconsole.workloads.serving.watching import NO_CHANGE, ServerWatch
 from tests.fakes.server_pages import Load, PageServer, page
 
@@ -681,3 +681,55 @@ def test_the_list_of_names_fits_into_the_address_of_a_request() -> None:
     assert json.dumps(scraping._requested_metrics(False)) != json.dumps(
         scraping._requested_metrics(True)
     )
+
+
+@pytest.mark.parametrize(
+    "other", ["http://127.0.0.1:{port}/metrics", "http://localhost:{port}/metrics"]
+)
+def test_a_page_of_another_origin_gets_no_key(other: str) -> None:
+    """The attack: the address of the page begins with the characters of the server's address, and
+    another user listens at the other port."""
+    seen: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            seen.append((request.host, request.headers.get("Authorization", "")))
+            return web.Response(text=PageServer("vllm").next_page())
+
+        runner = web.AppRunner(app := web.Application(), shutdown_timeout=0.1)
+        app.router.add_route("*", "/{path:.*}", answer)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port, channel = runner.addresses[0][1], Channel()
+        page = other.format(port=port)
+        options = {"server_url": f"http://127.0.0.1:{port // 10}", "metrics_url": page}
+        try:
+            async with await connect("sk-KEY") as session, await connect("") as elsewhere:
+                start = Start(WATCHED, {}, "cpu", options=options)
+                watched = ServerWatch(channel, start, session, elsewhere)  # type: ignore[arg-type]
+                running = asyncio.create_task(watched.run())
+                await channel.until(lambda: bool(channel.of(ServerState)))
+                await watched.serve(Stop())
+                await running
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(run())
+    assert seen and all(not key for host, key in seen), seen
+
+
+@pytest.mark.parametrize(
+    ("page", "same"),
+    [
+        ("http://box:9400/metrics", False),
+        ("http://box/metrics", True),
+        ("http://BOX/metrics", True),
+        ("https://box/metrics", False),
+        ("http://box.example.org/metrics", False),
+        ("http://boxer/metrics", False),
+        ("http://box@evil/metrics", False),
+    ],
+)
+def test_the_origin_is_scheme_host_and_port(page: str, same: bool) -> None:
+    assert same_origin(page, "http://box") is same

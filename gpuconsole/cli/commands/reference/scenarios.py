@@ -11,7 +11,7 @@ from gpuconsole.cli.options import JSON, Option, UsageError
 from gpuconsole.cli.output import to_json
 from gpuconsole.cli.scenario import scenario
 from gpuconsole.diagnosis.models.run_memory import CONTEXT_BYTES, PEAKS
-from gpuconsole.engine.catalog import scenarios, user_folder
+from gpuconsole.engine.catalog import scenarios, scenarios_folder
 from gpuconsole.model import units
 from gpuconsole.model.knobs.catalogue import CATALOGUE, show
 from gpuconsole.model.knobs.knob import APPLY, Knobs
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 """
 HELP = "list the scenarios, or show one"
 DESCRIPTION = f"""List scenarios, or show one. Your own scenarios are the files
-{user_folder()}/*.toml; `gpuconsole run` also takes a path.
+{scenarios_folder()}/*.toml; `gpuconsole run` also takes a path.
 
 A scenario has values for CPUs ([cpu]) and for GPUs ([gpu]). A table such as [gpu.80GB] applies to
 GPUs with about 80 GB of memory or more, after the tables of smaller sizes."""

@@ -164,6 +164,9 @@ def _sides(word: str) -> list[MeasuredRun]:
         raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
     if not files:
         raise UsageError(f"{word}: this folder has no snapshot (FILE.json)")
+    for path in files:
+        if path.exists() and not path.is_file():  # nobody has named this pipe
+            raise UsageError(f"{path}: cannot be read: not a regular file")
     return _once([side for path in files for side in _runs(str(path))])
 
 

@@ -7,7 +7,6 @@ weights.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gpuconsole.host.files import writing
+from gpuconsole.host.folders import make_private
 from gpuconsole.model.knobs.catalogue import CATALOGUE, GROUPS, Knobs
 from gpuconsole.workloads import process
 from gpuconsole.workloads.process import cache_folder
@@ -280,11 +281,9 @@ def train(d_model: int, n_layer: int, progress: Callable[[str], None]) -> dict[s
 
 def keep(weights: dict[str, torch.Tensor], path: Path) -> None:
     """Write the file completely or not at all: another server may write it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent)
-    os.close(handle)
-    torch.save(weights, partial)
-    os.replace(partial, path)
+    make_private(path.parent)
+    with writing(path, follow=False) as file:
+        torch.save(weights, file)
 
 
 def models_folder() -> Path:

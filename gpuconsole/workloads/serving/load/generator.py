@@ -22,10 +22,17 @@ import msgspec
 
 from gpuconsole import __version__
 from gpuconsole.agent.clock import ThreadTimes, now
+from gpuconsole.host.files import read_limited
 from gpuconsole.model.finding import Signal
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import Step
-from gpuconsole.model.serving import Request, parse_recorded, settle_s, shared_ratio
+from gpuconsole.model.serving import (
+    MAX_PROMPT_BYTES,
+    Request,
+    parse_recorded,
+    settle_s,
+    shared_ratio,
+)
 from gpuconsole.model.text import percent
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
 from gpuconsole.wire.events import (
@@ -98,7 +105,7 @@ class Generator:
         self._timeout_s = float(options.get("timeout_s", TIMEOUT_S))
         self._session, self._url, self._model = session, options["url"], options.get("model", "")
         recorded = (
-            parse_recorded(Path(options["prompts"]).read_text(encoding="utf-8"))
+            parse_recorded(read_limited(Path(options["prompts"]), MAX_PROMPT_BYTES).decode())
             if "prompts" in options
             else []
         )
