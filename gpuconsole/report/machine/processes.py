@@ -17,7 +17,7 @@ from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans, wrap
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import MUCH_MEMORY, unreadable
+from gpuconsole.session.gpu_state import MUCH_MEMORY, is_work_stuck, unreadable
 from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION
 from gpuconsole.session.jobs import starters_of
 from gpuconsole.session.machine import parent as whole_of
@@ -535,7 +535,8 @@ def _is_used(view: View, device: str) -> bool | None:
         view.latest[key] for name in UTILIZATION if (key := series_key(name, device)) in view.latest
     ]
     used = view.latest.get(series_key("gpu.hbm_used_bytes", device))
-    if any(share > BUSY_RATIO for share in shares) or (used or 0.0) > MUCH_MEMORY:
+    works = any(share > BUSY_RATIO for share in shares) and not is_work_stuck(view, device)
+    if works or (used or 0.0) > MUCH_MEMORY:
         return True
     return None if not shares else False
 
