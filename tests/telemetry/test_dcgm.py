@@ -105,7 +105,7 @@ def test_a_gpu_that_opens_late_has_its_values() -> None:
         source.prime()
         assert values_of(source, 1.0, "gpu:1") == {}
         opened[1:] = [GPUS[1]]
-        assert values_of(source, 2.0, "gpu:1") == {"gpu.utilization_ratio": 0.57}
+        assert values_of(source, 2.0, "gpu:1") == pytest.approx({"gpu.utilization_ratio": 0.57})
 
 
 def test_a_counter_becomes_a_rate_over_the_time_between_two_collections() -> None:
