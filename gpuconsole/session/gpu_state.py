@@ -11,13 +11,16 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION, QuietTime
 from gpuconsole.session.machine import parent, users_of
+
+if TYPE_CHECKING:
+    from gpuconsole.session.api import View
 
 Kind = Literal["free", "idle", "busy", "sick", "lost", "silent", "n/a"]
 KINDS: tuple[Kind, ...] = ("free", "idle", "sick", "lost", "silent", "n/a", "busy")
@@ -72,35 +75,8 @@ SLOW_DRIVER = "slow driver"
 NOT_LISTED = "its processes are not known"
 
 
-class MachineReadings(Protocol):
-    """What is known of a machine; values and reasons by series key. A `View` is one."""
-
-    @property
-    def latest(self) -> Mapping[str, float]: ...
-    @property
-    def unavailable(self) -> Mapping[str, str]: ...
-    @property
-    def lost(self) -> Mapping[str, str]: ...
-    @property
-    def silent(self) -> Mapping[str, float]: ...
-    @property
-    def processes(self) -> Sequence[Process]: ...
-    @property
-    def processes_missing(self) -> Mapping[str, str]: ...
-    @property
-    def xids(self) -> Mapping[str, tuple[int, float]]: ...
-    @property
-    def ecc_before(self) -> Mapping[str, float]: ...
-    @property
-    def quiet(self) -> Mapping[str, QuietTime]: ...
-    @property
-    def devices(self) -> Sequence[Device]: ...
-    @property
-    def slow(self) -> Mapping[str, str]: ...
-
-
 class CurrentReadings(NamedTuple):
-    """A machine at one moment; see `MachineReadings`."""
+    """What is known of a machine at one moment; values and reasons by series key."""
 
     latest: Mapping[str, float]
     unavailable: Mapping[str, str]
@@ -113,6 +89,9 @@ class CurrentReadings(NamedTuple):
     quiet: Mapping[str, QuietTime] = {}
     devices: Sequence[Device] = ()
     slow: Mapping[str, str] = {}
+
+
+MachineReadings: TypeAlias = "CurrentReadings | View"
 
 
 class GpuState(NamedTuple):
