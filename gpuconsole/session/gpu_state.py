@@ -340,12 +340,12 @@ def worst_xids(times: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[int,
 
 def lanes_missing(seen: MachineReadings, gpu: str) -> str:
     """Return `8 of 16 PCIe lanes` where a GPU uses fewer lanes than it and its slot have, and fewer
-    than another GPU of its name. Where all of them use as many, the machine may be built so."""
+    than another GPU of its name. Where all of them use half of the lanes, the machine may be built
+    so."""
     used = seen.latest.get(series_key("gpu.pcie_link_width", gpu), 0.0)
     most = seen.latest.get(series_key("gpu.pcie_link_width_max", gpu), 0.0)
-    if not 0 < used < most or used == _most_of_its_name(seen, gpu, "gpu.pcie_link_width"):
-        return ""
-    return f"{used:.0f} of {most:.0f} PCIe lanes"
+    usual = max(most / 2, _most_of_its_name(seen, gpu, "gpu.pcie_link_width"))
+    return f"{used:.0f} of {most:.0f} PCIe lanes" if 0 < used < usual else ""
 
 
 def _most_of_its_name(seen: MachineReadings, gpu: str, metric: str) -> float:

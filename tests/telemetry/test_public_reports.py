@@ -65,6 +65,12 @@ REPORTS = (
         hidden="PCIe lanes",
     ),
     Report(
+        "NVIDIA/NVSentinel 890, a single GPU with 4 lanes",
+        ("gpus 1", *BUSY, "gpu 0 pcie_width_now 4"),
+        "busy",
+        shown="4 of 16 PCIe lanes",
+    ),
+    Report(
         "NVIDIA/dcgm-exporter 662: SM activity reads 0 at a GPU-Util of 99 %",
         ("gpus 2", *BUSY, "gpu * gpm 2 0", "gpu * utilization_pct 99"),
         "busy",
