@@ -345,7 +345,7 @@ def lanes_missing(seen: MachineReadings, gpu: str) -> str:
     used = seen.latest.get(series_key("gpu.pcie_link_width", gpu), 0.0)
     most = seen.latest.get(series_key("gpu.pcie_link_width_max", gpu), 0.0)
     usual = max(most / 2, _most_of_its_name(seen, gpu, "gpu.pcie_link_width"))
-    return f"{used:.0f} of {most:.0f} PCIe lanes" if 0 < used < usual else ""
+    return f"{used:.0f} of {most:.0f} PCIe lanes" if 0 < used < min(most, usual) else ""
 
 
 def _most_of_its_name(seen: MachineReadings, gpu: str, metric: str) -> float:

@@ -65,6 +65,12 @@ REPORTS = (
         hidden="PCIe lanes",
     ),
     Report(
+        "NVIDIA/NVSentinel 890, a slot that has 8 lanes beside one that has 16",
+        ("gpus 2", *BUSY, "gpu 0 pcie_width 8", "gpu 0 pcie_width_now 8"),
+        "busy",
+        hidden="PCIe lanes",
+    ),
+    Report(
         "NVIDIA/NVSentinel 890, a single GPU with 4 lanes",
         ("gpus 1", *BUSY, "gpu 0 pcie_width_now 4"),
         "busy",
