@@ -331,9 +331,7 @@ def worst_xids(times: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[int,
     used, or the newest of all. The driver removes the work of a broken GPU, which is one more error
     (XID 45)."""
     return {
-        gpu: max(
-            reversed(errors.items()), key=lambda error: (error[0] not in HARMLESS_XIDS, error[1])
-        )
+        gpu: sorted(errors.items(), key=lambda error: (error[0] not in HARMLESS_XIDS, error[1]))[-1]
         for gpu, errors in times.items()
     }
 
@@ -344,8 +342,10 @@ def lanes_missing(seen: MachineReadings, gpu: str) -> str:
     so."""
     used = seen.latest.get(series_key("gpu.pcie_link_width", gpu), 0.0)
     most = seen.latest.get(series_key("gpu.pcie_link_width_max", gpu), 0.0)
+    if not 0 < used < most:
+        return ""
     usual = max(most / 2, _most_of_its_name(seen, gpu, "gpu.pcie_link_width"))
-    return f"{used:.0f} of {most:.0f} PCIe lanes" if 0 < used < min(most, usual) else ""
+    return f"{used:.0f} of {most:.0f} PCIe lanes" if used < usual else ""
 
 
 def _most_of_its_name(seen: MachineReadings, gpu: str, metric: str) -> float:
