@@ -103,13 +103,14 @@ class RunLock:
 
 class RunPlan(NamedTuple):
     """A run to start, checked. `overrides` are the knobs that the user set; `knobs` are all
-    settings. `command`: the user's own job."""
+    settings. `command`: the user's own job. `serving`: where it is not that of the session."""
 
     scenario: Scenario
     overrides: Knobs
     knobs: Knobs
     device: Device
     command: JobCommand | None = None
+    serving: ServingChoice | None = None
 
 
 class RunControl:
@@ -134,7 +135,8 @@ class RunControl:
         self.overrides: Knobs = {}
         self.lock = lock
         self._state, self._emit, self._pool = state, emit, pool
-        self._serving, self._devices = serving, devices
+        self._given = self._serving = serving
+        self._devices = devices
         self.on_open: list[Callable[[RunRecord], None]] = []
         self.on_close: list[Callable[[RunRecord], None]] = []
         self.on_cancel: list[Callable[[], None]] = []
@@ -155,10 +157,15 @@ class RunControl:
 
     def plan(self, name: str, overrides: Knobs) -> RunPlan:
         """Check a scenario and its overrides; nothing is started. Raises SessionError. `name`: also
-        the address of the server to watch."""
-        if name and name == self._serving.watched:
+        the address of a server to watch."""
+        if "://" in name:
+            other = ServingChoice({"server_url": name, "watch": "yes"})
             return RunPlan(
-                watched_scenario(without_credentials(name)), {}, {}, self._devices.first()
+                watched_scenario(without_credentials(name)),
+                {},
+                {},
+                self._devices.first(),
+                serving=None if name == self._given.watched else other,
             )
         try:
             chosen = catalog.find_scenario(name)
@@ -167,8 +174,8 @@ class RunControl:
             raise SessionError(str(error)) from None
         device = self._devices.first()
         knobs = {**chosen.knobs_on(device), **overrides}
-        knobs |= self._serving.left_to_server(chosen, knobs, overrides)
-        self._serving.check_torch(chosen, knobs)
+        knobs |= self._given.left_to_server(chosen, knobs, overrides)
+        self._given.check_torch(chosen, knobs)
         return RunPlan(chosen, overrides, knobs, device)
 
     def plan_job(self, command: JobCommand) -> RunPlan:
@@ -186,6 +193,7 @@ class RunControl:
                 plan.command,
             )
             self._kept.clear()
+            self._serving = plan.serving or self._given
             self._open(plan.knobs, plan.device, {})
             try:
                 if plan.command is None:

@@ -3,6 +3,8 @@ measured peak rates."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 # --- devices --------------------------------------------------------------------------------------
@@ -123,6 +125,13 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # --- a process that uses a device, with the details that the driver and the operating system report
 # ---
+
+
+class Listener(NamedTuple):
+    """A TCP port at which a process listens, and an address at which this machine reaches it."""
+
+    port: int
+    host: str = "127.0.0.1"
 
 
 class Process(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -88,8 +88,8 @@ class View(msgspec.Struct, frozen=True):
     - `asked`: the changes of a trial that was asked for and has not begun: it waits for a probe, or
       its first side starts.
     - `undo`: the values that `revert` would bring back now; empty if there is nothing to take back.
-    - `xids`: the newest error (XID) of each GPU since the start of the console, and its session
-      seconds.
+    - `xids`: the worst error (XID) of each GPU since the start of the console or the last reset of
+      the GPU, and its session seconds.
     - `ecc_before`: the uncorrected memory errors that each GPU had at the start of the console.
     - `quiet`: how long each GPU has done no work; GPUs that work are left out.
     - `slow`: the GPUs whose driver calls are slow or hang, each with the call.

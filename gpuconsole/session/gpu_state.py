@@ -8,15 +8,19 @@ reason. A GPU with a fault of its own is sick, whatever it does.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from gpuconsole.model import units
 from gpuconsole.model.machine import Device, Process
 from gpuconsole.model.metrics import series_key
 from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION, QuietTime
 from gpuconsole.session.machine import parent, users_of
+
+if TYPE_CHECKING:
+    from gpuconsole.session.api import View
 
 Kind = Literal["free", "idle", "busy", "sick", "lost", "silent", "n/a"]
 KINDS: tuple[Kind, ...] = ("free", "idle", "sick", "lost", "silent", "n/a", "busy")
@@ -42,6 +46,8 @@ MUCH_MEMORY = 2 * 2**30
 up to 1 GB, which version 1 of NVML's call counts as used (912 MB on an idle A100:
 rust-nvml/nvml-wrapper issue 57; up to 1 GB on H20, B200 and B300: scitix/sichek pull request
 113)."""
+MIN_CONTEXT = 64 * 2**20
+"""A program on a GPU holds more memory: its CUDA context alone takes some 100 MB."""
 LOWERED = 0.99
 """A power limit below this share of the board's default was set by a person. At its default a cap
 is normal at full load (the rule hw.power)."""
@@ -69,35 +75,8 @@ SLOW_DRIVER = "slow driver"
 NOT_LISTED = "its processes are not known"
 
 
-class MachineReadings(Protocol):
-    """What is known of a machine; values and reasons by series key. A `View` is one."""
-
-    @property
-    def latest(self) -> Mapping[str, float]: ...
-    @property
-    def unavailable(self) -> Mapping[str, str]: ...
-    @property
-    def lost(self) -> Mapping[str, str]: ...
-    @property
-    def silent(self) -> Mapping[str, float]: ...
-    @property
-    def processes(self) -> Sequence[Process]: ...
-    @property
-    def processes_missing(self) -> Mapping[str, str]: ...
-    @property
-    def xids(self) -> Mapping[str, tuple[int, float]]: ...
-    @property
-    def ecc_before(self) -> Mapping[str, float]: ...
-    @property
-    def quiet(self) -> Mapping[str, QuietTime]: ...
-    @property
-    def devices(self) -> Sequence[Device]: ...
-    @property
-    def slow(self) -> Mapping[str, str]: ...
-
-
 class CurrentReadings(NamedTuple):
-    """A machine at one moment; see `MachineReadings`."""
+    """What is known of a machine at one moment; values and reasons by series key."""
 
     latest: Mapping[str, float]
     unavailable: Mapping[str, str]
@@ -110,6 +89,9 @@ class CurrentReadings(NamedTuple):
     quiet: Mapping[str, QuietTime] = {}
     devices: Sequence[Device] = ()
     slow: Mapping[str, str] = {}
+
+
+MachineReadings: TypeAlias = "CurrentReadings | View"
 
 
 class GpuState(NamedTuple):
@@ -204,15 +186,26 @@ def _doing(seen: MachineReadings, gpu: str, listed: Users, holders: Users) -> Gp
     share = _share(seen, gpu)
     users = len(listed.get(gpu, ()))
     words = f"{users} {'process' if users == 1 else 'processes'}" if users else "busy"
-    if share is not None and share > BUSY_RATIO:
-        return GpuState("busy", words)
     used = seen.latest.get(series_key("gpu.hbm_used_bytes", gpu), 0.0)
+    if share is not None and share > BUSY_RATIO:
+        if is_work_stuck(seen, gpu) and not users:
+            return GpuState("n/a", "n/a", f"GPU-Util {share * 100:.0f} %, but no memory is used")
+        return GpuState("busy", words)
     if holders.get(gpu) or (users and used > MUCH_MEMORY):
         quiet = seen.quiet.get(gpu, NEVER_QUIET) if share is not None else NEVER_QUIET
         return _idle(quiet) if quiet.seconds >= MIN_IDLE_S else GpuState("busy", words)
     if why := _why_not_free(seen, gpu, share):
         return GpuState("n/a", "n/a", why)
     return GpuState("free", "free")
+
+
+def is_work_stuck(seen: MachineReadings, gpu: str) -> bool:
+    """Whether GPU-Util reports work without the memory that work needs. After a program was killed,
+    some drivers go on counting it (Datura-ai/lium-io 1140)."""
+    used = seen.latest.get(series_key("gpu.hbm_used_bytes", gpu), math.inf)
+    active = seen.latest.get(series_key("gpu.sm_active_ratio", gpu), 0.0)
+    is_own = not _device(seen, parent(gpu)).is_unified
+    return is_own and used < MIN_CONTEXT and active <= BUSY_RATIO
 
 
 def _share(seen: MachineReadings, gpu: str) -> float | None:
@@ -318,6 +311,8 @@ def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
         "gpu.power_limit_default_w"
     ):
         found.append(Fault("power cap"))
+    if lanes := lanes_missing(seen, gpu):
+        found.append(Fault(lanes))
     if mode := _device(seen, gpu).facts.get("ecc_pending"):
         found.append(Fault(f"ECC {mode} after a reset"))
     if old:
@@ -329,6 +324,35 @@ def faults(seen: MachineReadings, gpu: str) -> list[Fault]:
 
 def _errors(count: float) -> str:
     return f"{count:.0f} ECC {'error' if count == 1 else 'errors'}"
+
+
+def worst_xids(times: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[int, float]]:
+    """Return the worst error of each GPU with its time: the newest after which the GPU cannot be
+    used, or the newest of all. The driver removes the work of a broken GPU, which is one more error
+    (XID 45)."""
+    return {
+        gpu: sorted(errors.items(), key=lambda error: (error[0] not in HARMLESS_XIDS, error[1]))[-1]
+        for gpu, errors in times.items()
+    }
+
+
+def lanes_missing(seen: MachineReadings, gpu: str) -> str:
+    """Return `8 of 16 PCIe lanes` where a GPU uses fewer lanes than it and its slot have, and fewer
+    than another GPU of its name. Where all of them use half of the lanes, the machine may be built
+    so."""
+    used = seen.latest.get(series_key("gpu.pcie_link_width", gpu), 0.0)
+    most = seen.latest.get(series_key("gpu.pcie_link_width_max", gpu), 0.0)
+    if not 0 < used < most:
+        return ""
+    usual = max(most / 2, _most_of_its_name(seen, gpu, "gpu.pcie_link_width"))
+    return f"{used:.0f} of {most:.0f} PCIe lanes" if used < usual else ""
+
+
+def _most_of_its_name(seen: MachineReadings, gpu: str, metric: str) -> float:
+    """The largest value among the GPUs of the same name."""
+    name = _device(seen, gpu).name
+    named = [gpu, *(device.id for device in seen.devices if device.name == name)]
+    return max(seen.latest.get(series_key(metric, other), 0.0) for other in named)
 
 
 def unknown_errors(seen: MachineReadings, gpu: str) -> int:
@@ -352,12 +376,8 @@ def links_down(seen: MachineReadings, gpu: str) -> str:
     if up is None or not _is_link(seen, gpu, int(up)):
         return ""  # all links that exist are active
     name = _device(seen, gpu).name
-    named = [device.id for device in seen.devices if device.name == name]
-    most = max(
-        seen.latest.get(series_key("gpu.nvlinks_active", other), up) for other in named or [gpu]
-    )
     bridged = BRIDGED.search(name) is not None
-    fewer = up < most and (up > 0 or not bridged)
+    fewer = up < _most_of_its_name(seen, gpu, "gpu.nvlinks_active") and (up > 0 or not bridged)
     if not fewer and (up == 0 or bridged or PARTED.search(name)):
         return ""
     exist = next(n for n in itertools.count(int(up) + 1) if not _is_link(seen, gpu, n))

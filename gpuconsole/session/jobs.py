@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gpuconsole.model.machine import Process
+from gpuconsole.model.machine import Listener, Process
 from gpuconsole.model.programs import program_of
 
 JobKind = Literal["gpuconsole", "notebook", "server", "launcher", "graphics", "listens", "unknown"]
 """`gpuconsole`: a gpuconsole runs it. `launcher`: processes of torchrun or its like. `listens`: an
 unknown program that listens at a port."""
-Ports = Mapping[int, tuple[int, ...] | None]
+Ports = Mapping[int, tuple[Listener, ...] | None]
 """The TCP ports at which processes listen, by pid; None: this user cannot read them. A pid that is
 missing has not been read."""
 _NUMBERS = re.compile(r"\d+")
@@ -27,18 +27,23 @@ PORTS_REFUSED = "only its user and root can read it"
 
 class Job(NamedTuple):
     """`pid`: the process that has started the job, or its only process. `title`: the program, if
-    known. `port`: the port of a server; without one, `why_no_port` says why."""
+    known. `listener`: the port of a server; without one, `why_no_port` says why."""
 
     pid: int
     processes: tuple[Process, ...]
     kind: JobKind
     title: str = ""
-    port: int = 0
+    listener: Listener | None = None
     why_no_port: str = ""
 
     @property
     def devices(self) -> list[str]:
         return sorted({process.device for process in self.processes})
+
+    @property
+    def address(self) -> str:
+        """The address of a server; empty where its port is not known."""
+        return f"http://{self.listener.host}:{self.listener.port}" if self.listener else ""
 
     @property
     def users(self) -> list[str]:
@@ -127,30 +132,30 @@ def _job(pid: int, processes: tuple[Process, ...], ports: Ports) -> Job:
         )
         if (program := _program_of(command)) is not None
     ]
-    port, why = _port_of(processes, ports)
+    listener, why = _listener_of(processes, ports)
     titles: dict[str, str] = {program.kind: program.title for program in reversed(programs)}
     kind = next((kind for kind in _OF_PROGRAMS if kind in titles), None)
     if processes[0].console:
         return Job(pid, processes, "gpuconsole")
     if kind is not None:
-        served = (port, why) if kind == "server" else (0, "")
+        served = (listener, why) if kind == "server" else (None, "")
         return Job(pid, processes, kind, titles[kind], *served)
     if all(process.kind == "graphics" for process in processes):
         return Job(pid, processes, "graphics")
-    if port and port not in TEMPORARY_PORTS:
-        return Job(pid, processes, "listens", port=port)
+    if listener is not None and listener.port not in TEMPORARY_PORTS:
+        return Job(pid, processes, "listens", listener=listener)
     return Job(pid, processes, "unknown")
 
 
 _program_of = lru_cache(maxsize=1024)(program_of)
 
 
-def _port_of(processes: tuple[Process, ...], ports: Ports) -> tuple[int, str]:
+def _listener_of(processes: tuple[Process, ...], ports: Ports) -> tuple[Listener | None, str]:
     """The port of a job, and why it is not known. Ports that the kernel gave come last."""
     pids = pids_of(processes)
-    found = [port for pid in pids for port in ports.get(pid) or ()]
+    found = [listener for pid in pids for listener in ports.get(pid) or ()]
     if found:
-        return min(found, key=lambda port: (port in TEMPORARY_PORTS, port)), ""
+        return min(found, key=lambda one: (one.port in TEMPORARY_PORTS, one)), ""
     if not pids or not pids <= set(ports):
-        return 0, PORTS_NOT_READ
-    return 0, PORTS_REFUSED if any(ports[pid] is None for pid in pids) else "it listens at none"
+        return None, PORTS_NOT_READ
+    return None, PORTS_REFUSED if any(ports[pid] is None for pid in pids) else "it listens at none"

@@ -240,9 +240,9 @@ class MachineState:
         self.processes_missing: dict[str, str] = {}
         self.links: list[Link] = []
         self.xids: deque[Xid] = deque(maxlen=XIDS)
-        self.last_xid: dict[str, int] = {}
-        self.xid_times: dict[str, tuple[int, float]] = {}
-        """The newest error of each GPU since the start of the console, and its session time."""
+        self.xid_times: dict[str, dict[int, float]] = {}
+        """The errors of each GPU since the start of the console or the last reset of the GPU, each
+        code with its newest session time; the newest error last."""
         self.ecc_before: dict[str, float] = {}
         """Uncorrected memory errors of each GPU at the start of the console."""
         self.quiet = QuietTimes(interval_s)
@@ -258,6 +258,8 @@ class MachineState:
         """The usual time between two reports of the model server; 0 before there are two
         reports."""
         self._lost_t: dict[str, float] = {}
+        self._may_return: set[str] = set()
+        """GPUs that were lost and have a new handle. One that gives values has been reset."""
 
     def session_time(self, t: float) -> float:
         return t - (self.t0 if self.t0 is not None else t)
@@ -303,6 +305,7 @@ class MachineState:
                     self.readings.forget(series_key(metric, event.device))
             case DeviceLost():
                 self.lost[event.device], self._lost_t[event.device] = event.reason, event.t
+                self._may_return.discard(event.device)
                 self.reasons_version += 1
                 self.readings.forget_gpu(event.device)
                 return f"{event.device} is lost: {event.reason}"
@@ -313,8 +316,9 @@ class MachineState:
                 self._note_users(event)
             case Xid():
                 self.xids.append(event)
-                self.last_xid[event.device] = event.code
-                self.xid_times[event.device] = (event.code, self.session_time(event.t))
+                times = self.xid_times.setdefault(event.device, {})
+                times.pop(event.code, None)
+                times[event.code] = self.session_time(event.t)
                 return (
                     f"{event.device}: XID {event.code}"
                     f"{f', {event.meaning}' if event.meaning else ''}"
@@ -343,6 +347,9 @@ class MachineState:
             return
         if event.values and self.lost.pop(event.device, None) is not None:
             self.reasons_version += 1
+        if event.values and event.device in self._may_return:
+            self._may_return.discard(event.device)
+            self.xid_times.pop(event.device, None)
         if (errors := event.values.get("gpu.ecc_uncorrected")) is not None:
             # a reset of the GPU clears the count
             self.ecc_before[event.device] = min(errors, self.ecc_before.get(event.device, errors))
@@ -387,12 +394,13 @@ class MachineState:
         self.devices, self.driver, self.no_gpu_reason = event.devices, event.driver, event.reason
         self.devices_t = self.session_time(event.t)
         self.cuda = event.cuda
+        self._may_return = set(self.lost)
         self.lost.clear()
         self._lost_t.clear()
-        self.last_xid.clear()
         self.links = []
         self.processes, self.processes_missing = [], {}
         listed = {device.id for device in event.devices}
+        self.xid_times = {gpu: times for gpu, times in self.xid_times.items() if gpu in listed}
         self.unavailable = {
             device: reasons
             for device, reasons in self.unavailable.items()

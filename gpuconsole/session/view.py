@@ -16,7 +16,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import summarized
 from gpuconsole.session.freshness import silent_devices, slow_gpus, why_server_not_fresh
-from gpuconsole.session.gpu_state import CurrentReadings
+from gpuconsole.session.gpu_state import CurrentReadings, worst_xids
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.serving import Outage
@@ -118,7 +118,7 @@ def make_view(
         if record is not None and record.closed_t is not None
         else None,
         sides=tuple(state.sides),
-        xids=dict(state.xid_times),
+        xids=worst_xids(state.xid_times),
         ecc_before=dict(state.ecc_before),
         quiet=state.quiet.at(now),
         slow={} if recording else slow_gpus(state),
@@ -138,7 +138,7 @@ def seen_now(state: MachineState, now: float) -> CurrentReadings:
         silent_devices(state, now),
         state.processes,
         state.processes_missing,
-        state.xid_times,
+        worst_xids(state.xid_times),
         state.ecc_before,
         state.quiet.at(now),
         state.devices,

@@ -22,6 +22,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http import HTTPStatus
 from urllib.parse import urlsplit, urlunsplit
 
@@ -52,20 +53,22 @@ class _Bad(Exception):
 
 
 class DcgmSource:
-    """Reads `url` for the GPUs in `devices`, matched by UUID. After each `read` every DCGM metric
-    is in a sample or in `unavailable`; the caller selects the metrics."""
+    """Reads `url` for the GPUs of `devices`, matched by UUID; a GPU that opens late comes later.
+    After each `read` every DCGM metric is in a sample or in `unavailable`; the caller selects the
+    metrics."""
 
     name = "dcgm"
 
     def __init__(
         self,
         url: str,
-        devices: list[Device],
+        devices: Callable[[], list[Device]],
         timeout_s: float = TIMEOUT_S,
         stale_s: float = STALE_S,
     ) -> None:
         self._url = url
-        self._gpus = [device for device in devices if device.is_gpu]
+        self._devices = devices
+        self._gpus: list[Device] = []
         self._timeout_s = timeout_s
         self._stale_s = stale_s
         self._scrape: _Scrape | None = None
@@ -75,14 +78,14 @@ class DcgmSource:
         self._reasons: Reasons = {}
 
     def devices(self) -> list[Device]:
-        """An empty list, because another source reports the GPUs."""
-        return self._gpus
+        return [device for device in self._devices() if device.is_gpu]
 
     def prime(self) -> None:
         """Send the first request without waiting. The first `read` receives the answer."""
         self._scrape = _Scrape(self._url)
 
     def read(self, t: float) -> Readings:
+        self._gpus = self.devices()
         try:
             self._update(self._ask(), t)
             if t - self._page_t > self._stale_s:

@@ -114,7 +114,7 @@ class Sampler:
         # imported only when used, because the import takes time
         from gpuconsole.telemetry.dcgm import DcgmSource
 
-        self._add(Fallback(DcgmSource(self._dcgm, first.devices()), first))
+        self._add(Fallback(DcgmSource(self._dcgm, first.devices), first))
 
     def _announce(
         self, gpus: list[Device], reason: str, driver: str | None = None, cuda: str = ""

@@ -424,7 +424,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("accept", "enter", "keep the filter", "Back to the list, with the filter.", ("filter",)),
     Action("accept", "enter", "send", "Send the line.", ("line",)),
     Action("inspect", "enter", "command", "Show the selected process in full.", ("processes",)),
-    Action("open_job", "enter", "processes", "Show the processes of the selected job.", ("jobs",)),
+    Action(
+        "open_job",
+        "enter",
+        "open",
+        "Watch the selected server, unless something runs; else show the processes of the job.",
+        ("jobs",),
+    ),
     Action(
         "open_processes",
         "enter",

@@ -48,6 +48,7 @@ class FakeWorker:
         self.listener: Callable[[AnyEvent], None] = lambda event: None
         self.trial_steps: list[Step] = []
         self.knobs: Knobs = {}
+        self.options: Mapping[str, str] = {}
         self.arm = 0
         self.refuses: dict[int, list[int]] = {}
         self.start_limit_s, self._starts = start_limit_s, starts
@@ -63,7 +64,7 @@ class FakeWorker:
         options: Mapping[str, str],
         gpus: Sequence[str],
     ) -> None:
-        self.knobs = dict(knobs)
+        self.knobs, self.options = dict(knobs), options
         if self._starts:
             self.last_started = Started(1.0, {}, {}, dict(knobs))
             self.listener(self.last_started)
@@ -490,6 +491,23 @@ def test_whatever_ends_a_run_ends_its_trial_on_a_worker_that_hangs(
         )
 
     with_control(play, HangingWorker(), HangingWorker(), FakeWorker())
+
+
+def test_a_server_that_was_not_named_at_the_start_can_be_watched() -> None:
+    """As from the page of the jobs. The next run does not go to that server."""
+    workers = FakeWorker(), FakeWorker(), FakeWorker()
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        await control.start(control.plan("http://user:secret@10.0.0.7:8000", {}))
+        assert state.record is not None and state.record.run.watched
+        assert "secret" not in state.record.run.scenario
+        assert workers[1].options == {
+            "server_url": "http://user:secret@10.0.0.7:8000", "watch": "yes",
+        }  # fmt: skip
+        await control.start(control.plan("train-gpt", {"batch_size": 8}))
+        assert not state.record.run.watched and workers[2].options == {}
+
+    with_control(play, *workers)
 
 
 def test_a_trial_with_a_second_server_says_what_it_takes_or_is_refused(

@@ -11,6 +11,7 @@ import pytest
 
 from gpuconsole.host import listening
 from gpuconsole.host.listening import PERIOD_S, PortReader, listening_ports
+from gpuconsole.model.machine import Listener
 from tests.fakes.job import http_server
 from tests.waiting import wait_until
 
@@ -20,7 +21,10 @@ def test_the_ports_of_a_server_and_of_a_program_that_serves_nothing() -> None:
     try:
         with http_server() as (server, port):
             wait_until(lambda: listening_ports([server]).get(server), what="the port")
-            assert listening_ports([server, child.pid]) == {server: (port,), child.pid: ()}
+            assert listening_ports([server, child.pid]) == {
+                server: (Listener(port),),
+                child.pid: (),
+            }
     finally:
         child.kill()
         child.wait(10)
@@ -32,7 +36,22 @@ def test_a_connection_that_is_only_open_is_no_port() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()),
     ):
-        assert listening_ports([os.getpid()])[os.getpid()] == (server.getsockname()[1],)
+        assert listening_ports([os.getpid()])[os.getpid()] == (Listener(server.getsockname()[1]),)
+
+
+@pytest.mark.parametrize(
+    ("bound", "host"),
+    [("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "127.0.0.1")],
+)
+def test_a_port_has_the_address_at_which_it_is_reached(bound: str, host: str) -> None:
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    try:
+        server = socket.create_server((bound, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with server:
+        port = server.getsockname()[1]
+        assert Listener(port, host) in (listening_ports([os.getpid()])[os.getpid()] or ())
 
 
 def test_files_that_this_user_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:

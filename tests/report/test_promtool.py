@@ -70,6 +70,7 @@ def test_the_dashboard_asks_only_for_what_is_exported() -> None:
     asked = [series_in(target["expr"]) for panel in panels for target in panel["targets"]]
     assert len(panels) > 15 and all(asked)
     assert set().union(*asked) <= known_names()
+    assert {"gpuconsole_gpu_state", "gpuconsole_gpu_idle_seconds"} <= set().union(*asked)
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     for name in ("instance", "device"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuconsole.model.machine import Process
+from gpuconsole.model.machine import Listener, Process
 from gpuconsole.model.programs import program_name, program_of
 from gpuconsole.session.jobs import (
     PORTS_NOT_READ,
@@ -69,8 +69,8 @@ def test_a_process_on_two_gpus_is_one_process_of_one_job() -> None:
 @pytest.mark.parametrize(
     ("ports", "port", "why"),
     [
-        ({180: (8000,), 190: (), 200: (41000,), 201: ()}, 8000, ""),
-        ({180: (41001,), 190: (), 200: (41000,), 201: ()}, 41000, ""),
+        ({180: (Listener(8000),), 190: (), 200: (Listener(41000),), 201: ()}, 8000, ""),
+        ({180: (Listener(41001),), 190: (), 200: (Listener(41000),), 201: ()}, 41000, ""),
         ({180: None, 190: (), 200: (), 201: ()}, 0, PORTS_REFUSED),
         ({}, 0, PORTS_NOT_READ),
         ({180: (), 190: (), 200: (), 201: ()}, 0, "it listens at none"),
@@ -79,7 +79,8 @@ def test_a_process_on_two_gpus_is_one_process_of_one_job() -> None:
 def test_a_server_has_the_port_of_any_of_its_processes(ports: Ports, port: int, why: str) -> None:
     assert pids_of(ENGINES) == {180, 190, 200, 201}
     (job,) = jobs_of(ENGINES, ports)
-    assert (job.kind, job.title, job.port, job.why_no_port) == ("server", "vLLM", port, why)
+    assert (job.kind, job.title, job.why_no_port) == ("server", "vLLM", why)
+    assert job.address == (f"http://127.0.0.1:{port}" if port else "")
 
 
 @pytest.mark.parametrize(
@@ -92,14 +93,17 @@ def test_a_server_has_the_port_of_any_of_its_processes(ports: Ports, port: int, 
     ],
 )
 def test_kinds(command: str, kind: str, kernel_port: int) -> None:
-    (job,) = jobs_of([Process(9, "gpu:0", command=command, started=1.0)], {9: (kernel_port,)})
-    assert job.kind == kind and job.port == (kernel_port if kind == "listens" else 0)
+    (job,) = jobs_of(
+        [Process(9, "gpu:0", command=command, started=1.0)], {9: (Listener(kernel_port),)}
+    )
+    assert job.kind == kind
+    assert job.listener == (Listener(kernel_port) if kind == "listens" else None)
 
 
 def test_a_job_under_a_console_and_graphics() -> None:
     under = Process(9, "gpu:0", command="python x.py", started=1.0, console=70)
-    (job,) = jobs_of([under], {9: (8000,)})
-    assert (job.kind, job.console, job.port) == ("gpuconsole", 70, 0)
+    (job,) = jobs_of([under], {9: (Listener(8000),)})
+    assert (job.kind, job.console, job.listener) == ("gpuconsole", 70, None)
     assert jobs_of([Process(9, "gpu:0", name="VLLM::EngineCor")], {})[0].title == "vLLM"
     assert (
         jobs_of([Process(9, "gpu:0", "graphics", command="/usr/lib/Xorg")], {})[0].kind
@@ -123,3 +127,9 @@ def test_a_job_under_a_console_and_graphics() -> None:
 def test_programs(command: str, name: str, kind: str) -> None:
     program = program_of(command)
     assert program_name(command) == name and (program.kind if program else "") == kind
+
+
+def test_a_server_at_one_address_is_watched_there() -> None:
+    ports = {180: (Listener(8000, "10.0.0.7"),), 190: (), 200: (), 201: ()}
+    (job,) = jobs_of(ENGINES, ports)
+    assert job.address == "http://10.0.0.7:8000"

@@ -66,7 +66,7 @@ def test_every_field_to_the_unit() -> None:
         }
     )
     with FakeDcgm(page) as dcgm:
-        source = DcgmSource(dcgm.url, GPUS)
+        source = DcgmSource(dcgm.url, lambda: GPUS)
         assert [gpu.id for gpu in source.devices()] == ["gpu:0", "gpu:1"]
         source.prime()
         assert values_of(source, 1.0) == pytest.approx(
@@ -97,10 +97,21 @@ def test_every_field_to_the_unit() -> None:
         )
 
 
+def test_a_gpu_that_opens_late_has_its_values() -> None:
+    """A slow driver tells the UUID of a GPU some rounds later."""
+    opened = [GPUS[0], Device(id="gpu:1", name="unknown GPU")]
+    with FakeDcgm(dcgm_page({uuid: {"DCGM_FI_DEV_GPU_UTIL": 57} for uuid in (A, B)})) as dcgm:
+        source = DcgmSource(dcgm.url, lambda: opened)
+        source.prime()
+        assert values_of(source, 1.0, "gpu:1") == {}
+        opened[1:] = [GPUS[1]]
+        assert values_of(source, 2.0, "gpu:1") == pytest.approx({"gpu.utilization_ratio": 0.57})
+
+
 def test_a_counter_becomes_a_rate_over_the_time_between_two_collections() -> None:
     field, metric = "DCGM_FI_DEV_POWER_VIOLATION", "gpu.power_cap_time_ratio"
     with FakeDcgm(dcgm_page({A: {field: 7_000_000_000}})) as dcgm:
-        source = DcgmSource(dcgm.url, GPUS[:1])
+        source = DcgmSource(dcgm.url, lambda: GPUS[:1])
         assert values_of(source, 100.0) == {}
         assert "two collections" in source.unavailable()["gpu:0"][metric]
         # The exporter collects every 30 s: until then its page, and so our rate, stays as it is.
@@ -117,7 +128,7 @@ def test_a_counter_becomes_a_rate_over_the_time_between_two_collections() -> Non
 
 def test_numbers_that_do_not_change_are_stale_after_a_while_and_come_back() -> None:
     with FakeDcgm(dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 40}})) as dcgm:
-        source = DcgmSource(dcgm.url, GPUS[:1])
+        source = DcgmSource(dcgm.url, lambda: GPUS[:1])
         assert values_of(source, 1000.0) == {"gpu.temperature_c": 40}
         assert values_of(source, 1090.0) == {"gpu.temperature_c": 40}
         assert the_reason(source, 1091.0) == "dcgm-exporter has returned the same numbers for 91 s"
@@ -137,7 +148,7 @@ def test_what_dcgm_writes_for_no_value_and_nonsense_are_no_values() -> None:
         "DCGM_FI_DEV_GPU_TEMP": "+Inf",
     }
     with FakeDcgm(dcgm_page({A: fields})) as dcgm:
-        source = DcgmSource(dcgm.url, GPUS[:1])
+        source = DcgmSource(dcgm.url, lambda: GPUS[:1])
         assert values_of(source, 1.0) == {}
         reasons = source.unavailable()["gpu:0"]
         assert reasons["gpu.sm_active_ratio"] == "DCGM has no value for DCGM_FI_PROF_SM_ACTIVE"
@@ -160,7 +171,7 @@ def test_gpus_that_are_not_there_slices_and_pods() -> None:
     )
     mig = Device(id="gpu:0/mig:1", name="1g.10gb", uuid="MIG-1")
     with FakeDcgm(a_slice + shared) as dcgm:
-        source = DcgmSource(dcgm.url, [*GPUS, mig])
+        source = DcgmSource(dcgm.url, lambda: [*GPUS, mig])
         assert values_of(source, 1.0) == {"gpu.temperature_c": 50}
         assert (
             source.unavailable()["gpu:1"]["gpu.power_w"] == "dcgm-exporter does not report this GPU"
@@ -185,38 +196,38 @@ def test_gpus_that_are_not_there_slices_and_pods() -> None:
 def test_garbage_is_a_reason(page: str | bytes, reason: str) -> None:
     with FakeDcgm() as dcgm:
         dcgm.page = page
-        assert reason in the_reason(DcgmSource(dcgm.url, GPUS))
+        assert reason in the_reason(DcgmSource(dcgm.url, lambda: GPUS))
 
 
 def test_no_server_a_wrong_server_and_a_server_that_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     assert (
-        the_reason(DcgmSource(f"http://127.0.0.1:{free}", GPUS))
+        the_reason(DcgmSource(f"http://127.0.0.1:{free}", lambda: GPUS))
         == "dcgm-exporter cannot be reached: Connection refused"
     )
     with FakeDcgm(dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 40}})) as dcgm:
         assert (
-            the_reason(DcgmSource(dcgm.url + "/other", GPUS))
+            the_reason(DcgmSource(dcgm.url + "/other", lambda: GPUS))
             == "dcgm-exporter answers 404 Not Found"
         )
         dcgm.status = 500
         assert (
-            the_reason(DcgmSource(dcgm.url, GPUS))
+            the_reason(DcgmSource(dcgm.url, lambda: GPUS))
             == "dcgm-exporter answers 500 Internal Server Error"
         )
         dcgm.status = 200
-        assert values_of(DcgmSource(dcgm.url.removesuffix("/metrics"), GPUS), 1.0) == {
+        assert values_of(DcgmSource(dcgm.url.removesuffix("/metrics"), lambda: GPUS), 1.0) == {
             "gpu.temperature_c": 40
         }
     for url in ("http://[::1", "file:///etc/passwd", "http://exa mple:1/", "gopher://127.0.0.1/"):
-        assert the_reason(DcgmSource(url, GPUS)).startswith("dcgm-exporter cannot be re")
+        assert the_reason(DcgmSource(url, lambda: GPUS)).startswith("dcgm-exporter cannot be re")
 
 
 def test_a_server_that_hangs_costs_the_timeout_once_and_is_read_when_it_answers() -> None:
     with FakeDcgm(dcgm_page({A: {"DCGM_FI_DEV_GPU_TEMP": 40}})) as dcgm:
         dcgm.hang()
-        source = DcgmSource(dcgm.url, GPUS[:1], timeout_s=0.2)
+        source = DcgmSource(dcgm.url, lambda: GPUS[:1], timeout_s=0.2)
         began = time.monotonic()
         assert the_reason(source) == "dcgm-exporter does not answer within 0.2 s"
         assert source.under_way() == "waiting for dcgm-exporter"

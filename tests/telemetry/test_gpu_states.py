@@ -20,6 +20,7 @@ HALF_DEAD = tuple(
     for call in ("UtilizationRates", "Temperature", "TemperatureV", "ClockInfo")
 )
 """dcgm-exporter 319: memory, power and the SMs still answer."""
+USED = "gpu 0 memory_used_bytes 1.5e9"
 NO_UTILIZATION = ("gpu 0 gpm_support 0", "gpu 0 error nvmlDeviceGetUtilizationRates 3")
 
 
@@ -46,8 +47,8 @@ NO_UTILIZATION = ("gpu 0 gpm_support 0", "gpu 0 error nvmlDeviceGetUtilizationRa
         ),
         (("gpu 0 memory_used_bytes 13.8e9",), "n/a", "12.9 GiB used, no process seen"),
         ((), "free", None),
-        (("gpu 0 utilization_pct 100", "gpu 0 gpm 2 0.7"), "busy", None),
-        (("gpu 0 utilization_pct 50",), "busy", None),
+        ((USED, "gpu 0 utilization_pct 100", "gpu 0 gpm 2 0.7"), "busy", None),
+        ((USED, "gpu 0 utilization_pct 50"), "busy", None),
         (("gpu 0 field 144 1",), "sick", "row remap pending"),
         (("gpu 0 field 145 1",), "sick", "worn memory"),
         (("gpu 0 nvlinks 12",), "sick", "12 of 18 NVLinks"),

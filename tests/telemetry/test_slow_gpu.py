@@ -98,6 +98,39 @@ def test_a_gpu_that_is_quick_again_is_read_as_the_others(machine: Machine) -> No
         child.wait(lambda now: "gpu.sm_active_ratio" in now.values("gpu:1"), "all of its metrics")
 
 
+@pytest.mark.slow
+def test_a_newly_slow_gpu_has_no_old_figures(machine: Machine) -> None:
+    """Its next turn, for the vital values alone, takes some seconds too."""
+    script, environment = machine("gpus 2")
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: "gpu.sm_active_ratio" in now.values("gpu:1"), "all metrics")
+        script.write("gpus 2", "gpu 1 delay * 700")
+        since = time.monotonic()
+        child.wait(lambda now: "gpu.sm_active_ratio" not in now.values("gpu:1"), "no old figure")
+        assert time.monotonic() - since < 5  # a turn of 2 to 3 s, and a round
+        assert child.values("gpu:1")["gpu.power_w"] == 350
+
+
+def test_the_links_of_the_others_are_found_beside_a_gpu_that_does_not_tell_its_own(
+    machine: Machine,
+) -> None:
+    hangs = f"gpu 2 delay nvmlDeviceGetNvLinkRemoteDeviceType {NEVER}"
+    _, environment = machine("gpus 4", hangs)
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: now.links, "links")
+        assert {(link.a, link.b) for link in child.links or ()} == {
+            ("gpu:0", "gpu:1"), ("gpu:0", "gpu:3"), ("gpu:1", "gpu:3"),
+        }  # fmt: skip
+        assert "gpu.power_w" in child.values("gpu:2")
+
+
+def test_the_links_of_a_gpu_that_answers_late_come_late(machine: Machine) -> None:
+    _, environment = machine("gpus 3", "gpu 2 delay nvmlDeviceGetNvLinkRemoteDeviceType 60")
+    with SamplerChild(environment) as child:
+        child.wait(lambda now: len(now.links or ()) == 1, "the link of the quick ones")
+        child.wait(lambda now: len(now.links or ()) == 3, "all links")
+
+
 @pytest.mark.parametrize("milliseconds", [100, NEVER])
 def test_devices_ends_soon_beside_a_slow_gpu(machine: Machine, milliseconds: int) -> None:
     _, environment = machine("gpus 8", f"gpu 5 delay * {milliseconds}")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpuconsole.model.machine import Process
+from gpuconsole.model.machine import Listener, Process
 from gpuconsole.report.machine.jobs import job_lines, what_next
 from gpuconsole.session.jobs import Ports, jobs_of
 from gpuconsole.tui.app import ConsoleApp
@@ -41,7 +41,7 @@ UNDER = Process(
     console=7050,
 )  # fmt: skip
 SHOWN = msgspec.structs.replace(idle(box(8)), processes=(*RANKS, SERVER, NOTEBOOK, GONE, UNDER))
-PORTS: Ports = {51_900: (8000,), 52_011: ()}
+PORTS: Ports = {51_900: (Listener(8000),), 52_011: ()}
 
 
 def test_rows_are_as_wide_as_asked() -> None:
@@ -101,7 +101,10 @@ def test_j_opens_the_jobs_and_enter_their_processes(monkeypatch: pytest.MonkeyPa
         await shows(app, "5 jobs on 8 devices")
         await pilot.press("j", "y")
         await until(lambda: copied == ["gpuconsole watch http://127.0.0.1:8000"])
-        await pilot.press("i")
+        await pilot.press("enter")
+        await until(lambda: ("start", "http://127.0.0.1:8000", {}) in api.calls)
+        await until(lambda: isinstance(app.screen, MainScreen))
+        await pilot.press("j", "i")
         await shows(app, "gpu.hbm_used_bytes")
         await pilot.press("escape")
         await until(lambda: isinstance(app.screen, MainScreen))

@@ -54,11 +54,19 @@ no sample in that time."""
 
 class ColumnReading(NamedTuple):
     """The newest values of a column for one device. None: there is no value; no `top`: the scale
-    ends at the largest value."""
+    ends at the largest value. `ways`: whether `beside` is the other direction of traffic."""
 
     value: float | None
     beside: float | None
     top: float | None
+    ways: bool = False
+
+    @property
+    def total(self) -> float | None:
+        """The value; of traffic the sum of both directions, None where one of them is not known."""
+        if not self.ways or self.value is None:
+            return self.value
+        return None if self.beside is None else self.value + self.beside
 
 
 def read(view: View, column: DeviceColumn, device: str) -> ColumnReading:
@@ -68,7 +76,8 @@ def read(view: View, column: DeviceColumn, device: str) -> ColumnReading:
     beside = latest(series_key(column.beside, device)) if column.beside else None
     top = latest(series_key(column.top, device)) if column.top else None
     full = view.environment.cores if column is device_columns.CORES else column.full
-    return ColumnReading(value, beside, top if top is not None else full or None)
+    is_known = top is not None
+    return ColumnReading(value, beside, top if is_known else full or None, bool(column.ways))
 
 
 def link_column(view: View, gpus: Iterable[str]) -> DeviceColumn:
@@ -139,7 +148,7 @@ def trouble(view: View, gpu: str) -> str:
 def figure(column: DeviceColumn, reading: ColumnReading, alone: bool = False) -> str:
     """The value with its unit and what it is compared with, or `alone`. Where figures change, they
     keep their width: ` 78 %`, `612/700 W`."""
-    value, beside, top = reading
+    value, beside, top, _ = reading
     match CATALOGUE[column.metric].unit:
         case "bytes":
             text = units.used_of(value, top)
@@ -172,7 +181,7 @@ def cell(view: View, column: DeviceColumn, device: str) -> str:
         return f"util {cell(view, own, device).strip()}"
     reading = read(view, own, device)
     if own.ways:
-        return units.si(both_ways(reading), "B/s")
+        return units.si(reading.total, "B/s")
     if own is device_columns.PERFORMANCE_STATE:
         return units.NA if reading.value is None else f"P{reading.value:.0f}"
     match CATALOGUE[own.metric].unit:
@@ -209,13 +218,6 @@ def scale_top(metric: str, top: float) -> str:
 def keeps_width(column: DeviceColumn) -> bool:
     """Whether all texts of `cell` are equally wide: shares, and rates of links."""
     return bool(column.ways) or CATALOGUE[column.metric].unit == "ratio"
-
-
-def both_ways(reading: ColumnReading) -> float | None:
-    """The sum of two directions of traffic; None where one of them is not known."""
-    return (
-        None if reading.value is None or reading.beside is None else reading.value + reading.beside
-    )
 
 
 def label(column: DeviceColumn, width: int) -> str:

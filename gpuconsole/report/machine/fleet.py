@@ -14,30 +14,12 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
-from gpuconsole.model.device_columns import (
-    FAN,
-    HBM,
-    HBM_BANDWIDTH,
-    NVLINK,
-    PCIE,
-    POWER,
-    SM,
-    SM_CLOCK,
-    TEMPERATURE,
-    TENSOR,
-    UTILIZATION,
-    DeviceColumn,
-)
+from gpuconsole.model import device_columns
+from gpuconsole.model.device_columns import DeviceColumn
 from gpuconsole.model.metrics import CATALOGUE, series_key
 from gpuconsole.model.units import NA, digits
 from gpuconsole.report.cells import LEVELS, SHADES, Row, Segment, fill, line, shade
-from gpuconsole.report.machine.columns import (
-    SM_OR_UTILIZATION,
-    for_devices,
-    label,
-    link_column,
-    of_device,
-)
+from gpuconsole.report.machine.columns import for_devices, label, link_column, read
 from gpuconsole.session.api import View
 from gpuconsole.session.facts import silent_s
 
@@ -52,22 +34,18 @@ LOST, MISSING, OLD = "x", "·", "?"
 
 
 ROWS = (
-    SM,
-    HBM,
-    NVLINK,
-    PCIE,
-    TENSOR,
-    HBM_BANDWIDTH,
-    POWER,
-    TEMPERATURE,
-    UTILIZATION,
-    SM_CLOCK,
-    FAN,
-)
+    device_columns.SM, device_columns.HBM, device_columns.NVLINK, device_columns.PCIE,
+    device_columns.TENSOR, device_columns.HBM_BANDWIDTH, device_columns.POWER,
+    device_columns.TEMPERATURE, device_columns.UTILIZATION, device_columns.SM_CLOCK,
+    device_columns.FAN,
+)  # fmt: skip
 """All rows, the most useful first. On a small screen the last rows are omitted, and rows of which
 no GPU has a value. One of the two links is shown, with the sum of both directions."""
-OPTIONAL = (TENSOR, HBM_BANDWIDTH, UTILIZATION, SM_CLOCK, FAN)
-LINKS = (NVLINK, PCIE)
+OPTIONAL = (
+    device_columns.TENSOR, device_columns.HBM_BANDWIDTH, device_columns.UTILIZATION,
+    device_columns.SM_CLOCK, device_columns.FAN,
+)  # fmt: skip
+LINKS = (device_columns.NVLINK, device_columns.PCIE)
 _UNITS = {
     "ratio": ("%", 0.01),
     "bytes": ("GiB", 2.0**30),
@@ -162,20 +140,6 @@ class _Reading(NamedTuple):
 _LOST, _OLD, _MISSING = math.inf, -0.5, -1.0
 
 
-@lru_cache(maxsize=512)
-def _keys(gpu: str) -> dict[str, tuple[str, str, str]]:
-    """For the title of each row the series keys of the value, of the other direction, and of the
-    top."""
-    return {
-        column.title: (
-            series_key(column.metric, gpu),
-            series_key(column.beside, gpu) if column.ways else "",
-            series_key(column.top, gpu),
-        )
-        for column in ROWS
-    }
-
-
 def fleet_rows(view: View, most: int) -> int:
     """The number of useful rows; 0 for a few GPUs, because each of them has a line in the
     header."""
@@ -189,13 +153,13 @@ def all_fleet_rows(view: View) -> int:
 
 def _columns(view: View, gpus: list[str]) -> list[DeviceColumn]:
     """The rows for these GPUs. Rows of which fewer than half of the GPUs have a value come last."""
-    activity, link = for_devices(view, SM, gpus), link_column(view, gpus)
+    activity, link = for_devices(view, device_columns.SM, gpus), link_column(view, gpus)
     common: list[DeviceColumn] = [activity]
     rare: list[DeviceColumn] = []
     for column in ROWS:
-        if column in (SM, activity) or (column in LINKS and column is not link):
+        if column in (device_columns.SM, activity) or (column in LINKS and column is not link):
             continue
-        count = sum(_keys(gpu)[column.title][0] in view.latest for gpu in gpus)
+        count = sum(series_key(column.metric, gpu) in view.latest for gpu in gpus)
         if count or column not in OPTIONAL:
             (rare if count and 2 * count < len(gpus) else common).append(column)
     return [*common, *rare]
@@ -223,22 +187,18 @@ def _gpus(view: View) -> list[str]:
 
 def _read(view: View, gpus: list[str], column: DeviceColumn) -> _Reading:
     """The values of a row."""
-    latest, lost = view.latest, view.lost
     unit = CATALOGUE[column.metric].unit
     name, size = _UNITS.get(unit, (unit, 1.0))
     reading = _Reading(column, name, [], [], [])
-    both = column is SM_OR_UTILIZATION
     for gpu in gpus:
-        key, other, top = _keys(gpu)[of_device(view, column, gpu).title if both else column.title]
-        value, beside = latest.get(key), latest.get(other) if other else 0.0
-        # the sum is not known where one direction is not
-        value = None if value is None or beside is None else value + beside
-        if gpu in lost or value is None or not math.isfinite(value):
-            reading.cells.append(_Cell(_LOST if gpu in lost else _MISSING, 0.0))
+        newest = read(view, column, gpu)
+        value = newest.total
+        if gpu in view.lost or value is None or not math.isfinite(value):
+            reading.cells.append(_Cell(_LOST if gpu in view.lost else _MISSING, 0.0))
         elif silent_s(view, gpu):
             reading.cells.append(_Cell(_OLD, value / size))
         else:
-            full = latest.get(top, column.full)
+            full = newest.top or 0.0
             share = value / full if full > 0 else 0.0
             reading.cells.append(_Cell(max(0.0, share), value / size, column.hot and share >= 1))
             reading.values.append(value / size)

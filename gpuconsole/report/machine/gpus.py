@@ -30,7 +30,6 @@ from gpuconsole.report.machine.columns import (
     ColumnReading,
     History,
     activity_column,
-    both_ways,
     cell,
     for_devices,
     has_two_measures,
@@ -110,7 +109,7 @@ def _value_of(
 ) -> Callable[[Device], float | None]:
     """The value of a GPU in the column of this title."""
     column = next((column.device for column in columns if column.device.title == title), None)
-    return lambda gpu: None if column is None else _sum(view, column, gpu.id)
+    return lambda gpu: None if column is None else read(view, column, gpu.id).total
 
 
 def order_in_words(choice: GpuChoice) -> str:
@@ -136,12 +135,6 @@ class GpuColumn(NamedTuple):
     rank: int
     head: str
     align: str = ">"
-
-
-def _sum(view: View, column: DeviceColumn, gpu: str) -> float | None:
-    """The value of a column; of a link the sum of both directions."""
-    reading = read(view, column, gpu)
-    return both_ways(reading) if column.ways else reading.value
 
 
 _ACTIVITY = GpuColumn(device_columns.SM, 1, "SM")
@@ -835,7 +828,5 @@ def _past(history: History, column: DeviceColumn, gpu: str, cells: int) -> list[
     if not column.ways:
         return values
     others = history(series_key(column.beside, gpu), cells)
-    return [
-        both_ways(ColumnReading(first, second, None))
-        for first, second in zip(values, others, strict=True)
-    ]
+    pairs = zip(values, others, strict=True)
+    return [ColumnReading(first, second, None, True).total for first, second in pairs]

@@ -71,7 +71,7 @@ def kind_in_words(job: Job) -> str:
     if job.kind == "gpuconsole":
         return f"gpuconsole {job.console}"
     name = job.title if job.kind in ("server", "launcher") else job.kind
-    return f"{name} :{job.port}" if job.port else name
+    return f"{name} :{job.listener.port}" if job.listener else name
 
 
 def command_of(job: Job) -> str:
@@ -87,20 +87,20 @@ def command_of(job: Job) -> str:
 
 def watch_command(job: Job) -> str:
     """What watches the server of a job, to be copied; empty where its port is not known."""
-    return f"gpuconsole watch http://127.0.0.1:{job.port}" if job.port else ""
+    return f"gpuconsole watch {job.address}" if job.address else ""
 
 
 def what_next(job: Job) -> str:
     """What shows more of a job, in a sentence or two."""
     own = "gpuconsole run -- COMMAND in place of COMMAND shows where the time of its steps goes."
     match job.kind:
-        case "server" if not job.port:
+        case "server" if not job.listener:
             return (
                 f"Its port is n/a: {job.why_no_port}. gpuconsole watch http://HOST:PORT shows what"
                 " limits it."
             )
         case "server":
-            return f"What limits it: {watch_command(job)} (y copies this command)."
+            return f"Enter watches what limits it, as {watch_command(job)} (y copies it)."
         case "listens":
             return f"If it is a model server: {watch_command(job)} (y copies this command)."
         case "gpuconsole":

@@ -17,7 +17,7 @@ from gpuconsole.report.cells import Row, Segment, blank, fit, line, spans, wrap
 from gpuconsole.report.page import Lines, heading, labelled, paragraph, text_lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import MUCH_MEMORY, unreadable
+from gpuconsole.session.gpu_state import MUCH_MEMORY, is_work_stuck, unreadable
 from gpuconsole.session.idle import BUSY_RATIO, UTILIZATION
 from gpuconsole.session.jobs import starters_of
 from gpuconsole.session.machine import parent as whole_of
@@ -210,16 +210,12 @@ def _user(process: Process, wall: float | None) -> str:
     return plain(process.user[:64]) or (units.NA if process.uid is None else str(process.uid))
 
 
-def _memory(process: Process, wall: float | None) -> str:
-    return units.NA if process.memory_bytes is None else units.size_bytes(process.memory_bytes)
+def _size(count: int | None) -> str:
+    return units.NA if count is None else units.size_bytes(count)
 
 
-def _host_memory(process: Process, wall: float | None) -> str:
-    return (
-        units.NA
-        if process.host_memory_bytes is None
-        else units.size_bytes(process.host_memory_bytes)
-    )
+def _memory(process: Process, wall: float | None = None) -> str:
+    return _size(process.memory_bytes)
 
 
 def _memory_of_all(entry: ProcessEntry) -> str:
@@ -245,51 +241,24 @@ def _percent(ratio: float | None) -> str:
 
 
 _COLUMNS = (
-    _ProcessColumn("device", "device", 6, "<", (0, 5), lambda process, wall: plain(process.device)),
-    _ProcessColumn(
-        "pid",
-        "pid",
-        7,
-        ">",
-        (0, 6),
-        lambda process, wall: str(process.pid),
-        lambda entry: str(entry.pid),
-    ),
+    _ProcessColumn("device", "device", 6, "<", (0, 5), lambda process, _: plain(process.device)),
+    _ProcessColumn("pid", "pid", 7, ">", (0, 6), lambda process, _: str(process.pid),
+                   lambda entry: str(entry.pid)),
     _ProcessColumn("user", "user", USER_CELLS, "<", (0, 4), _user),
-    _ProcessColumn("kind", "kind", 8, "<", (0, 1), lambda process, wall: plain(process.kind[:16])),
-    _ProcessColumn(
-        "kind", "K", 1, "<", (1, 3), lambda process, wall: plain(process.kind[:1].upper())
-    ),
-    _ProcessColumn("sm", "SM %", 5, ">", (0, 5), lambda process, wall: _percent(process.sm_ratio)),
-    _ProcessColumn(
-        "memory time",
-        "mem rw",
-        6,
-        ">",
-        (0, 2),
-        lambda process, wall: _percent(process.memory_time_ratio),
-    ),
+    _ProcessColumn("kind", "kind", 8, "<", (0, 1), lambda process, _: plain(process.kind[:16])),
+    _ProcessColumn("kind", "K", 1, "<", (1, 3), lambda process, _: plain(process.kind[:1].upper())),
+    _ProcessColumn("sm", "SM %", 5, ">", (0, 5), lambda process, _: _percent(process.sm_ratio)),
+    _ProcessColumn("memory time", "mem rw", 6, ">", (0, 2),
+                   lambda process, _: _percent(process.memory_time_ratio)),
     _ProcessColumn("memory", "memory", 8, ">", (0, 6), _memory, _memory_of_all),
-    _ProcessColumn(
-        "cpu",
-        "CPU %",
-        6,
-        ">",
-        (0, 4),
-        lambda process, wall: _percent(process.cpu_ratio),
-        _cpu_of_all,
-    ),
-    _ProcessColumn("host memory", "RSS", 8, ">", (0, 2), _host_memory),
+    _ProcessColumn("cpu", "CPU %", 6, ">", (0, 4), lambda process, _: _percent(process.cpu_ratio),
+                   _cpu_of_all),
+    _ProcessColumn("host memory", "RSS", 8, ">", (0, 2),
+                   lambda process, _: _size(process.host_memory_bytes)),
     _ProcessColumn("age", "age", 6, ">", (0, 3), _age),
-    _ProcessColumn(
-        "container",
-        "container",
-        12,
-        "<",
-        (0, 2),
-        lambda process, wall: plain(process.container[:64]),
-    ),
-)
+    _ProcessColumn("container", "container", 12, "<", (0, 2),
+                   lambda process, _: plain(process.container[:64])),
+)  # fmt: skip
 
 
 class _ProcessLayout(NamedTuple):
@@ -314,7 +283,7 @@ def _layout(
     listed = [entry.process for entry in entries if entry.process is not None]
     longest = {
         "pid": max((len(str(process.pid)) for process in listed), default=0),
-        "memory": max((len(_memory(process, None)) for process in listed), default=0),
+        "memory": max((len(_memory(process)) for process in listed), default=0),
         "device": max([6, *(len(device.id) for device in view.devices if device.is_gpu)]),
     }
     filled = [
@@ -535,7 +504,8 @@ def _is_used(view: View, device: str) -> bool | None:
         view.latest[key] for name in UTILIZATION if (key := series_key(name, device)) in view.latest
     ]
     used = view.latest.get(series_key("gpu.hbm_used_bytes", device))
-    if any(share > BUSY_RATIO for share in shares) or (used or 0.0) > MUCH_MEMORY:
+    works = any(share > BUSY_RATIO for share in shares) and not is_work_stuck(view, device)
+    if works or (used or 0.0) > MUCH_MEMORY:
         return True
     return None if not shares else False
 

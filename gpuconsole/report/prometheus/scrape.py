@@ -95,7 +95,7 @@ def scrape(state: SessionState, t: float) -> Scrape:
         lost=dict(state.lost),
         unreadable=unreadable_gpus(state, now),
         states=states_now(state, now),
-        last_xid=dict(state.last_xid),
+        last_xid={gpu: [*times][-1] for gpu, times in state.xid_times.items()},
         ages_s=ages,
         sources={
             name: (stuck_s(source, t), source.period_s) for name, source in state.sources.items()

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import combinations, takewhile
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -512,18 +512,27 @@ _MAX_GPUS = 128
 """No machine has more GPUs, and the number of pairs grows with the square."""
 
 
-def links_between(gpus: list[Gpu]) -> list[Link]:
+class LinkEnds(NamedTuple):
+    """The PCI address of a GPU, and the number of its NVLinks to each address, or to a switch."""
+
+    place: str
+    ends: Counter[str]
+
+
+def link_ends(gpu: Gpu) -> LinkEnds:
+    return LinkEnds(pci_address(gpu.handle), _nvlink_ends(gpu))
+
+
+def links_between(gpus: list[Gpu], known: Mapping[str, LinkEnds]) -> list[Link]:
     """The best path of each pair: NVLink if present, otherwise PCIe. A pair that the driver does
     not report is left out."""
     if len(gpus) > _MAX_GPUS:
         return []
-    ends = {gpu.device.id: _nvlink_ends(gpu) for gpu in gpus}
-    places = {gpu.device.id: pci_address(gpu.handle) for gpu in gpus}
     links = []
     for gpu, other in combinations(gpus, 2):
         a, b = gpu.device.id, other.device.id
-        direct = ends[a][places[b]]
-        through_switch = min(ends[a][_SWITCH], ends[b][_SWITCH])
+        direct = known[a].ends[known[b].place]
+        through_switch = min(known[a].ends[_SWITCH], known[b].ends[_SWITCH])
         nvlinks = max(direct, through_switch)
         if nvlinks:
             links.append(Link(a, b, f"NV{nvlinks}"))
@@ -535,7 +544,6 @@ def links_between(gpus: list[Gpu]) -> list[Link]:
 
 
 def _nvlink_ends(gpu: Gpu) -> Counter[str]:
-    """The number of the GPU's NVLinks to each PCI address, or to a switch."""
     ends: Counter[str] = Counter()
     for link in gpu.links_up():
         kind = fact("nvmlDeviceGetNvLinkRemoteDeviceType", gpu.handle, link)

@@ -8,7 +8,7 @@ from functools import partial
 
 from gpuconsole.model.machine import NO_GPU, Device, Link
 from gpuconsole.telemetry.nvml.calls import SlowCalls
-from gpuconsole.telemetry.nvml.gpu import links_between
+from gpuconsole.telemetry.nvml.gpu import Gpu, LinkEnds, link_ends, links_between
 from gpuconsole.telemetry.nvml.library import CallFailed, NoNvml, call, cuda_version, meter, start
 from gpuconsole.telemetry.nvml.processes import ProcessDetails
 from gpuconsole.telemetry.nvml.turns import take_turns
@@ -52,6 +52,9 @@ class NvmlSource:
         self._details = ProcessDetails()
         self._nvlinks: dict[str, int | None] = {}
         """The active NVLinks of each GPU when the links were looked for."""
+        self._ends: dict[str, LinkEnds] = {}
+        self._ends_found = False
+        """Whether `_ends` is new."""
         self._links: list[Link] = []
         self._links_found = False
         """Whether `_links` is new."""
@@ -156,23 +159,32 @@ class NvmlSource:
         return Processes(t, self._details.complete(processes), reasons)
 
     def _find_links(self) -> None:
-        """Look for the links between the GPUs again when the number of active NVLinks of a GPU has
-        changed: links become active after the driver. The links of a GPU that is not read now stay
-        as they are."""
+        """Ask a GPU where its NVLinks lead when the number of active ones has changed: links become
+        active after the driver. The links of a GPU that does not answer come when it has answered.
+        Those of a GPU that is not read now stay as they are."""
         gpus = {
             gpu.id: gpu.gpu
             for gpu in self._gpus
             if gpu.gpu is not None and not gpu.is_slow and not gpu.is_reading
         }
-        is_same = all(self._nvlinks.get(name, -1) == gpu.nvlinks for name, gpu in gpus.items())
+        changed = [gpu for name, gpu in gpus.items() if self._nvlinks.get(name, -1) != gpu.nvlinks]
+        is_same = not changed and not self._ends_found
         if is_same or (self._finder is not None and self._finder.is_alive()):
             return
-        self._nvlinks |= {name: gpu.nvlinks for name, gpu in gpus.items()}
+        self._nvlinks |= {gpu.device.id: gpu.nvlinks for gpu in changed}
+
+        def ask(gpu: Gpu) -> None:
+            meter.begin_turn("links")
+            self._ends[gpu.device.id] = link_ends(gpu)
+            self._ends_found = True
 
         def find() -> None:
+            take_turns([partial(ask, gpu) for gpu in changed], MAX_WAIT_S)
             meter.begin_turn("links")
-            kept = [link for link in self._links if not {link.a, link.b} <= gpus.keys()]
-            self._links = links_between(list(gpus.values())) + kept
+            self._ends_found = False
+            known = {name: gpu for name, gpu in gpus.items() if name in self._ends}
+            kept = [link for link in self._links if not {link.a, link.b} <= known.keys()]
+            self._links = links_between(list(known.values()), self._ends) + kept
             self._links_found = True
 
         self._finder = threading.Thread(target=find, name="links", daemon=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection
 from typing import Any
 
 from gpuconsole.model.machine import Device, Process
@@ -40,12 +41,13 @@ MAX_VITAL_CALL_S = 0.02
 LATE_S = 1.0
 """Seconds after which a call that has not returned is reported."""
 CHECK_S = 5.0
-MIN_AGAIN_S, MAX_AGAIN_S, MAX_LOOK_S = 10.0, 60.0, 600.0
+MIN_AGAIN_S, MAX_AGAIN_S, MAX_LOOK_S = 10.0, 20.0, 600.0
 """Seconds until the next attempt to ask a slow GPU for everything, or to find a lost GPU. The first
 attempt comes at once, the second after MIN_AGAIN_S. The time doubles with each attempt that fails,
 up to MAX_AGAIN_S for a slow GPU and MAX_LOOK_S for a lost one."""
 MAX_LIST_AGE_S = 10.0
 """The list of the processes of a slow GPU has its age from here on."""
+_VITAL = {metric for call in VITAL_CALLS for metric in call.metrics}
 _OPENING = "the driver has not opened this GPU yet"
 
 
@@ -194,7 +196,10 @@ class WatchedGpu:
                 self._slow_calls.forget(self.id)
                 self._again_t = now + self._again_s
                 self._wait_longer(MAX_AGAIN_S)
-            self.is_slow, self._why_slow = True, f"{name} takes {_duration(longest_s)}"
+            newly, self.is_slow = not self.is_slow, True
+            self._why_slow = f"{name} takes {_duration(longest_s)}"
+            if newly and self.loss is None:
+                self._keep_vital()
         elif not self.is_slow:
             self._why_slow = ""
             if self.gpu is not None and now >= self._again_t + MIN_AGAIN_S:
@@ -306,21 +311,41 @@ class WatchedGpu:
                 self._refused = failure
             return
         values = {name: value for name, value in values.items() if is_plausible(name, value)}
-        why = f"not asked for, because the driver is slow: {self._why_slow}"
-        missing = dict.fromkeys(GPU_METRICS, why) | {
-            name: str(failure) for name, failure in failures.items()
-        }
+        self._miss_all_but(values, {name: str(failure) for name, failure in failures.items()})
+        if not self._listed:
+            self.processes_missing = self._why_not_asked
+        elif (age_s := time.monotonic() - self._listed_t) > MAX_LIST_AGE_S:
+            self.processes_missing = f"listed {age_s:.0f} s ago, because the driver is slow"
+        self._readings.append(Sample(t, self.id, values))
+
+    @property
+    def _why_not_asked(self) -> str:
+        return f"not asked for, because the driver is slow: {self._why_slow}"
+
+    def _miss_all_but(self, known: Collection[str], failures: dict[str, str]) -> None:
+        """Set the reasons of a slow GPU, its slices and its links, but for the `known` metrics."""
+        why = self._why_not_asked
+        missing = dict.fromkeys(GPU_METRICS, why) | failures
         self._reasons = {
             device: dict.fromkeys(
                 (metric.name for metric in LINK_METRICS) if "/link:" in device else GPU_METRICS, why
             )
             for device in self._reasons
-        } | {self.id: {name: why for name, why in missing.items() if name not in values}}
-        if not self._listed:
-            self.processes_missing = why
-        elif (age_s := time.monotonic() - self._listed_t) > MAX_LIST_AGE_S:
-            self.processes_missing = f"listed {age_s:.0f} s ago, because the driver is slow"
-        self._readings.append(Sample(t, self.id, values))
+        } | {self.id: {name: why for name, why in missing.items() if name not in known}}
+
+    def _keep_vital(self) -> None:
+        """Withdraw the other values of a GPU at the end of the turn in which it has become slow.
+        Its next turn may take long, and nothing would say that they are old."""
+        self._readings = [
+            Sample(
+                reading.t,
+                self.id,
+                {name: reading.values[name] for name in reading.values.keys() & _VITAL},
+            )
+            for reading in self._readings
+            if isinstance(reading, Sample) and reading.device == self.id
+        ]
+        self._miss_all_but(_VITAL, {})
 
     def _list_processes(self, gpu: Gpu) -> None:
         slices = {

@@ -269,5 +269,12 @@ class JobsScreen(ListScreen):
         self.action_open_job()
 
     def action_open_job(self) -> None:
-        if (job := self._selected()) is not None:
+        if (job := self._selected()) is None:
+            return
+        view = self._view
+        runs = view.run is not None and view.closed_s is None
+        if job.kind == "server" and job.address and not runs:
+            self.dismiss()
+            self.actions.start(job.address)
+        else:
             self.actions.open_processes(job=job.pid)
