@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import CATALOGUE, FIELDS, DcgmField
 from gpuconsole.telemetry.source import Readings, Reasons
-from gpuconsole.wire.events import Sample
+from gpuconsole.wire.readings import Sample
 
 TIMEOUT_S = 1.0
 SOCKET_S = 5.0
@@ -78,9 +78,10 @@ class DcgmSource:
         """An empty list, because another source reports the GPUs."""
         return self._gpus
 
-    def prime(self) -> None:
+    def prime(self) -> Readings:
         """Send the first request without waiting. The first `read` receives the answer."""
         self._scrape = _Scrape(self._url)
+        return []
 
     def read(self, t: float) -> Readings:
         try:

@@ -16,7 +16,7 @@ import psutil
 
 from gpuconsole.model.machine import Device
 from gpuconsole.telemetry.source import Readings, Reasons
-from gpuconsole.wire.events import Sample
+from gpuconsole.wire.readings import Sample
 
 # --- the host as a source -------------------------------------------------------------------------
 
@@ -58,10 +58,11 @@ class HostSource:
     def devices(self) -> list[Device]:
         return [self._device]
 
-    def prime(self) -> None:
+    def prime(self) -> Readings:
         psutil.cpu_percent(percpu=True)  # psutil stores the first reading
         self._counters, self._reasons = _cumulative()
         self._read_at = time.monotonic()
+        return []
 
     def read(self, t: float) -> Readings:
         cores = [percent / 100 for percent in psutil.cpu_percent(percpu=True)]
