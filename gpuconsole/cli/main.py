@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if not argv and skeleton.fits():  # an empty command line has no mistakes
                 skeleton.paint(overview=True)
+                _import_asyncio()
             return _run(argv)
         except OSError as error:  # the result cannot be written; other files have their own lines
             if error.errno not in UNWRITABLE:
@@ -64,6 +65,16 @@ def _run(argv: list[str]) -> int:
     except CommandFailed as error:
         problem(str(error))
         return FAILED
+
+
+def _import_asyncio() -> None:
+    """Import asyncio without TLS, which the console does not use: OpenSSL takes 4 MB. Other modules
+    can import `ssl` later."""
+    if "asyncio" not in sys.modules and "ssl" not in sys.modules:
+        sys.modules["ssl"] = None  # type: ignore[assignment]
+        import asyncio as asyncio
+
+        del sys.modules["ssl"]
 
 
 def _prepare_streams() -> None:

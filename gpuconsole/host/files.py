@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -192,7 +191,7 @@ def _temporary_file(target: Path) -> tuple[Path, int]:
     """Create a file in the folder of `target`, with the permissions of the umask. Return the path
     and the descriptor of the file."""
     while True:
-        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        path = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         with contextlib.suppress(FileExistsError):
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 

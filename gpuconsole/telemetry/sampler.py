@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
+
+if __name__ == "__main__":
+    # msgspec takes it where it is installed, and with it `inspect` and `ast`: 2 MB.
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
 
 import msgspec
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import Protocol
 
 from gpuconsole.model.machine import Device
@@ -231,7 +230,8 @@ class Poller(threading.Thread):
 
         A single slow round does not stretch the period. The period is at most `MAX_S`.
         """
-        typical_s = median(self._took) if len(self._took) >= MIN_READS else 0.0
+        took = sorted(self._took)
+        typical_s = took[len(took) // 2] if len(took) >= MIN_READS else 0.0
         return max(self._interval_s, min(MAX_S, typical_s / MAX_BUSY_SHARE))
 
     def state(self) -> SourceState:

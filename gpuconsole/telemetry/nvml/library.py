@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from functools import cache
-from statistics import median
 from typing import Any
 
 import pynvml
@@ -173,7 +172,7 @@ class Meter:
         """The median of the last few durations of a call about a GPU, in seconds, so that one slow
         call does not count. 0: no call has been slow."""
         recent = self._recent.get((parent_of(device), name))
-        return median(recent.copy()) if recent else 0.0
+        return sorted(recent.copy())[len(recent) // 2] if recent else 0.0
 
     def under_way(self, device: str = "") -> tuple[str, float]:
         """Return the call of a GPU, or of the whole machine, that has not returned yet, and when it
