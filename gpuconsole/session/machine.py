@@ -58,6 +58,7 @@ class Readings:
         self.reported: dict[str, dict[str, float]] = {}
         """The time of the last report, by device and then by reader."""
         self._history = history
+        self._only_recent = True
         self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
 
     def add_sample(self, event: Sample, at: float) -> None:
@@ -93,7 +94,9 @@ class Readings:
             keep = self._history and CATALOGUE[metric].history
             entry = of_device[metric] = (
                 key,
-                self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None,
+                self.series.setdefault(key, Series(CATALOGUE[metric].source, self._only_recent))
+                if keep
+                else None,
             )
         key, series = entry
         if not math.isfinite(value):
@@ -108,6 +111,13 @@ class Readings:
             self.note_report(device, reader, at)
         elif self.readers:
             self.readers.pop(key, None)
+
+    def keep_all(self) -> None:
+        """Keep the whole history from now on: a run has a snapshot, rules and charts that read it.
+        Without a run, the screen shows the last minutes."""
+        self._only_recent = False
+        for series in self.series.values():
+            series.only_recent = False
 
     def values(self, device: str) -> Iterator[tuple[str, str, float]]:
         """Metric, series key and newest value of everything that `device` reports."""
