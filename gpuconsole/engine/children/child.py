@@ -22,6 +22,7 @@ from gpuconsole.wire.events import AnyEvent, Command, Note, decode_event, encode
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of the longest line that is accepted."""
+CHUNK = 1 << 16
 LAST_WORDS = 40
 """Lines of a child's output that are kept."""
 LAST_WORDS_CHARS = 10_000
@@ -155,20 +156,30 @@ class Child:
     async def _read_events(
         self, reader: asyncio.StreamReader, on_event: Callable[[AnyEvent], None] | None = None
     ) -> None:
-        while line := await _line(reader):
-            try:
-                event = decode_event(line)
-            except (msgspec.DecodeError, RecursionError):
-                self.last_words.append(f"not understood on the wire: {line[:200]!r}")
-                continue
-            try:
-                (on_event or self._on_event)(event)
-            except Exception as problem:  # one message must not end the reading of the others
-                where = traceback.extract_tb(problem.__traceback__)[-1]
-                text = f"{type(problem).__name__} at {where.name}:{where.lineno}: {problem}"
-                if text not in self.last_words:
-                    self.last_words.append(text)
-                    self._on_event(Note(event.t, f"a message was left out: {text}", "error"))
+        """Read until the end, or until a line is too long."""
+        rest = bytearray()
+        with contextlib.suppress(OSError):
+            while len(rest) <= LINE_LIMIT and (chunk := await reader.read(CHUNK)):
+                rest += chunk
+                if b"\n" in chunk:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        self._take_line(line, on_event or self._on_event)
+
+    def _take_line(self, line: bytes, on_event: Callable[[AnyEvent], None]) -> None:
+        try:
+            event = decode_event(line)
+        except (msgspec.DecodeError, RecursionError):
+            self.last_words.append(f"not understood on the wire: {bytes(line[:200])!r}")
+            return
+        try:
+            on_event(event)
+        except Exception as problem:  # one message must not end the reading of the others
+            where = traceback.extract_tb(problem.__traceback__)[-1]
+            text = f"{type(problem).__name__} at {where.name}:{where.lineno}: {problem}"
+            if text not in self.last_words:
+                self.last_words.append(text)
+                self._on_event(Note(event.t, f"a message was left out: {text}", "error"))
 
     async def _read_output(self) -> None:
         assert self._output is not None
@@ -208,15 +219,6 @@ class EndProtocol(asyncio.subprocess.SubprocessStreamProtocol):
     def process_exited(self) -> None:
         super().process_exited()
         self._ended.set()
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty at the end, also where the end is in the middle of a line or the line is
-    too long."""
-    try:
-        return await read_line(reader, LINE_LIMIT)
-    except (OSError, ValueError):
-        return b""
 
 
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:

@@ -131,12 +131,17 @@ class Meter:
 
     @device.setter
     def device(self, device: str) -> None:
-        self._thread.device = device
+        self._thread.device, self._thread.gpu = device, parent_of(device)
+
+    @property
+    def _gpu(self) -> str:
+        """The GPU of `device`."""
+        return getattr(self._thread, "gpu", "")
 
     def begin_turn(self, device: str, limit_s: float = math.inf) -> None:
         """Forget the longest call of a GPU, and let this thread's calls count for the GPU. Calls
         that this thread begins after `limit_s` seconds fail at once."""
-        self._thread.device = device
+        self.device = device
         self._thread.limit = time.monotonic() + limit_s
         self._longest.pop(device, None)
 
@@ -149,12 +154,12 @@ class Meter:
         if self.is_over():
             raise CallFailed(-1, TOO_LATE)
         now = time.monotonic()
-        self._under_way[threading.get_ident()] = (parent_of(self.device), name, now)
+        self._under_way[threading.get_ident()] = (self._gpu, name, now)
         self.calls += 1
         return now
 
     def end(self, name: str, began: float) -> None:
-        took_s, gpu = time.monotonic() - began, parent_of(self.device)
+        took_s, gpu = time.monotonic() - began, self._gpu
         self._under_way.pop(threading.get_ident(), None)
         if took_s > self._longest.get(gpu, (0.0, ""))[0]:
             self._longest[gpu] = (took_s, name)
