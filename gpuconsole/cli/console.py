@@ -60,7 +60,9 @@ def open_console(
     serve_address(args)  # bad usage is reported before the screen is painted
     use_own_keys()
     show_first_picture()
-    engine = live_engine(args, early_sampler(interval(args), dcgm(args)))
+    is_painted = skeleton.painted()
+    sampler = early_sampler(interval(args), dcgm(args)) if is_painted else None
+    engine = live_engine(args, sampler)
     feed = log_to(args, engine)
     if getattr(args, "control", False):
         _open_control(engine, getattr(args, "output", None))
@@ -86,7 +88,7 @@ def open_console(
         # Objects that are loaded by then stay. Without gc.freeze, each full collection would scan
         # them for tens of milliseconds.
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
-        if scenario is None and not command:
+        if is_painted and scenario is None and not command:
             await show_first_figures(engine)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         with screen_colors():

@@ -164,13 +164,13 @@ class Child:
                 if b"\n" in chunk:
                     *lines, rest = rest.split(b"\n")
                     for line in lines:
-                        self._take_line(line, on_event or self._on_event)
+                        self._take_line(bytes(line), on_event or self._on_event)
 
     def _take_line(self, line: bytes, on_event: Callable[[AnyEvent], None]) -> None:
         try:
             event = decode_event(line)
         except (msgspec.DecodeError, RecursionError):
-            self.last_words.append(f"not understood on the wire: {bytes(line[:200])!r}")
+            self.last_words.append(f"not understood on the wire: {line[:200]!r}")
             return
         try:
             on_event(event)
