@@ -204,7 +204,7 @@ async def show_first_figures(engine: LiveSession) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(came.wait(), FIRST_FIGURES_S)
     engine.listeners.remove(look)
-    if came.is_set():
+    if came.is_set() and any(device.is_gpu for device in engine.state.devices):
         with contextlib.suppress(OSError):  # the terminal has gone
             skeleton.show(paint_first_figures(engine, *skeleton.size()))
 

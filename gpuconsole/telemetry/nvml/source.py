@@ -18,6 +18,7 @@ from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
 from gpuconsole.wire.readings import DeviceLost, Processes, SourceState, Topology
 
 PROCESSES_S = 2.0
+NOT_LISTED = "the processes have not been listed yet"
 
 
 class NvmlSource:
@@ -68,7 +69,10 @@ class NvmlSource:
     def prime(self) -> Readings:
         t = time.monotonic()
         take_turns([partial(gpu.prime, t) for gpu in self._gpus if not gpu.is_reading], MAX_WAIT_S)
-        return self.collect()
+        readings = self.collect()
+        if not self._brief:  # the list itself comes with the first round
+            readings.append(Processes(t, [], {gpu.id: NOT_LISTED for gpu in self._gpus}))
+        return readings
 
     def read(self, t: float) -> Readings:
         """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes
