@@ -3,6 +3,7 @@ that it and its children use."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -88,7 +89,8 @@ class Program:
         trace: TracebackType | None,
     ) -> None:
         for process in family(self.process.pid):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # its parent has ended it
+                process.kill()
         self.process.wait()
         os.close(self._master)
 
@@ -219,6 +221,17 @@ def rss_bytes(processes: Sequence[psutil.Process]) -> int:
     for process in processes:
         try:
             total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def pss_bytes(processes: Sequence[psutil.Process]) -> int:
+    """The memory of `processes`, in which memory that several processes share counts once."""
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss
         except psutil.NoSuchProcess:
             continue
     return total

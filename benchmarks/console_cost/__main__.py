@@ -7,7 +7,8 @@ moving values, 1 s refresh, 120x40, in a pty.
 
 Every round runs each program once, so that drift affects all programs. Measured for each program:
 CPU share of one core (all its processes), bytes per second to the terminal, seconds to the first
-frame with a GPU, memory, driver calls per second, seconds to quit on `q` (gpustat: Ctrl-C).
+figure of a GPU (of other programs: to the first frame with a GPU), memory, driver calls per second,
+seconds to quit on `q` (gpustat: Ctrl-C).
 gpuconsole only watches; its spare worker for a first run is reported separately. The time of the
 fake driver counts for the program that calls it. Programs that are not installed are left out.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.console_cost.install import install_debian, install_python
 from benchmarks.console_cost.measure import SETTLE_S, Died, Job, Row, measure
-from benchmarks.console_cost.peers import FORMER, NAMES, OWN, PEERS
+from benchmarks.console_cost.peers import FORMER, NAMES, OWN, OWN_FIGURE, PEERS
 from benchmarks.console_cost.targets import judge
 from benchmarks.fake_box import FakeBox, build_driver
 from benchmarks.machine import keep
@@ -33,8 +34,10 @@ PEERS_FOLDER = Path.home() / ".cache" / "gpuconsole-peers"
 COLUMNS = (
     ("cpu_percent", "CPU %", "{:.1f}"),
     ("bytes_per_s", "B/s", "{:.0f}"),
-    ("first_frame_s", "first frame s", "{:.2f}"),
+    ("first_figure_s", "first figure s", "{:.2f}"),
+    ("first_figure_cpu_s", "CPU s until then", "{:.2f}"),
     ("tree_rss_mb", "RSS MB", "{:.0f}"),
+    ("tree_pss_mb", "PSS MB", "{:.0f}"),
     ("calls_per_s", "NVML calls/s", "{:.0f}"),
     ("quits_in_s", "quits in s", "{:.2f}"),
 )
@@ -55,7 +58,7 @@ def jobs(names: Sequence[str], folder: Path, driver: Path, former: Path | None) 
     """The programs to measure. Prints the programs that are missing."""
     checkouts = {OWN: Path.cwd(), FORMER: former}
     found = [
-        Job(name, own_command(), checkout=checkout)
+        Job(name, own_command(), checkout=checkout, figure=OWN_FIGURE)
         for name, checkout in checkouts.items()
         if name in names and checkout
     ]

@@ -11,7 +11,7 @@ import psutil
 from benchmarks.console_cost.peers import write_settings
 from benchmarks.fake_box import FakeBox, clean_environment
 from benchmarks.own_program import own_environment, roles, to_main_screen, wait_for_idle_worker
-from benchmarks.pty_program import Program, cpu_s, family, rss_bytes
+from benchmarks.pty_program import Program, cpu_s, family, pss_bytes, rss_bytes
 
 FIRST_FRAME_S = 60.0
 SETTLE_S = 4.0
@@ -26,14 +26,16 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start. Its screen contains `shows` as soon as it shows a GPU. `checkout`: that
-    of a gpuconsole; None: another program."""
+    """A program to start. Its screen contains `shows` as soon as it shows a GPU, and `figure` as
+    soon as it shows the memory of one; without it, `shows`. `checkout`: that of a gpuconsole; None:
+    another program."""
 
     name: str
     command: list[str]
     shows: str = "H200"
     quits_on: bytes = b"q"
     checkout: Path | None = None
+    figure: str = ""
 
 
 def measure(
@@ -51,8 +53,10 @@ def measure(
     others = {**box.environment(), **clean_environment(folder)}
     environment = own_environment(box, folder, job.checkout) if job.checkout else others
     with Program(job.command, environment=environment, cwd=folder) as program:
-        if not program.read_until_shown(job.shows, FIRST_FRAME_S):
+        figure = job.figure or job.shows
+        if not program.read_until_shown(figure, FIRST_FRAME_S):
             raise Died(_last_words(program))
+        first_cpu_s = cpu_s(family(program.process.pid))
         if job.checkout and not to_main_screen(program):
             raise Died("the main screen never came")
         program.read_for(settle_s)
@@ -66,6 +70,8 @@ def measure(
         program.press(job.quits_on)
         row["quits_in_s"] = program.wait_end(QUIT_S) or float("nan")
     row["first_frame_s"] = program.first_shown(job.shows) or float("nan")
+    row["first_figure_s"] = program.first_shown(figure) or float("nan")
+    row["first_figure_cpu_s"] = first_cpu_s
     return row
 
 
@@ -88,6 +94,9 @@ def window(program: Program, box: FakeBox, seconds: float) -> Row:
         row[f"{name}_rss_mb"] = rss_bytes(processes) / 1e6
     row["cpu_percent"] = sum(row[f"{name}_cpu_percent"] for name in after if name != "worker")
     row["tree_rss_mb"] = sum(row[f"{name}_rss_mb"] for name in after if name != "worker")
+    row["tree_pss_mb"] = sum(
+        pss_bytes(processes) / 1e6 for name, processes in after.items() if name != "worker"
+    )
     row["bytes_per_s"] = (program.bytes - sent) / span
     row["calls_per_s"] = (box.calls() - calls) / span
     return row

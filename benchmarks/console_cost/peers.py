@@ -10,6 +10,7 @@ from benchmarks.console_cost.install import DEBIAN, debian_command
 
 OWN, FORMER = "gpuconsole", "former"
 """This gpuconsole, and an earlier one in a checkout of its own."""
+OWN_FIGURE = r"\d/\d+(\.\d+)? GiB"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import importlib
 import signal
@@ -15,15 +16,19 @@ from gpuconsole.cli.exits import FAILED, OK
 from gpuconsole.cli.options import UsageError
 from gpuconsole.cli.output import print_note, problem, screen_colors
 from gpuconsole.cli.session import live_engine, log_to
-from gpuconsole.cli.values import eco, interval, serve_address, theme, writable
+from gpuconsole.cli.values import dcgm, eco, interval, serve_address, theme, writable
+from gpuconsole.engine.children.early import early_sampler
 from gpuconsole.host.settings import settings
 from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.tui import skeleton
 from gpuconsole.tui.terminal import why_no_screen, why_no_terminal
 
 SETTLED_S = 4.0
+FIRST_FIGURES_S = 0.1
+"""Seconds that the imports of the screen wait for the first figures of the GPUs."""
 if TYPE_CHECKING:
     from gpuconsole.experiments.session import LiveSession
+    from gpuconsole.wire.events import AnyEvent
 
 WITHOUT = "gpuconsole run SCENARIO --headless"
 
@@ -55,7 +60,9 @@ def open_console(
     serve_address(args)  # bad usage is reported before the screen is painted
     use_own_keys()
     show_first_picture()
-    engine = live_engine(args)
+    is_painted = skeleton.painted()
+    sampler = early_sampler(interval(args), dcgm(args)) if is_painted else None
+    engine = live_engine(args, sampler)
     feed = log_to(args, engine)
     if getattr(args, "control", False):
         _open_control(engine, getattr(args, "output", None))
@@ -81,6 +88,8 @@ def open_console(
         # Objects that are loaded by then stay. Without gc.freeze, each full collection would scan
         # them for tens of milliseconds.
         asyncio.get_running_loop().call_later(SETTLED_S, gc.freeze)
+        if is_painted and scenario is None and not command:
+            await show_first_figures(engine)
         app = await asyncio.to_thread(importlib.import_module, "gpuconsole.tui.app")
         with screen_colors():
             console = app.ConsoleApp(
@@ -176,6 +185,28 @@ async def open_checked(engine: LiveSession) -> None:
     """Open the engine. Raises SessionError if the requested device does not exist."""
     await engine.open()
     engine.device()
+
+
+async def show_first_figures(engine: LiveSession) -> None:
+    """Draw the GPUs as soon as all of them have a figure, at the latest after FIRST_FIGURES_S: the
+    screen itself takes longer."""
+    from gpuconsole.tui.first import paint_first_figures
+
+    came = asyncio.Event()
+
+    def look(event: AnyEvent) -> None:
+        state = engine.state
+        gpus = {device.id for device in state.devices if device.is_gpu}
+        if gpus <= state.readings.reported.keys() and state.devices:
+            came.set()
+
+    engine.listeners.append(look)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(came.wait(), FIRST_FIGURES_S)
+    engine.listeners.remove(look)
+    if came.is_set() and any(device.is_gpu for device in engine.state.devices):
+        with contextlib.suppress(OSError):  # the terminal has gone
+            skeleton.show(paint_first_figures(engine, *skeleton.size()))
 
 
 def show_first_picture() -> None:

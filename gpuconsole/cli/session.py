@@ -19,6 +19,7 @@ from gpuconsole.cli.scenario import launch_of, server_options
 from gpuconsole.cli.values import dcgm, device, interval, price_per_hour, serve_address, writable
 
 if TYPE_CHECKING:
+    from gpuconsole.engine.children.early import EarlyChild
     from gpuconsole.experiments.rate_watch import Keeps
     from gpuconsole.experiments.session import LiveSession
     from gpuconsole.report.trackers.choice import TrackerChoice
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def live_engine(args: argparse.Namespace) -> LiveSession:
-    """The engine, not yet opened; raises UsageError."""
+def live_engine(args: argparse.Namespace, sampler: EarlyChild | None = None) -> LiveSession:
+    """The engine, not yet opened; raises UsageError. `sampler`: see `Engine`."""
     # The console's first picture does not wait for these imports.
     from gpuconsole.engine.children.serving import ServingChoice
     from gpuconsole.experiments.session import LiveSession
@@ -50,6 +51,7 @@ def live_engine(args: argparse.Namespace) -> LiveSession:
         serving=ServingChoice(
             server_options(args), getattr(args, "slo", None), getattr(args, "bounds", None) or ()
         ),
+        sampler=sampler,
     )
     if getattr(args, "probe", False):
         engine.diagnosis.may_probe_jobs = True

@@ -90,7 +90,7 @@ class DiagnosisLoop:
         """Evaluate until cancelled. An exception is reported as a note, once for each run, and the
         loop goes on."""
         while True:
-            await asyncio.sleep(self._pause_s())
+            await asyncio.sleep(EVERY_S if self._state.record is None else self._pause_s())
             if self._lock.locked():
                 continue
             record, worker = self._state.record, self._worker()

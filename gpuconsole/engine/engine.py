@@ -16,6 +16,7 @@ import msgspec
 from gpuconsole import __version__
 from gpuconsole.engine import catalog
 from gpuconsole.engine.background import BackgroundTasks, watch_self
+from gpuconsole.engine.children.early import EarlyChild
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.pool import SPARE_S, WorkerPool
 from gpuconsole.engine.children.sampler import SamplerSupervisor
@@ -77,8 +78,10 @@ class Engine(StateReader):
         nodes: Launch | None = None,
         serving: ServingChoice | None = None,
         spare_s: float = SPARE_S,
+        sampler: EarlyChild | None = None,
     ) -> None:
         """`dcgm`: the address of a dcgm-exporter. `price_per_hour`: the price of the machine.
+        `sampler`: the first sampler, where it runs already.
 
         `nodes`: the rendezvous of processes on several machines. `serving`: the model server, and
         the latencies its requests must keep. `spare_s`: seconds for which an unused spare worker
@@ -106,7 +109,7 @@ class Engine(StateReader):
         self.diagnosis = DiagnosisLoop(self.state, self.emit, lambda: self.control.worker, lock)
         self.control.on_close.append(self.diagnosis.ended)
         self.services.append(self.diagnosis.run)
-        self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit)
+        self._sampler = SamplerSupervisor(interval_s, dcgm, self.emit, sampler)
         self._recorder = SessionRecorder()
         self.background = BackgroundTasks(self.emit)
         self._port_reader = PortReader()

@@ -9,7 +9,6 @@ RATIO` judges them too. A run is compared with all kept runs that differ in noth
 from __future__ import annotations
 
 import os
-import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -96,7 +95,7 @@ def keep_run(folder: Path, side: MeasuredRun) -> str:
     check_folder(place)
     try:
         new = write_snapshot(
-            side.alone, place / f"{side.run.started.replace(':', '-')}-{secrets.token_hex(4)}.json"
+            side.alone, place / f"{side.run.started.replace(':', '-')}-{os.urandom(4).hex()}.json"
         )
         # the clock may have been set back
         files = sorted(place.glob(FILE), key=lambda file: (file == new, file.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import os
 import signal
 import statistics
 import time
@@ -136,7 +136,7 @@ async def sweep_by_restarts(
     whose command fails has the error."""
     begun, starts = time.monotonic(), 0
     work: Work | None = None
-    sweep.order_seed = seed = secrets.randbits(32)
+    sweep.order_seed = seed = int.from_bytes(os.urandom(4))
     for order in rounds(len(commands), sweep.repeats, seed):
         for index, stretch in order:
             point = sweep.points[index]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gpuconsole.engine.background import BackgroundTasks
+from gpuconsole.engine.children.early import EarlyChild
 from gpuconsole.engine.children.pool import SPARE_S
 from gpuconsole.engine.children.serving import ServingChoice
 from gpuconsole.engine.children.torchrun import Launch
@@ -68,6 +69,7 @@ class LiveSession(Engine, SessionApi):
         nodes: Launch | None = None,
         serving: ServingChoice | None = None,
         spare_s: float = SPARE_S,
+        sampler: EarlyChild | None = None,
     ) -> None:
         """`keeps`: which runs become baselines. The other arguments are those of Engine."""
         super().__init__(
@@ -78,6 +80,7 @@ class LiveSession(Engine, SessionApi):
             nodes=nodes,
             serving=serving,
             spare_s=spare_s,
+            sampler=sampler,
         )
         self.baselines = BaselineWatch(self.state, self.emit, keeps, self.snapshot)
         self.control.on_open.append(self.baselines.begin)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -170,7 +170,7 @@ class Sweeper:
             repeats,
             clock,
         )
-        sweep.order_seed = seed = secrets.randbits(32)
+        sweep.order_seed = seed = int.from_bytes(os.urandom(4))
         work: Work | None = None
         for number, order in enumerate(rounds(len(points), repeats + 1, seed)):
             for index, stretch in order:

@@ -17,7 +17,6 @@ undecided, with the ratios on both clocks.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -286,6 +285,8 @@ def why_no_rate(side: MeasuredRun, live: bool = False) -> str:
 def keyed(title: str, parts: Iterable[str]) -> str:
     """A name for the work and the machine that `parts` describe: letters and digits of `title`, and
     a digest. A file name, and the key of a cache."""
+    import hashlib  # it loads OpenSSL, which the machine view does not need
+
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in title)
     short = "-".join(part for part in letters.split("-") if part)[:60]
     whole = chr(0).join(parts).encode(errors="surrogatepass")

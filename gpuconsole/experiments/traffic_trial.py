@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -53,7 +53,7 @@ class TrafficTrial:
         """`objective`: the latencies that the user wants kept."""
         assert record.serving is not None
         self._cap_s, self._objective = limits.traffic_cap_s, objective
-        seed = secrets.randbits(32) if trial.order_seed is None else trial.order_seed
+        seed = int.from_bytes(os.urandom(4)) if trial.order_seed is None else trial.order_seed
         trial = msgspec.structs.replace(
             trial, method="live traffic", order_seed=seed, limit_s=self._cap_s
         )

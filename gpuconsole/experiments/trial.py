@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import math
-import secrets
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -391,7 +391,7 @@ class _Measurement:
             and not plan.serving
             and "num_threads" not in trial.changes
         )
-        seed = secrets.randbits(32) if trial.order_seed is None else trial.order_seed
+        seed = int.from_bytes(os.urandom(4)) if trial.order_seed is None else trial.order_seed
         self._trial = msgspec.structs.replace(
             trial,
             method=sides.method,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import select
 import stat
 from collections.abc import Iterator
@@ -339,7 +338,7 @@ def _temporary_file(folder: int, name: str) -> tuple[str, int]:
     descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
-        partial = f".{name}.{secrets.token_hex(4)}"
+        partial = f".{name}.{os.urandom(4).hex()}"
         with contextlib.suppress(FileExistsError):
             return partial, os.open(partial, flags, 0o666, dir_fd=folder)
 

@@ -6,7 +6,7 @@ mean is the sum of the weights of its samples.
 A series holds `RAW` recent samples and `BUCKETS` means, about 10 KB. When the raw part is full, the
 series folds the older half into buckets. When the buckets are full, the series merges neighbouring
 buckets in pairs, so that each bucket covers twice the time. A week at 1 Hz therefore needs the same
-memory as a day.
+memory as a day. A series of which nobody reads more keeps the last `RECENT_S` seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import NamedTuple
 RAW = 256
 BUCKETS = 384
 FOLD = 8  # samples in a new bucket
+RECENT_S = 600.0
 
 
 class Weighed(NamedTuple):
@@ -43,10 +44,13 @@ class Series:
         "_t",
         "_v",
         "_w",
+        "only_recent",
         "source",
     )
 
-    def __init__(self, source: str = "") -> None:
+    def __init__(self, source: str = "", only_recent: bool = False) -> None:
+        """`only_recent`: forget what is older than RECENT_S, from now on."""
+        self.only_recent = only_recent
         self._t = array("d")
         self._v = array("d")
         self._w = array("f")
@@ -115,6 +119,9 @@ class Series:
             self._bucket_w.append(weight)
         self._older += cut
         del self._t[:cut], self._v[:cut], self._w[:cut]
+        if self.only_recent:
+            old = bisect_left(self._bucket_t, self._t[-1] - RECENT_S)
+            del self._bucket_t[:old], self._bucket_v[:old], self._bucket_w[:old]
         if len(self._bucket_t) > BUCKETS:
             self._merge_pairs()
 

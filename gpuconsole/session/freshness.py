@@ -111,10 +111,15 @@ def silent_devices(state: MachineState, now: float) -> dict[str, float]:
         for name, source in state.sources.items()
         if is_gpu_source(name) and source.stuck_s and name not in ages
     }
+    # most are fresh, or their GPU is: 64 GPUs have more than a thousand links
+    fresh = {device for device, age_s in ages.items() if age_s <= STALE_S}
     return {
         device: age_s
         for device, age_s in ages.items()
-        if age_s > stale_s(state, device) and not is_fresh(state, device, now)
+        if device not in fresh
+        and parent(device) not in fresh
+        and age_s > stale_s(state, device)
+        and not is_fresh(state, device, now)
     }
 
 

@@ -58,14 +58,17 @@ class Readings:
         self.reported: dict[str, dict[str, float]] = {}
         """The time of the last report, by device and then by reader."""
         self._history = history
+        self._only_recent = True
         self._by_device: dict[str, dict[str, tuple[str, Series | None]]] = {}
 
     def add_sample(self, event: Sample, at: float) -> None:
         reader = reader_of(event)
-        for metric, value in event.values.items():
-            self.add(metric, event.device, at, value, reader)
-            if event.sources or self.substitutes:
-                self._note_source(series_key(metric, event.device), event.sources.get(metric))
+        self._store(event.device, event.values, at)
+        if reader != USUAL or self.readers or event.sources or self.substitutes:
+            for metric in event.values:
+                key = series_key(metric, event.device)
+                self._note_reader(key, reader)
+                self._note_source(key, event.sources.get(metric))
         self.note_report(event.device, reader, at)
 
     def note_report(self, device: str, reader: str, at: float) -> None:
@@ -84,30 +87,45 @@ class Readings:
         """Store a value of a sample. `weight`: see `Series`. A value that is not finite, for
         example a loss of NaN, deletes the present value. Metrics that are not in the catalogue come
         from a newer program and are ignored."""
-        of_device = self._by_device.setdefault(device, {})
-        entry = of_device.get(metric)
-        if entry is None:
-            if metric not in CATALOGUE:
-                return
-            key = series_key(metric, device)
-            keep = self._history and CATALOGUE[metric].history
-            entry = of_device[metric] = (
-                key,
-                self.series.setdefault(key, Series(CATALOGUE[metric].source)) if keep else None,
-            )
-        key, series = entry
-        if not math.isfinite(value):
-            self.forget(key)
-            return
-        if series is not None:
-            series.add(at, value, weight)
-        self.latest[key] = value
-        self.sampled[key] = at
-        if reader != USUAL:
-            self.readers[key] = reader
+        self._store(device, {metric: value}, at, weight)
+        key = series_key(metric, device)
+        self._note_reader(key, reader)
+        if reader != USUAL and key in self.latest:
             self.note_report(device, reader, at)
-        elif self.readers:
-            self.readers.pop(key, None)
+
+    def _store(
+        self, device: str, values: Mapping[str, float], at: float, weight: float = 1.0
+    ) -> None:
+        of_device = self._by_device.setdefault(device, {})
+        latest, sampled = self.latest, self.sampled
+        for metric, value in values.items():
+            entry = of_device.get(metric)
+            if entry is None:
+                if metric not in CATALOGUE:
+                    continue
+                entry = of_device[metric] = self._begin(metric, device)
+            key, series = entry
+            if not math.isfinite(value):
+                self.forget(key)
+                continue
+            if series is not None:
+                series.add(at, value, weight)
+            latest[key] = value
+            sampled[key] = at
+
+    def _begin(self, metric: str, device: str) -> tuple[str, Series | None]:
+        """Return the key of a metric, and its series where a history is kept."""
+        key, declared = series_key(metric, device), CATALOGUE[metric]
+        if not (self._history and declared.history):
+            return key, None
+        return key, self.series.setdefault(key, Series(declared.source, self._only_recent))
+
+    def keep_all(self) -> None:
+        """Keep the whole history from now on: a run has a snapshot, rules and charts that read it.
+        Without a run, the screen shows the last minutes."""
+        self._only_recent = False
+        for series in self.series.values():
+            series.only_recent = False
 
     def values(self, device: str) -> Iterator[tuple[str, str, float]]:
         """Metric, series key and newest value of everything that `device` reports."""
@@ -153,6 +171,12 @@ class Readings:
         """Delete the history of a name that now belongs to another device."""
         for key, _ in self._by_device.pop(device, {}).values():
             self.series.pop(key, None)
+
+    def _note_reader(self, key: str, reader: str) -> None:
+        if reader != USUAL and key in self.latest:
+            self.readers[key] = reader
+        else:
+            self.readers.pop(key, None)
 
     def _note_source(self, key: str, source: str | None) -> None:
         if source is None:

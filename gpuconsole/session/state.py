@@ -198,6 +198,7 @@ class SessionState(MachineState):
                     record.run.signals = event.signals
 
     def _open(self, event: RunOpened) -> None:
+        self.readings.keep_all()
         before = self.record
         record = RunRecord(event, self.wall_clock(event.t))
         if event.changes and before is not None:

@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuconsole.model.machine import Device
 from gpuconsole.model.metrics import CATALOGUE, FIELDS, DcgmField
 from gpuconsole.telemetry.source import Readings, Reasons
-from gpuconsole.wire.events import Sample
+from gpuconsole.wire.readings import Sample
 
 TIMEOUT_S = 1.0
 SOCKET_S = 5.0
@@ -80,9 +80,10 @@ class DcgmSource:
     def devices(self) -> list[Device]:
         return [device for device in self._devices() if device.is_gpu]
 
-    def prime(self) -> None:
+    def prime(self) -> Readings:
         """Send the first request without waiting. The first `read` receives the answer."""
         self._scrape = _Scrape(self._url)
+        return []
 
     def read(self, t: float) -> Readings:
         self._gpus = self.devices()

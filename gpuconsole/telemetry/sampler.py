@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
+
+if __name__ == "__main__":
+    # msgspec takes it where it is installed, and with it `inspect` and `ast`: 2 MB.
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
 
 import msgspec
 
@@ -34,7 +38,7 @@ from gpuconsole.telemetry.source import (
     Source,
 )
 from gpuconsole.wire.channel import ChildChannel, die_with_parent
-from gpuconsole.wire.events import Command, Devices, Hello, Sample, SourceState, Stop
+from gpuconsole.wire.readings import Devices, Hello, Sample, SourceState
 
 LAST_WORDS_S = 0.5
 WATCH_S = 0.5
@@ -246,18 +250,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dcgm = os.environ.get("GPUCONSOLE_DCGM", "")
     sampler = Sampler(channel, options.interval, dcgm, options.brief)
 
-    def on_command(command: Command) -> None:
-        if isinstance(command, Stop):
-            sampler.stop.set()
-
     def on_crash(crash: threading.ExceptHookArgs) -> None:
         """End the process after an error in a source, so that the console starts it again.
         Otherwise a source with a bug would stop without a message."""
+        import traceback  # the import takes time and memory
+
         traceback.print_exception(crash.exc_type, crash.exc_value, crash.exc_traceback)
         os._exit(1)
 
     threading.excepthook = on_crash
-    channel.listen(on_command, on_parent_gone=lambda: os._exit(0))
+    # the only command is Stop
+    channel.listen(lambda command: sampler.stop.set(), on_parent_gone=lambda: os._exit(0))
     code = sampler.run()
     channel.drain(LAST_WORDS_S)
     os._exit(code)  # not sys.exit: a thread may sit in a driver call that never returns

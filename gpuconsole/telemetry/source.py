@@ -7,11 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import Protocol
 
 from gpuconsole.model.machine import Device
-from gpuconsole.wire.events import (
+from gpuconsole.wire.readings import (
     DeviceKnown,
     DeviceLost,
     Event,
@@ -53,8 +52,9 @@ class Source(Protocol):
     def devices(self) -> list[Device]:
         """The devices of this source; fixed for its lifetime."""
 
-    def prime(self) -> None:
-        """Take the first of the two readings that a rate needs."""
+    def prime(self) -> Readings:
+        """Take the first of the two readings that a rate needs. Return the values that one looks
+        for first, where they need no second reading."""
 
     def read(self, t: float) -> Readings:
         """The present values with time `t` (CLOCK_MONOTONIC seconds). Rates are over the time since
@@ -89,8 +89,8 @@ class Preferred:
     def devices(self) -> list[Device]:
         return self.source.devices()
 
-    def prime(self) -> None:
-        self.source.prime()
+    def prime(self) -> Readings:
+        return self.source.prime()
 
     def read(self, t: float) -> Readings:
         return self.source.read(t)
@@ -128,8 +128,9 @@ class Fallback:
     def devices(self) -> list[Device]:
         return []
 
-    def prime(self) -> None:
+    def prime(self) -> Readings:
         self._source.prime()
+        return []
 
     def read(self, t: float) -> Readings:
         gaps = self._first.source.unavailable()
@@ -210,7 +211,8 @@ class Poller(threading.Thread):
     def run(self) -> None:
         self._began = time.monotonic()
         try:
-            self._source.prime()
+            for event in self._source.prime():
+                self._send(event)
             self._began = 0.0
             due = time.monotonic() + FIRST_GAP_S
             while True:
@@ -228,7 +230,8 @@ class Poller(threading.Thread):
 
         A single slow round does not stretch the period. The period is at most `MAX_S`.
         """
-        typical_s = median(self._took) if len(self._took) >= MIN_READS else 0.0
+        took = sorted(self._took)
+        typical_s = took[len(took) // 2] if len(took) >= MIN_READS else 0.0
         return max(self._interval_s, min(MAX_S, typical_s / MAX_BUSY_SHARE))
 
     def state(self) -> SourceState:

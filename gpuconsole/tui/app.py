@@ -44,6 +44,8 @@ BUSY_SHARE = 0.3
 the screen is drawn less often, down to REFRESH_HZ, so that a key need not wait for frames."""
 ECO_S = 2.0
 FIRST_DATA_S = 0.05
+FIRST_READINGS_S = 2.0
+"""Seconds in which new metrics are shown as soon as they arrive."""
 CLOSE_S = 3.0
 ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
 """On each of these signals, the console saves the session and restores the terminal."""
@@ -131,6 +133,7 @@ class ConsoleApp(ActionsApp):
         self._timer: Timer | None = None
         self._watchdog: threading.Timer | None = None
         self._leaving = False
+        self._known = 0
         Zone.ascii_only, Zone.sixteen = able.ascii_only, able.colours <= Colours.SIXTEEN
 
     # --- life -------------------------------------------------------------------------------------
@@ -175,9 +178,12 @@ class ConsoleApp(ActionsApp):
             self.api.job.resize(*_job_size(event.size))
 
     def _await_data(self) -> None:
-        """Show the first numbers as soon as they arrive."""
-        if self._leaving or self.api.view().latest:
+        """Show the first numbers as soon as they arrive, those of the second reading too."""
+        view = self.api.view()
+        if self._leaving or view.now > FIRST_READINGS_S:
             self._first_data.stop()
+        elif len(view.latest) > self._known:
+            self._known = len(view.latest)
             self.tick()
 
     def _on_timer(self) -> None:

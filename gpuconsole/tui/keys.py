@@ -9,15 +9,15 @@ that belongs to some screens has a key that no other action uses there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-from textual.binding import Binding, BindingType
-from textual.keys import Keys, _character_to_key
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuconsole.diagnosis.engine import probes_waiting
 from gpuconsole.model.knobs.knob import nearest
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
+
+if TYPE_CHECKING:
+    from textual.binding import BindingType
 
 
 def _always(view: View) -> bool:
@@ -661,6 +661,8 @@ def written() -> dict[str, str]:
 
 def screen_bindings(screen: str) -> list[BindingType]:
     """Bindings to the methods `action_<id>` of a screen, or to actions of the app."""
+    from textual.binding import Binding  # the first figures do not wait for this import
+
     return [
         Binding(key, _with_digit(action, key), action.help, show=False)
         for action in on(screen)
@@ -678,6 +680,8 @@ def _with_digit(action: Action, key: str) -> str:
 def app_bindings() -> list[BindingType]:
     """Bindings of the actions that work everywhere. Keys with ctrl come before those of a focused
     field."""
+    from textual.binding import Binding
+
     return [
         Binding(
             key, f"do('{action.id}')", action.help, show=False, priority=key.startswith("ctrl+")
@@ -795,6 +799,8 @@ def use(changed: Mapping[str, str]) -> None:
 
 def _textual_name(key: str) -> str | None:
     """Textual's name of a key that a user wrote; None: there is no such key."""
+    from textual.keys import Keys, _character_to_key
+
     if len(key) == 1 and key.isprintable():
         return _character_to_key(key)
     names = {

@@ -73,7 +73,7 @@ def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) ->
     if _painted:
         return
     try:
-        columns, rows = os.get_terminal_size(_output())
+        width, height = size()
         _attributes = termios.tcgetattr(0)
     except (OSError, termios.error):
         return
@@ -93,7 +93,6 @@ def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) ->
     with contextlib.suppress(termios.error):
         termios.tcsetattr(0, termios.TCSANOW, quiet)
     able = terminal(environ)
-    width, height = columns or 80, rows or 24
     picture_rows = (
         empty_overview(width, height)
         if overview
@@ -102,6 +101,20 @@ def paint(environ: Mapping[str, str] = os.environ, *, overview: bool = False) ->
     if able.ascii_only:
         picture_rows = [to_ascii(row) for row in picture_rows]
     _write(_ENTER + ansi(picture_rows), "ascii" if able.ascii_only else "utf-8")
+
+
+def show(rows: list[Row]) -> None:
+    """Put these rows in the place of the picture, while the driver has not taken over."""
+    if painted():
+        able = terminal()
+        shown = [to_ascii(row) for row in rows] if able.ascii_only else rows
+        _write("\x1b[2J" + ansi(shown), "ascii" if able.ascii_only else "utf-8")
+
+
+def size() -> tuple[int, int]:
+    """The columns and rows of the terminal."""
+    columns, rows = os.get_terminal_size(_output())
+    return columns or 80, rows or 24
 
 
 def painted() -> bool:
@@ -239,7 +252,7 @@ def ansi(rows: list[Row]) -> str:
     parts = []
     for y, row in enumerate(rows, 1):
         text = "".join(
-            f"{_SGR[style]}{text}\x1b[m" if _SGR[style] else text for text, style in row
+            f"{sgr}{text}\x1b[m" if (sgr := _SGR.get(style)) else text for text, style in row
         ).rstrip()
         if text:
             parts.append(

@@ -16,31 +16,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
-from gpuconsole.wire.events import (
-    Command,
-    Event,
-    MarkedSteps,
-    Processes,
-    Requests,
-    Sample,
-    ServerState,
-    SourceState,
-    Steps,
-    decode_command,
-    encode,
-)
+from gpuconsole.model.encoding import encode
+from gpuconsole.wire.readings import Event
 
 if TYPE_CHECKING:
     import asyncio
+
+    from gpuconsole.wire.events import Command
 
 OUTBOX_BYTES = 4 * 1024 * 1024
 LAST_RESORT_BYTES = 4 * OUTBOX_BYTES
 """The limit for events that must not be lost, so that the queue for a stopped parent does not use
 all memory."""
 REPLACEABLE = {
-    kind.__struct_config__.tag
-    for kind in (Sample, MarkedSteps, Steps, Requests, ServerState, Processes, SourceState)
-}
+    "sample", "markedsteps", "steps", "requests", "serverstate", "processes", "sourcestate"
+}  # fmt: skip
 """Tags of events that a full pipe drops, because later events of the same kind follow."""
 _PR_SET_PDEATHSIG = 1
 LAST_MESSAGES_S = 2.0
@@ -181,6 +171,8 @@ class ChildChannel:
                 break
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
+                from gpuconsole.wire.events import decode_command  # the sampler needs no command
+
                 on_command(decode_command(line))
         on_parent_gone()
 

@@ -52,7 +52,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         async def shown(screen: Any) -> int:
             return show(screen)
 
-        monkeypatch.setattr(console, "live_engine", lambda args: engine)
+        monkeypatch.setattr(console, "live_engine", lambda args, sampler: engine)
         monkeypatch.setattr(console, "show_first_picture", lambda: None)
         monkeypatch.setattr(app, "ConsoleApp", lambda *words, **options: SimpleNamespace(**options))
         monkeypatch.setattr(app, "show", shown)

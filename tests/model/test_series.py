@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from gpuconsole.model.metrics import GPU_METRICS
-from gpuconsole.model.series import BUCKETS, RAW, Series
+from gpuconsole.model.series import BUCKETS, FOLD, RAW, RECENT_S, Series
 
 
 def filled(n: int, period: int = 10) -> Series:
@@ -30,6 +30,21 @@ def test_recent_samples_are_whole() -> None:
         series.add(float(i), float(i))
     assert series.since(4900.0)[0] == [float(i) for i in range(4900, 5000)]
     assert series.last == 4999.0
+
+
+def test_a_series_of_which_only_the_recent_part_is_read_forgets_the_rest() -> None:
+    whole, recent = Series(), Series(only_recent=True)
+    for i in range(5000):
+        whole.add(float(i), float(i % 7))
+        recent.add(float(i), float(i % 7))
+    begin = recent.points()[0][0]
+    assert 4999.0 - RECENT_S - 8 * FOLD <= begin <= 4999.0 - RECENT_S + RAW
+    assert len(recent.points()[0]) < RAW + RECENT_S / FOLD + 1
+    assert recent.since(4900.0) == whole.since(4900.0)
+    recent.only_recent = False
+    for i in range(5000, 9000):
+        recent.add(float(i), 1.0)
+    assert recent.points()[0][0] == begin or recent.points()[0][0] == pytest.approx(begin, abs=64)
 
 
 def test_older_samples_are_found_by_their_buckets() -> None:

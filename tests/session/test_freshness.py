@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from gpuconsole.model.machine import Device
+from gpuconsole.model.snapshot import Environment
 from gpuconsole.session.freshness import fresh_value, silent_devices, slow_gpus, why_not_fresh
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import make_snapshot
 from gpuconsole.wire.events import (
     DeviceKnown,
     DeviceLost,
@@ -93,6 +95,23 @@ def test_a_gpu_that_hangs_for_a_new_sampler_keeps_its_history() -> None:
     assert len(state.readings.series[POWER]) == 1
     state.apply(Devices(6.0, [Device("gpu:0", "H200", uuid="A"), Device("cpu", "cpu")]))
     assert len(state.readings.series[POWER]) == 1
+
+
+def test_the_whole_history_is_kept_from_the_first_run_on() -> None:
+    """Without a run the screen shows the last minutes; a run has a snapshot, rules and charts."""
+    state, hours = watched(), 2 * 3600
+    for second in range(1, hours):
+        state.apply(Sample(float(second), "gpu:0", {"gpu.power_w": 350.0}))
+    before = state.readings.series[POWER].points()[0]
+    assert hours - 600 - 300 < before[0] < hours - 600
+    state.apply(RunOpened(float(hours), "1", "train-gpt", "training.gpt", {}, "gpu:0"))
+    for second in range(hours, 2 * hours):
+        state.apply(Sample(float(second), "gpu:0", {"gpu.power_w": 350.0, "gpu.fan_ratio": 0.3}))
+    assert state.readings.series[POWER].points()[0][0] == before[0]
+    assert state.readings.series["gpu.fan_ratio{device=gpu:0}"].points()[0][0] == hours
+    (run,) = make_snapshot(state, Environment(), 2.0 * hours).runs
+    assert run.series[POWER].t[0] < hours + 64
+    assert run.series[POWER].t[-1] == 2 * hours - 1
 
 
 def test_a_gpu_that_answers_late_takes_its_place_in_the_list() -> None:

@@ -377,7 +377,7 @@ def test_the_screen_is_drawn_as_often_as_the_devices_are_sampled(
 
     async def nothing(api: FakeSession) -> None: ...
 
-    def engine(args: argparse.Namespace) -> FakeSession:
+    def engine(args: argparse.Namespace, sampler: object) -> FakeSession:
         api = FakeSession(view())
         api.state = SimpleNamespace(records=[])  # type: ignore[attr-defined]
         return api

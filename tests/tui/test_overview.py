@@ -19,12 +19,13 @@ from gpuconsole.report.machine.overview import Hint, paint_overview
 from gpuconsole.session.api import View
 from gpuconsole.session.gpu_state import gpu_states
 from gpuconsole.tui.app import ConsoleApp
+from gpuconsole.tui.first import COMMANDS
 from gpuconsole.tui.screens.device import DeviceScreen
 from gpuconsole.tui.screens.processes import ProcessesScreen
 from gpuconsole.tui.screens.scenarios import occupied
 from gpuconsole.tui.widgets.bars import KeyBar
 from gpuconsole.tui.widgets.header import paint_header
-from gpuconsole.tui.widgets.overview import COMMANDS, OverviewZone
+from gpuconsole.tui.widgets.overview import OverviewZone
 from tests.tui.fake_gpu_box import Body, BoxSession, box, idle, sick
 from tests.tui.fake_session import FakeSession, gpu_view, view
 from tests.waiting import until

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import os
+import contextlib
 import socket
 import subprocess
-import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpuconsole.engine.children.environment import own_environment
+from gpuconsole.engine.children.early import EarlyChild
+from gpuconsole.engine.children.environment import child_command, child_environment
 from gpuconsole.engine.children.signals import kill_group, kill_leftovers
 from gpuconsole.wire.events import AnyEvent, Command, Note, decode_event, encode
 
 LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of the longest line that is accepted."""
+CHUNK = 1 << 16
 LAST_WORDS = 40
 """Lines of a child's output that are kept."""
 LAST_WORDS_CHARS = 10_000
@@ -47,16 +49,19 @@ class Child:
         on_event: Callable[[AnyEvent], None],
         on_exit: Callable[[int], None],
         env: Mapping[str, str] | None = None,
+        early: EarlyChild | None = None,
     ) -> None:
         """`env`: variables of the child, beside those of this process. Every user of the machine
-        can read a command line, but not the variables."""
+        can read a command line, but not the variables. `early`: the child runs already."""
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self._env = dict(env or {})
         self._module = module
         self._arguments = arguments
         self._on_event = on_event
         self._on_exit = on_exit
-        self._process: asyncio.subprocess.Process | None = None
+        self._early = early
+        self._process: asyncio.subprocess.Process | subprocess.Popen[bytes] | None = None
+        self._output: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
@@ -64,14 +69,16 @@ class Child:
         """Set once the child has ended and all its events have been received."""
 
     async def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            await self._spawn(
-                [self._module, "--fd", str(theirs.fileno()), *self._arguments],
-                pass_fds=[theirs.fileno()],
-            )
-        finally:
-            theirs.close()
+        if self._early is not None:
+            ours = self._early.socket
+            await self._take_over(self._early.process)
+        else:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                await self._spawn(
+                    [self._module, "--fd", str(theirs.fileno()), *self._arguments],
+                    pass_fds=[theirs.fileno()],
+                )
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         self._watch([asyncio.create_task(self._read_events(reader))])
 
@@ -79,18 +86,28 @@ class Child:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: EndProtocol(self._ended),
-            sys.executable,
-            "-P",
-            "-m",
-            *module,
+            *child_command(*module),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={**os.environ, **own_environment(), "PYTHONUNBUFFERED": "1", **self._env},
+            env=child_environment(self._env),
         )
         self._process = asyncio.subprocess.Process(transport, protocol, loop)
+        self._output = self._process.stdout
+
+    async def _take_over(self, process: subprocess.Popen[bytes]) -> None:
+        loop, output = asyncio.get_running_loop(), asyncio.StreamReader()
+
+        def wait() -> None:
+            process.wait()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._ended.set)
+
+        threading.Thread(target=wait, name="early child", daemon=True).start()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)
+        self._process, self._output = process, output
 
     def _watch(self, readers: list[asyncio.Task[None]]) -> None:
         """Read the child's output, and clean up when the child ends."""
@@ -139,28 +156,37 @@ class Child:
     async def _read_events(
         self, reader: asyncio.StreamReader, on_event: Callable[[AnyEvent], None] | None = None
     ) -> None:
-        while line := await _line(reader):
-            try:
-                event = decode_event(line)
-            except (msgspec.DecodeError, RecursionError):
-                self.last_words.append(f"not understood on the wire: {line[:200]!r}")
-                continue
-            try:
-                (on_event or self._on_event)(event)
-            except Exception as problem:  # one message must not end the reading of the others
-                where = traceback.extract_tb(problem.__traceback__)[-1]
-                text = f"{type(problem).__name__} at {where.name}:{where.lineno}: {problem}"
-                if text not in self.last_words:
-                    self.last_words.append(text)
-                    self._on_event(Note(event.t, f"a message was left out: {text}", "error"))
+        """Read until the end, or until a line is too long."""
+        rest = bytearray()
+        with contextlib.suppress(OSError):
+            while len(rest) <= LINE_LIMIT and (chunk := await reader.read(CHUNK)):
+                rest += chunk
+                if b"\n" in chunk:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        self._take_line(bytes(line), on_event or self._on_event)
+
+    def _take_line(self, line: bytes, on_event: Callable[[AnyEvent], None]) -> None:
+        try:
+            event = decode_event(line)
+        except (msgspec.DecodeError, RecursionError):
+            self.last_words.append(f"not understood on the wire: {line[:200]!r}")
+            return
+        try:
+            on_event(event)
+        except Exception as problem:  # one message must not end the reading of the others
+            where = traceback.extract_tb(problem.__traceback__)[-1]
+            text = f"{type(problem).__name__} at {where.name}:{where.lineno}: {problem}"
+            if text not in self.last_words:
+                self.last_words.append(text)
+                self._on_event(Note(event.t, f"a message was left out: {text}", "error"))
 
     async def _read_output(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
+        assert self._output is not None
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         rest = ""
         try:
-            while chunk := await self._process.stdout.read(65536):
+            while chunk := await self._output.read(65536):
                 *lines, rest = (rest + decoder.decode(chunk)).split("\n")
                 self.last_words.extend(line.rstrip("\r") for line in lines)
                 rest = rest[-LAST_WORDS_CHARS:]
@@ -193,15 +219,6 @@ class EndProtocol(asyncio.subprocess.SubprocessStreamProtocol):
     def process_exited(self) -> None:
         super().process_exited()
         self._ended.set()
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty at the end, also where the end is in the middle of a line or the line is
-    too long."""
-    try:
-        return await read_line(reader, LINE_LIMIT)
-    except (OSError, ValueError):
-        return b""
 
 
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:

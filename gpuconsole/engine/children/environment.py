@@ -36,6 +36,16 @@ def own_environment() -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(folders)}
 
 
+def child_command(*words: str) -> list[str]:
+    """The command of our own child: a module with its arguments."""
+    return [sys.executable, "-P", "-m", *words]
+
+
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of our own child, with `variables` of its own."""
+    return {**os.environ, **own_environment(), "PYTHONUNBUFFERED": "1", **variables}
+
+
 def dcgm_environment(url: str | None) -> dict[str, str]:
     """The variable by which a sampler learns the address of a dcgm-exporter: every user can read
     the words of a command line."""

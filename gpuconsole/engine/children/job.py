@@ -7,13 +7,10 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
-import hashlib
-import hmac
 import itertools
 import math
 import os
 import re
-import secrets
 import shlex
 import shutil
 import signal
@@ -146,6 +143,8 @@ class JobCommand(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """Identifies the words of the command without showing them; the folder of the program does
         not count."""
+        import hashlib  # it loads OpenSSL, which the machine view does not need
+
         words = (os.path.basename(self.words[0]), *self.words[1:])
         return hashlib.blake2s(
             "\0".join(words).encode("utf-8", "surrogateescape"), digest_size=6
@@ -345,7 +344,7 @@ class JobChild(Child):
         super().__init__("", [], on_event, on_exit)
         self.command = command
         self._folder = JobFolder(scratch, command.memory)
-        self._token = secrets.token_hex(16)
+        self._token = os.urandom(16).hex()
         self._server: asyncio.Server | None = None
         self._ranks: dict[int, asyncio.StreamWriter] = {}
         self._answers: dict[int, dict[int, KnobsSet | ProbeDone | Profiled]] = {}
@@ -582,6 +581,8 @@ class JobChild(Child):
         with contextlib.suppress(
             TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError
         ):
+            import hmac  # it loads OpenSSL, which the machine view does not need
+
             async with asyncio.timeout(JOIN_S):
                 event = decode_event(await reader.readline())
             if isinstance(event, JobProcess) and hmac.compare_digest(

@@ -18,7 +18,7 @@ from gpuconsole.session.freshness import slow_gpus
 from gpuconsole.session.machine import parent
 from gpuconsole.session.state import SessionState
 from gpuconsole.telemetry.source import NOT_YET
-from gpuconsole.wire.events import AnyEvent, Devices, Hello, Sample, Stop, decode_event, encode
+from gpuconsole.wire.events import AnyEvent, Devices, Hello, Sample, decode_event
 
 ALWAYS = "gpu.utilization_ratio"
 """A metric that every GPU has. A device that cannot report this metric reports nothing."""
@@ -99,7 +99,7 @@ def read_devices(
                 error = _what_went_wrong(state, progress.greeted, child)
             else:
                 with contextlib.suppress(OSError):  # it may have gone already
-                    ours.sendall(encode(Stop()) + b"\n")
+                    ours.shutdown(socket.SHUT_RDWR)  # the sampler ends with its connection
         finally:
             _end_child(child, patience_s=0.0 if error else _LEAVE_S)
     return DevicesReading(state, error)

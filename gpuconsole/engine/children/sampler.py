@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 import msgspec
 
 from gpuconsole.engine.children.child import Child
+from gpuconsole.engine.children.early import SAMPLER, EarlyChild, sampler_arguments
 from gpuconsole.engine.children.environment import dcgm_environment
 from gpuconsole.engine.children.signals import is_in_kernel
 from gpuconsole.session.machine import is_gpu_source
@@ -41,9 +42,15 @@ class SamplerSupervisor:
     sampler ends or is replaced."""
 
     def __init__(
-        self, interval_s: float, dcgm: str | None, emit: Callable[[AnyEvent], None]
+        self,
+        interval_s: float,
+        dcgm: str | None,
+        emit: Callable[[AnyEvent], None],
+        early: EarlyChild | None = None,
     ) -> None:
-        self._arguments, self._env = ["--interval", str(interval_s)], dcgm_environment(dcgm)
+        """`early`: the first sampler, which runs already."""
+        self._arguments, self._env = sampler_arguments(interval_s), dcgm_environment(dcgm)
+        self._early = early
         self._silent_s = max(SILENT_S, 6 * interval_s)
         self._emit = emit
         self._child: Child | None = None
@@ -75,12 +82,14 @@ class SamplerSupervisor:
             self._on_event(child, event)
 
         child = Child(
-            "gpuconsole.telemetry.sampler",
+            SAMPLER,
             self._arguments,
             on_event,
             lambda code: self._ended(child, code),
             self._env,
+            self._early,
         )
+        self._early = None
         self._child, self._began, self._last_event_t = child, time.monotonic(), time.monotonic()
         await child.start()
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import ipaddress
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -159,7 +157,7 @@ class TorchrunChild(Child):
         self._report_exit = on_exit
         self._launch = launch
         self._scratch = scratch
-        self._token = secrets.token_hex(16)
+        self._token = os.urandom(16).hex()
         self._server: asyncio.Server | None = None
         self._connections: dict[int, asyncio.StreamWriter] = {}
         self._last_step_t: float | None = None
@@ -334,6 +332,8 @@ class TorchrunChild(Child):
                 event = decode_event(await read_line(reader, FIRST_LINE_BYTES))
             if not isinstance(event, RankJoined):
                 return None
+            import hmac  # it loads OpenSSL, which the machine view does not need
+
             if hmac.compare_digest(event.token.encode(), self._token.encode()):
                 return event
             if not self._refused:

@@ -266,6 +266,25 @@ class Gpu:
         except CallFailed as failure:
             self._lose(failure)
 
+    def read_first(self) -> dict[str, float]:
+        """Return what one looks for first, and what needs no second reading. The next `read`
+        reports what is missing."""
+        if self.loss is not None:
+            return {}
+        meter.device = self.device.id
+        values: dict[str, float] = {}
+        self.substitutes = {}
+        unified = self.device.is_unified
+        asked = tuple(each for each in BRIEF_CALLS if not (unified and each is MEMORY))
+        try:
+            self._read_from((CallReader(self.handle, asked),), values)
+            self._share_memory(values)
+            self._drop_contradictions(values)
+        except CallFailed as failure:
+            self._lose(failure)
+            return {}
+        return values
+
     def read(self) -> dict[str, float]:
         """The values of this round in catalogue units; `reasons` then holds the reasons for missing
         values.

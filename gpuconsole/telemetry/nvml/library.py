@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from functools import cache
-from statistics import median
 from typing import Any
 
 import pynvml
@@ -132,12 +131,17 @@ class Meter:
 
     @device.setter
     def device(self, device: str) -> None:
-        self._thread.device = device
+        self._thread.device, self._thread.gpu = device, parent_of(device)
+
+    @property
+    def _gpu(self) -> str:
+        """The GPU of `device`."""
+        return getattr(self._thread, "gpu", "")
 
     def begin_turn(self, device: str, limit_s: float = math.inf) -> None:
         """Forget the longest call of a GPU, and let this thread's calls count for the GPU. Calls
         that this thread begins after `limit_s` seconds fail at once."""
-        self._thread.device = device
+        self.device = device
         self._thread.limit = time.monotonic() + limit_s
         self._longest.pop(device, None)
 
@@ -150,12 +154,12 @@ class Meter:
         if self.is_over():
             raise CallFailed(-1, TOO_LATE)
         now = time.monotonic()
-        self._under_way[threading.get_ident()] = (parent_of(self.device), name, now)
+        self._under_way[threading.get_ident()] = (self._gpu, name, now)
         self.calls += 1
         return now
 
     def end(self, name: str, began: float) -> None:
-        took_s, gpu = time.monotonic() - began, parent_of(self.device)
+        took_s, gpu = time.monotonic() - began, self._gpu
         self._under_way.pop(threading.get_ident(), None)
         if took_s > self._longest.get(gpu, (0.0, ""))[0]:
             self._longest[gpu] = (took_s, name)
@@ -173,7 +177,7 @@ class Meter:
         """The median of the last few durations of a call about a GPU, in seconds, so that one slow
         call does not count. 0: no call has been slow."""
         recent = self._recent.get((parent_of(device), name))
-        return median(recent.copy()) if recent else 0.0
+        return sorted(recent.copy())[len(recent) // 2] if recent else 0.0
 
     def under_way(self, device: str = "") -> tuple[str, float]:
         """Return the call of a GPU, or of the whole machine, that has not returned yet, and when it

@@ -15,9 +15,10 @@ from gpuconsole.telemetry.nvml.turns import take_turns
 from gpuconsole.telemetry.nvml.watched import CHECK_S, MAX_WAIT_S, WatchedGpu
 from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
-from gpuconsole.wire.events import DeviceLost, Processes, SourceState, Topology
+from gpuconsole.wire.readings import DeviceLost, Processes, SourceState, Topology
 
 PROCESSES_S = 2.0
+NOT_LISTED = "the processes have not been listed yet"
 
 
 class NvmlSource:
@@ -68,8 +69,13 @@ class NvmlSource:
         DeviceKnown."""
         return [device for gpu in self._gpus for device in gpu.devices]
 
-    def prime(self) -> None:
-        take_turns([gpu.prime for gpu in self._gpus if not gpu.is_reading], MAX_WAIT_S)
+    def prime(self) -> Readings:
+        t = time.monotonic()
+        take_turns([partial(gpu.prime, t) for gpu in self._gpus if not gpu.is_reading], MAX_WAIT_S)
+        readings = self.collect()
+        if not self._brief:  # the list itself comes with the first round
+            readings.append(Processes(t, [], {gpu.id: NOT_LISTED for gpu in self._gpus}))
+        return readings
 
     def read(self, t: float) -> Readings:
         """One sample for each GPU that answers, one DeviceLost for each lost GPU, and sometimes

@@ -28,7 +28,7 @@ from gpuconsole.telemetry.nvml.library import CallFailed, call, meter
 from gpuconsole.telemetry.nvml.processes import processes_of
 from gpuconsole.telemetry.nvml.xid import XidWatch
 from gpuconsole.telemetry.source import DriverGone, Readings, Reasons
-from gpuconsole.wire.events import DeviceKnown, Sample, SourceState
+from gpuconsole.wire.readings import DeviceKnown, Sample, SourceState
 
 MAX_WAIT_S = 0.25
 """The others do not wait longer for the turn of a GPU. A turn of a healthy GPU takes 1 to 60 ms (20
@@ -159,11 +159,13 @@ class WatchedGpu:
         finally:
             self._end()
 
-    def prime(self) -> None:
-        """Take the first of the two readings that rates need."""
+    def prime(self, t: float) -> None:
+        """Take the first of the two readings that rates need, after what one looks for first."""
         self._begin(MAX_TURN_S)
         try:
             if self.gpu is not None and not self.is_slow:
+                if not self._brief and (values := self.gpu.read_first()):
+                    self._readings.append(Sample(t, self.id, values, self.gpu.substitutes))
                 self.gpu.prime()
                 for mig_slice in self.slices:
                     mig_slice.read()

@@ -7,7 +7,7 @@ import ctypes
 from typing import Any
 
 from gpuconsole.telemetry.nvml.library import TIMEOUT, CallFailed, call, meter
-from gpuconsole.wire.events import Xid
+from gpuconsole.wire.readings import Xid
 
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 _MAX_AT_ONCE = 64

@@ -4,6 +4,8 @@ the main screen: each draws one report."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 
 from rich.segment import Segment
 from rich.style import Style
@@ -92,7 +94,11 @@ class Zone(Widget):
             return Strip.blank(width)
         strip = self._strips.get(y)
         if strip is None:
-            segments = [Segment(text, self._named_style(name)) for text, name in self._rows[y]]
+            # neighbours of one style are one piece, because each piece costs time
+            segments = [
+                Segment("".join(text for text, _ in pieces), self._named_style(name))
+                for name, pieces in groupby(self._rows[y], key=itemgetter(1))
+            ]
             strip = self._strips[y] = Strip(segments).adjust_cell_length(width)
         return strip
 

@@ -10,27 +10,14 @@ from textual import events
 from gpuconsole.model.scenario import Scenario
 from gpuconsole.report.cells import Row
 from gpuconsole.report.machine.gpus import GpuChoice, time_of
-from gpuconsole.report.machine.overview import Hint, Overview, paint_overview
+from gpuconsole.report.machine.overview import Overview, paint_overview
 from gpuconsole.report.screen.chart import HOLD_S
 from gpuconsole.session.api import SessionApi, View
 from gpuconsole.tui import keys
+from gpuconsole.tui.first import hints
 from gpuconsole.tui.requests import ScreenRequests
 from gpuconsole.tui.widgets.list import WHEEL_ROWS
 from gpuconsole.tui.widgets.live import LiveZone
-
-PURPOSES = {
-    "scenarios": "Training and serving, most with one fault to find.",
-    "device": "All metrics of each device.",
-    "processes": "Processes on the GPUs.",
-    "topology": "How the GPUs are linked.",
-    "help": "All keys, and how to read the screen.",
-}
-"""The keys that help when nothing runs, the most useful first."""
-COMMANDS = (
-    Hint("gpuconsole run -- python train.py", "", "your own training job, unchanged"),
-    Hint("gpuconsole watch http://localhost:8000", "", "a model server that runs already"),
-    Hint("gpuconsole --demo", "", "a recorded session: find, try, keep"),
-)
 
 
 class OverviewZone(LiveZone, can_focus=True):
@@ -49,13 +36,6 @@ class OverviewZone(LiveZone, can_focus=True):
         """Whether the hints take one row."""
 
     def draw(self, view: View, width: int, height: int) -> list[Row]:
-        by_id = {action.id: action for action in keys.everywhere()}
-        hints = [
-            Hint(by_id[name].bar or by_id[name].written, by_id[name].label, text)
-            for name, text in PURPOSES.items()
-            if by_id[name].makes_sense(view)
-        ]
-
         def history(key: str, columns: int) -> list[float | None]:
             return time_of(view, columns).values(key, self._api.history, HOLD_S)
 
@@ -66,7 +46,7 @@ class OverviewZone(LiveZone, can_focus=True):
         )
         self._overview = paint_overview(
             view,
-            [*hints, *COMMANDS],
+            hints(view),
             history,
             width,
             height,
