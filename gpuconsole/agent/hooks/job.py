@@ -684,6 +684,8 @@ class Agent:
         """The agent works again after a step that ends then or later."""
         self._sampler, self._counted = StepSampler(), CountedSteps()
         self._arithmetic = Arithmetic()
+        self._counted_from = 0
+        """The step in which the count of the operators has begun."""
         self._copies: CopyCount | None = None
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
@@ -871,7 +873,14 @@ class Agent:
         self._announce()
 
     def _count_arithmetic(self) -> None:
-        counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
+        if steppers.several and not steppers.are_through:
+            return  # the rest of the step is that of other optimizers
+        samples = recorder.done[-1][4] if recorder.done else 0
+        steps = max(1, recorder.index - self._counted_from)
+        counted = self._arithmetic.step_ended(
+            recorder.samples if steppers.several else samples, steps
+        )
+        self._counted_from = recorder.index
         recorder.kind = SETTLING if counted else COUNTS
 
     def _count_copies(self) -> CopyCount | None:
