@@ -337,6 +337,7 @@ class StepCount:
         """Count nothing any longer, wherever the program is."""
         state.counting, compiled.on_use = None, None
         self.flops, self.reason, self._depth = None, INTERRUPTED, 0
+        self.spare = SpareWork()
         self._exit()
 
 
@@ -409,6 +410,8 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
+        # no weak reference to a tensor stays: torch.utils.swap_tensors refuses such tensors
+        spare, count.spare = count.spare, SpareWork()
         if count.reason == OBSERVED:
             return False
         self.done, self.waits, self.reason = (
@@ -430,7 +433,7 @@ class Arithmetic:
                 " those of fused attention",
             )
             self.signals |= count.decompositions.signals(count.flops)
-            self.signals |= count.spare.signals(count.flops, count.operators)
+            self.signals |= spare.signals(count.flops, count.operators)
             self.facts |= count.tables.facts()
         return False
 

@@ -4,6 +4,7 @@ step, whose operators are counted."""
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -275,3 +276,21 @@ def test_spare_work_is_found_with_its_line_and_its_neighbour_is_left_alone(
 )
 def test_padding_is_a_run_of_one_id_at_an_end_of_rows(ids: list[list[int]], ratio: float) -> None:
     assert padded_ratio(torch.tensor(ids)) == pytest.approx(ratio)
+
+
+def test_no_weak_reference_to_a_tensor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.utils.swap_tensors refuses a tensor that has one."""
+    monkeypatch.setattr(arithmetic, "has_compiled", lambda: False)
+    model, x, counting = net(16, 8), torch.randn(4, 16), arithmetic.Arithmetic()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(watch, "optimizers", [])
+    watched([optimizer])
+    before = [weakref.getweakrefcount(each) for each in (x, *model.parameters())]
+    assert counting.step_ended(4)
+    run = Program(passes.state.counting)
+    run.backward(run.call(model, x).sum())
+    run.step(optimizer)
+    held = [weakref.getweakrefcount(each) for each in (x, *model.parameters())]
+    assert sum(held) > sum(before)
+    assert not counting.step_ended(4) and counting.facts["flops_per_sample"]
+    assert [weakref.getweakrefcount(each) for each in (x, *model.parameters())] == before
