@@ -131,8 +131,8 @@ class SpareWork:
         self._states: dict[int, Any] = {}
         """By bit: the state of a gradient after the last backward pass that has added to it."""
         self._loops: defaultdict[CodePlace | None, GradientLoop] = defaultdict(GradientLoop)
-        self._padded: dict[int, float] = {}
-        """By number of ids: the share of ids that fill up rows."""
+        self._padded: dict[int, tuple[float, CodePlace | None]] = {}
+        """By number of ids: the share of ids that fill up rows, and the line that looks them up."""
         self._products: dict[int, tuple[float, CodePlace | None]] = {}
         """By number of results: the FLOPs and the line of the last such product."""
 
@@ -207,7 +207,7 @@ class SpareWork:
             self._pass.flops += flops
             self._pass.random |= _is_random(operator, args, kwargs)
         if name == "embedding":
-            self._note_ids(args[1])
+            self._note_ids(args[1], frame)
         elif name == "_pack_padded_sequence":
             self._padded.clear()  # an operator that leaves out the padding
         elif flops and name in PRODUCTS:
@@ -234,13 +234,14 @@ class SpareWork:
         if _is_mostly_zero(left):
             self._add(ZEROS, flops, place)
         rows = left.numel() // max(1, left.shape[-1])
-        if filled := self._padded.get(rows, 0.0):
+        if rows in self._padded:
+            filled, place = self._padded[rows]
             self._add(PADDING, filled * flops, place)
 
-    def _note_ids(self, ids: Any) -> None:
+    def _note_ids(self, ids: Any, frame: FrameType) -> None:
         readable = is_plain(ids) and ids.device.type == "cpu" and ids.dim() == 2
         if readable and ids.shape[1] >= MIN_LENGTH and (filled := padded_ratio(ids)):
-            self._padded[ids.numel()] = filled
+            self._padded[ids.numel()] = filled, program_place(frame, "forward")
 
     def _note_labels(self, args: Any) -> None:
         """Read how many entries have a label: torch has counted them for the loss."""
