@@ -112,7 +112,12 @@ def of(rule: str, signals: dict[str, float]) -> Finding:
         (SVD, 0.25, "nuclear at loss.py:10", "loss"),
         (AGAIN, 0.6 * 0.24, "24 %", ""),
         (SPARE, 0.6 * 0.5, "at two.py:33 calls a module with the inputs of an earlier", "forward"),
-        (ROWS, 0.6 * 0.8 * (1 - 1 / 24) * 6e-6 / 7.5e-6, "jacobian at rows.py:17", "backward"),
+        (
+            ROWS,
+            0.6 * 0.8 * (1 - 1 / 24) * 6e-6 / 7.5e-6 * 0.45,
+            "jacobian at rows.py:17",
+            "backward",
+        ),
         *(
             ({**SPARE, "spare__same_pass_ratio": 0.05, f"spare__{name}_ratio": 0.5}, saved, "", "")
             for name, saved in (

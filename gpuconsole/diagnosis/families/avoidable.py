@@ -64,6 +64,10 @@ SHORT = Threshold(
     "s",
     "torch takes 3 to 8 µs to start an operator: longer ones gain little from a larger batch",
 )
+BY_ROWS = 0.45
+"""The share of its time that a loop over the rows of a Jacobian saves in one batched call, whose
+operators take longer to start. Measured: 0.43 with 24 rows, and 0.78 with 9 rows of a Hessian, in
+CPU time (benchmarks/own_job/reports/programs/jacobian_rows.py and hessian_rows.py)."""
 START_S = 6e-6
 """The seconds that torch takes to start an operator and its backward operator."""
 DECOMPOSED = Threshold(
@@ -210,12 +214,14 @@ _GROUPS = ("optimizer_groups", "trained_tensors")
 
 class Calls(NamedTuple):
     """Calls that could be one call for a batch. `name`: the begin of the names of their signals.
-    `advice`: the end of the sentence about them."""
+    `advice`: the end of the sentence about them. `saves`: the share of their fixed cost that one
+    call saves, apart from the number of calls."""
 
     name: str
     title: str
     what: str
-    advice: str
+    advice: str = ""
+    saves: float = 1.0
 
 
 CALLS_OF = (
@@ -232,8 +238,8 @@ CALLS_OF = (
         "differentiates one result in {calls} calls: torch.func.jacrev, or"
         " torch.autograd.grad(..., is_grads_batched=True), does it in one call (of"
         " torch.autograd.functional: vectorize=True). {ratio} of the operators of the passes are"
-        " in these calls",
-        "",
+        " in these calls, or differentiate their results again",
+        saves=BY_ROWS,
     ),
 )
 
@@ -261,7 +267,7 @@ def in_many_calls(case: Case, kind: Calls) -> Avoidable | None:
     return Avoidable(
         kind.title,
         share,
-        share * (1 - 1 / calls) * fixed_ratio(case, each_s),
+        share * (1 - 1 / calls) * fixed_ratio(case, each_s) * kind.saves,
         ratio / REPEATED,
         "medium",
         f"{words(place)} {what}, {1e6 * each_s:.0f} µs each{kind.advice}",

@@ -84,22 +84,27 @@ class ForwardPass:
 class BackwardPass:
     """A backward pass. `adds`: it adds its gradients to those of the parameters. `masks`: for each
     node, the bits of the gradients to which it leads. `leaves`: a parameter for each bit. `flops`:
-    of each node. `used`, `dropped`: bits of gradients that an optimizer has used, or that the
-    program has dropped."""
+    of each node. `first`: the number of the first node that the pass makes, if it can be
+    differentiated again. `used`, `dropped`: bits of gradients that an optimizer has used, or that
+    the program has dropped."""
 
     def __init__(self, adds: bool, place: CodePlace | None) -> None:
         self.adds, self.place = adds, place
         self.masks: dict[int, int] = {}
         self.leaves: dict[int, weakref.ref[Any]] = {}
         self.flops = Counter[int]()
+        self.first = _next_number()
         self.operators = self.used = self.dropped = 0
 
 
 class GradientLoop:
-    """The calls of `torch.autograd.grad` in one line that differentiate one result."""
+    """The calls of `torch.autograd.grad` in one line that differentiate one result. `operators`:
+    theirs, and those of the backward passes through the nodes that they have made. `made`: the
+    numbers of these nodes."""
 
     def __init__(self) -> None:
         self.calls = self.operators = 0
+        self.made: list[range] = []
         self.first = set[int]()
         """The nodes of the first call."""
 
@@ -110,6 +115,7 @@ class GradientLoop:
         if call.flops and alike >= ALIKE * call.flops.total():
             self.calls += 1
             self.operators += call.operators
+            self.made.append(range(call.first, _next_number()))
 
 
 class SpareWork:
@@ -219,7 +225,11 @@ class SpareWork:
             self._is_one_thread = False
         if name in LOSSES:
             self._note_labels(args)
-        if not flops or (node := self._node()) is None or (number := _number(node)) >= NO_NUMBER:
+        if (node := self._node()) is None or (number := _number(node)) >= NO_NUMBER:
+            return
+        for loop in self._loops.values():
+            loop.operators += any(number in made for made in loop.made)
+        if not flops:
             return
         backward.flops[number] += flops  # type: ignore[assignment]
         if backward.adds and number in self._walked:

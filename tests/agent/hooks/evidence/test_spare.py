@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ class Program:
 
     def backward(self, loss: Tensor, retain: bool = False) -> None:
         self.count.enter((loss,))
-        loss.backward(retain_graph=retain)
+        loss.backward(retain_graph=retain)  # type: ignore[no-untyped-call]
         self.count.leave()
 
     def grad(self, out: Tensor, x: Tensor) -> Tensor:
@@ -174,7 +174,8 @@ class Tagger(nn.Module):
         self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.words(ids))  # spare
+        scores: Tensor = self.head(self.words(ids))  # spare
+        return scores
 
 
 def unlabelled(run: Program, fault: bool) -> None:
@@ -210,7 +211,7 @@ def derivatives(run: Program, fault: bool) -> None:
     run.backward(each + out.sum())
 
 
-def watched(optimizers: list[torch.optim.Optimizer]) -> None:
+def watched(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     for optimizer in optimizers:
         watch.add(watch.optimizers, optimizer)
 
