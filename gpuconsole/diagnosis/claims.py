@@ -380,7 +380,12 @@ class Unjudged(NamedTuple):
         called = "" if self.by_library else f", called at {code}"
         where = (
             f"{self.place.callee}{called}, {WITHIN[code.part]}"
-            if self.place.callee and (self.by_library or self.place.callee.endswith(".step"))
+            if self.place.callee
+            and (
+                self.by_library
+                or self.place.part == "backward"
+                or self.place.callee.endswith(".step")
+            )
             else placed(replace(code, caller=""))
         )
         return f"{percent(self.place.share_ratio)} of the step is in {where}"
@@ -403,36 +408,49 @@ MODEL_WORK = Threshold(
 )
 
 
+AFTER_FORWARD = {"loss", "backward", "clip"}
+"""The parts of a step over which a function of the program may differentiate: a Jacobian, or the
+norm of gradients in a loss."""
+
+
 def unjudged(run: Run) -> Unjudged | None:
     """Return the function that takes most of a part of the passes or of the optimizer, if no
     finding names the function and no rule can judge it; else None.
 
     Rules about the passes judge operators of torch in a model. While these rules lack data, no rule
-    judges a function of the model. No rule judges the program's own code in its loss, between the
-    backward pass and the optimizer, or in its own optimizer."""
+    judges a function of the model, a function that makes backward passes of its own, or the
+    backward pass of the program. No rule judges the program's own code in its loss, between the
+    backward pass and the optimizer, or in its own optimizer. The line that calls the backward pass
+    comes last: any other line says more."""
     if run.serves or not run.is_job or run.steady_from_s is None:
         return None
     open_rules = bool(_without_conclusion(run, RULES_OF_PASSES))
     in_part: dict[str, float] = defaultdict(float)
-    parts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    of_function: dict[tuple[str, str], list[Place]] = defaultdict(list)
     for place in run.places:
         in_part[place.part] += place.share_ratio
-        parts[_function(place)].add(place.part)
+        of_function[_function(place)].append(place)
+    last: Unjudged | None = None
     for place in run.places:
-        own = len(parts[_function(place)]) == 1
-        if place.part in ("loss", "clip", "optimizer") and own:
-            large = place.share_ratio >= OWN_WORK
-        elif place.part in ("forward", "no_grad", "optimizer", "loss"):
-            large = open_rules and place.share_ratio >= MODEL_WORK
-        else:
+        same = of_function[_function(place)]
+        parts = {one.part for one in same}
+        if differentiates := "backward" in parts <= AFTER_FORWARD:
+            share = sum(one.share_ratio for one in same)
+            place = msgspec.structs.replace(place, share_ratio=share, callee="")
+            large = open_rules and share >= MODEL_WORK
+        elif place.share_ratio < MAIN_SHARE * in_part[place.part]:
             continue
-        if (
-            large
-            and place.share_ratio >= MAIN_SHARE * in_part[place.part]
-            and not _is_named(place, run)
-        ):
-            return Unjudged(place, _runs_loop(place, run.places))
-    return None
+        elif place.part in ("loss", "clip", "optimizer") and len(parts) == 1:
+            large = place.share_ratio >= OWN_WORK
+        else:
+            of_passes = ("forward", "no_grad", "optimizer", "loss", "backward")
+            large = open_rules and place.part in of_passes and place.share_ratio >= MODEL_WORK
+        if large and not _is_named(place, run):
+            found = Unjudged(place, _runs_loop(place, run.places))
+            if place.part != "backward" or differentiates:
+                return found
+            last = last or found
+    return last
 
 
 def _is_named(place: Place, run: Run) -> bool:

@@ -32,6 +32,9 @@ ONE_CALLER = 0.8
 MUCH = 0.25
 """The least share of a kind of side work that lines outside of the loop must have. Only then is one
 of these lines named."""
+MAX_OF_EVALUATION = 2.0
+"""The weight of samples in passes without gradients over that of evaluation in the breakdown, up to
+which the passes are those of an evaluation."""
 SCRIPT = ("feed", "between")
 """The parts of a step between the segments, in which the program's own lines run; after the model's
 call the loss belongs to them where it is not torch."""
@@ -209,11 +212,11 @@ def thread_signals(others: list[StackSample], training: list[StackSample]) -> di
     }
 
 
-def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
+def side_work_signals(samples: list[StackSample], eval_ratio: float = 0.0) -> dict[str, Signal]:
     """Return the share of the samples in each kind of side work, with the line that has most of
     these samples; empty with too few samples. Side work may be rare, so `samples` holds all kept
     samples. The line that runs the whole loop (`trainer.fit`) is named only if no other line has
-    much of the time."""
+    much of the time. `eval_ratio`: the share of evaluation in the breakdown of the steps."""
     total = sum(sample.weight for sample in samples)
     if total < MIN_SAMPLES:
         return {}
@@ -224,7 +227,10 @@ def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
         if sample.part == "optimizer" and sample.lines and sample.callee
     }
     for part, words in SIDE_WORK.items():
-        if inside := [sample for sample in samples if sample.part == part and sample.lines]:
+        inside = [sample for sample in samples if sample.part == part and sample.lines]
+        if part == "eval" and not inside:
+            inside = _evaluating(samples, eval_ratio * total)
+        if inside:
             weight = sum(sample.weight for sample in inside)
             own = [sample for sample in inside if sample.lines[0] not in loop]
             if sum(sample.weight for sample in own) < MUCH * weight:
@@ -233,6 +239,28 @@ def side_work_signals(samples: list[StackSample]) -> dict[str, Signal]:
                 weight / total, "ratio", f"{source}: in {words}", _heaviest_line(own)
             )
     return signals
+
+
+def _evaluating(samples: list[StackSample], most: float) -> list[StackSample]:
+    """Return the samples in passes without gradients, and in the other work of the functions that
+    only make such passes: they load batches, and sum up results. Return none if the passes have
+    much more weight than `most`, the weight of evaluation: they are those of a teacher."""
+    without = [sample for sample in samples if sample.part == "no_grad" and sample.lines]
+    if sum(sample.weight for sample in without) > MAX_OF_EVALUATION * most:
+        return []
+    training = {
+        _function(line)
+        for sample in samples
+        if sample.part in ("backward", "optimizer")
+        for line in sample.lines
+    }
+    functions = {_function(line) for sample in without for line in sample.lines} - training
+    return [
+        sample
+        for sample in samples
+        if sample.part in ("no_grad", "data_wait", *SCRIPT)
+        and any(_function(line) in functions for line in sample.lines)
+    ] or without
 
 
 def _function_signals(

@@ -57,7 +57,20 @@ AGAIN = {
     "memory_used_ratio": 0.2,
     **STEP,
 }
+SPARE = {
+    "stack__update_ratio": 0.0,
+    "spare__same_pass_ratio": 0.5,
+    **STEP,
+}
+ROWS = {
+    **VIEWS,
+    "repeated__calls": 0.0,
+    "gradient_loop__calls": 24.0,
+    "gradient_loop__operators_ratio": 0.8,
+}
 PLACES = {
+    "spare.same_pass_ratio": CodePlace("two.py:33", "<module>", "forward"),
+    "gradient_loop.calls": CodePlace("rows.py:17", "jacobian", "backward"),
     "stack.update_ratio": CodePlace("own.py:12", "Lion.step", "optimizer"),
     "repeated.calls": CodePlace("model.py:29", "Rig.forward", "forward"),
     "stack.operator_ratio": CodePlace("loss.py:10", "nuclear", "loss"),
@@ -98,6 +111,23 @@ def of(rule: str, signals: dict[str, float]) -> Finding:
         (GROUPS, 0.5 * 0.7, "482 parameter groups", "optimizer"),
         (SVD, 0.25, "nuclear at loss.py:10", "loss"),
         (AGAIN, 0.6 * 0.24, "24 %", ""),
+        (SPARE, 0.6 * 0.5, "at two.py:33 calls a module with the inputs of an earlier", "forward"),
+        (
+            ROWS,
+            0.6 * 0.8 * (1 - 1 / 24) * 6e-6 / 7.5e-6 * 0.45,
+            "jacobian at rows.py:17",
+            "backward",
+        ),
+        *(
+            ({**SPARE, "spare__same_pass_ratio": 0.05, f"spare__{name}_ratio": 0.5}, saved, "", "")
+            for name, saved in (
+                ("backward_again", 0.3),
+                ("unused_gradients", 0.3),
+                ("zeros", 0.27),
+                ("unlabelled", 0.3),
+                ("padding", 0.3),
+            )
+        ),
     ],
 )
 def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
@@ -140,6 +170,12 @@ def test_each_kind_fires_with_its_line_and_no_batch_is_accused(
         # checkpoints that memory needs
         (AGAIN, {"memory_used_ratio": 0.8}),
         (AGAIN, {"recomputed__flops_ratio": 0.02}),
+        # small parts of the passes
+        (SPARE, {"spare__same_pass_ratio": 0.08, "spare__zeros_ratio": 0.05}),
+        # rows of a large model: one call for all rows starts fewer operators, and takes as long
+        (ROWS, {"step_s": 2.0}),
+        (ROWS, {"gradient_loop__calls": 3.0}),
+        (ROWS, {"gradient_loop__operators_ratio": 0.2}),
         # the GPU works meanwhile
         (UPDATE, {"is_gpu": 1.0, "gpu__util_ratio": 0.98}),
     ],

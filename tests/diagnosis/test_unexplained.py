@@ -651,6 +651,18 @@ OPTIMIZER = Place("optimizer", "Triple.step", "a b.py:38", 0.55, caller="a b.py:
 CLIP = Place("clip", "clip", "clip.py:12", 0.28, callee="torch.Tensor.norm")
 MODEL = Place("forward", "Net.forward", "net.py:12", 0.4, callee="torch.nn.Linear")
 ADAM = Place("optimizer", "main", "main.py:30", 0.8, callee="torch.Adam.step")
+JACOBIAN = [
+    Place("backward", "<module>", "rows.py:34", 0.35, callee="torch.Tensor.backward"),
+    Place("backward", "jacobian", "rows.py:17", 0.25, callee="torch.grad"),
+    Place("clip", "jacobian", "rows.py:17", 0.16),
+    Place("loss", "jacobian", "rows.py:16", 0.02),
+    Place("optimizer", "<module>", "rows.py:35", 0.05, callee="torch.Adam.step"),
+]
+BACKWARD = [
+    Place("backward", "<module>", "gan.py:30", 0.5, callee="torch.Tensor.backward"),
+    Place("forward", "<module>", "gan.py:28", 0.2, callee="torch.Sequential.forward"),
+    Place("optimizer", "<module>", "gan.py:31", 0.05, callee="torch.Adam.step"),
+]
 WHOLE = [Place("backward", "main", "main.py:29", 0.1, callee="torch.Tensor.backward"), ADAM]
 
 
@@ -678,6 +690,16 @@ def passes_of(places: list[Place], *findings: Finding) -> Run:
         ([CLIP, msgspec.structs.replace(CLIP, function="other", share_ratio=0.3)], (), "30 %"),
         ([msgspec.structs.replace(OPTIMIZER, function="step", line="own.py:9")], (SLOW,), ""),
         ([CLIP], (Finding("gpu.optimizer_unfused", "fires", "", 0.2),), ""),
+        # the loop over the rows, with its time in three parts, before the line of the whole pass
+        (JACOBIAN, (LACKS_DATA,), "43 % of the step is in jacobian at rows.py:17, in the backward"),
+        (JACOBIAN, (), ""),
+        (
+            BACKWARD,
+            (LACKS_DATA,),
+            "50 % of the step is in torch.Tensor.backward, called at gan.py:30",
+        ),
+        (BACKWARD, (), ""),
+        ([*BACKWARD, MODEL], (LACKS_DATA,), "40 % of the step is in Net.forward at net.py:12"),
     ],
 )
 def test_a_function_with_most_of_a_part_that_no_rule_judges_is_said(

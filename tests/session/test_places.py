@@ -131,6 +131,30 @@ def test_side_work_has_its_line_and_the_line_that_calls_it(part: str) -> None:
     assert signal.place == CodePlace("train.py:8", "write", caller="train.py:50 main")
 
 
+@pytest.mark.parametrize(
+    ("eval_ratio", "named"),
+    [(0.3, CodePlace("train.py:15", "accuracy", caller=MAIN)), (0.02, None)],
+)
+def test_an_evaluation_of_the_trained_model_has_its_line(
+    eval_ratio: float, named: CodePlace | None
+) -> None:
+    """Its passes look like those of a teacher. The function that makes them loads batches, too."""
+    signals = side_work_signals(
+        [
+            sample(10, "train.py:16 accuracy", "no_grad"),
+            sample(20, "train.py:15 accuracy", "data_wait", callee="torch.DataLoader"),
+            sample(40, "train.py:39 main", "data_wait", caller="train.py:50 <module>"),
+            sample(10, "train.py:44 main", "optimizer", caller="train.py:50 <module>"),
+            REST,
+        ],
+        eval_ratio,
+    )
+    signal = signals.get("stack.eval_ratio")
+    assert (signal.place if signal is not None else None) == named
+    if signal is not None:
+        assert signal.value == pytest.approx(30 / 130)
+
+
 @pytest.mark.parametrize(("own", "line"), [(15, "train.py:30"), (3, "train.py:48")])
 def test_the_line_that_runs_the_whole_loop_is_named_only_where_no_other_has_much(
     own: float, line: str

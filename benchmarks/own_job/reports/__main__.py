@@ -277,8 +277,8 @@ def ran(
 
 
 def diagnosis_in(summary: str) -> str:
-    """Return the paragraph of a headless summary that begins with `diagnosis:`."""
-    return summary.partition("diagnosis: ")[2].partition("\n\n")[0]
+    """Return the open question of a headless summary, below notes if there are any."""
+    return summary.partition("no conclusion: ")[2].partition("\n\n")[0]
 
 
 def named(name: str, text: str) -> bool:

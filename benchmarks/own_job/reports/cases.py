@@ -28,6 +28,7 @@ class Case(NamedTuple):
 
 
 HOST = ("host.slow_function", "host.python_overhead")
+PASSES = ("host.slow_function", "host.avoidable_work")
 LOADING = (
     "input.cpu_transform",
     "input.slow_storage",
@@ -145,11 +146,11 @@ CASES: dict[str, Case] = {
         ("roboflow/rf-detr#1409",), (*HOST, "gpu.optimizer_unfused", "host.avoidable_work")
     ),
     "preconditioner": Case(("kozistr/pytorch_optimizer#100",), (*HOST, "host.avoidable_work")),
-    "unlabelled_logits": Case(("cisnlp/ofa#1", "facebookresearch/pytext#957"), HOST),
-    "jacobian_rows": Case(("pytorch/pytorch#50584",), HOST),
-    "second_pass": Case(("feidfoe/learning-not-to-learn#5",), HOST),
-    "undetached_fake": Case(("pytorch/examples#116", "yunjey/pytorch-tutorial#56"), HOST),
-    "one_hot_input": Case(("yhs968/pyGRU4REC#4", "snowkylin/line#5"), HOST),
+    "unlabelled_logits": Case(("cisnlp/ofa#1", "facebookresearch/pytext#957"), PASSES),
+    "jacobian_rows": Case(("pytorch/pytorch#50584",), PASSES),
+    "second_pass": Case(("feidfoe/learning-not-to-learn#5",), PASSES),
+    "undetached_fake": Case(("pytorch/examples#116", "yunjey/pytorch-tutorial#56"), PASSES),
+    "one_hot_input": Case(("yhs968/pyGRU4REC#4", "snowkylin/line#5"), PASSES),
     "tokens_each_epoch": Case(
         ("lucidrains/reformer-pytorch#143", "AnswerDotAI/ModernBERT#236"), LOADING
     ),
@@ -168,4 +169,14 @@ CASES: dict[str, Case] = {
         ("input.one_by_one",),
     ),
     "drawn_until_new": Case(("massquantity/LibRecommender#11",), LOADING),
+    "pass_thrown_away": Case(("mindee/doctr#1861", "Toni-SM/skrl#156"), PASSES),
+    "frozen_by_optimizer": Case(
+        ("Mayukhdeb/torch-dreams#14", "explosion/curated-transformers#69"), PASSES
+    ),
+    "losses_apart": Case(
+        ("mosaicml/composer#1240", "jessemelpolio/non-stationary_texture_syn#15"), PASSES
+    ),
+    "padded_to_most": Case(("QData/TextAttack#737", "deepspeedai/DeepSpeedExamples#849"), PASSES),
+    "hessian_rows": Case(("isayevlab/aimnetcentral#73",), PASSES),
+    "best_copied": Case(("pytorch/pytorch#34765",), (*HOST, "host.checkpoint_stall")),
 }

@@ -72,6 +72,9 @@ service.py), and of one that the console only watches. A message takes 0.8 ms be
 ms: 10 µs a step with the first period, 5 µs with the second."""
 COUNT_AT = 20
 """The step after which one step's operators are counted."""
+MAX_TURNS = 8
+"""The most optimizer steps to wait until all optimizers that step in turn have stepped. A counted
+step with more of them would take long."""
 EAGER = 8
 """Steps at the start after each of which the agent works."""
 DESCRIBE_AT = 3
@@ -684,6 +687,9 @@ class Agent:
         """The agent works again after a step that ends then or later."""
         self._sampler, self._counted = StepSampler(), CountedSteps()
         self._arithmetic = Arithmetic()
+        self._counted_from = self._waited = 0
+        """The step in which the count of the operators has begun, and the optimizer steps since
+        the last one that could end such a step."""
         self._copies: CopyCount | None = None
         self._announced: tuple[Any, ...] = ()
         self.rank, self._world_size = described.place()
@@ -838,6 +844,7 @@ class Agent:
         self._every_step = (
             recorder.index < EAGER
             or self._arithmetic.under_way
+            or self._waited > 0
             or self._copies is not None
             or service.waits
         )
@@ -871,7 +878,16 @@ class Agent:
         self._announce()
 
     def _count_arithmetic(self) -> None:
-        counted = self._arithmetic.step_ended(recorder.done[-1][4] if recorder.done else 0)
+        if steppers.several and not steppers.are_through and self._waited < MAX_TURNS:
+            self._waited += 1
+            return  # the rest of the step is that of other optimizers
+        self._waited = 0
+        samples = recorder.done[-1][4] if recorder.done else 0
+        steps = max(1, recorder.index - self._counted_from)
+        counted = self._arithmetic.step_ended(
+            recorder.samples if steppers.several else samples, steps
+        )
+        self._counted_from = recorder.index
         recorder.kind = SETTLING if counted else COUNTS
 
     def _count_copies(self) -> CopyCount | None:

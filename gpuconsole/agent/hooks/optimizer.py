@@ -55,6 +55,11 @@ class Steppers:
         """Whether several optimizers may step in turn."""
         return len(watch.optimizers) > 1 and (len(self._last) < IN_TURN or len(set(self._last)) > 1)
 
+    @property
+    def are_through(self) -> bool:
+        """Whether all optimizers that step in turn have stepped in the step under way."""
+        return self._stepped >= set(self._last)
+
     def made(self) -> None:
         """The program has made another optimizer: it may step in turn with those before."""
         self._last.clear()
@@ -164,6 +169,8 @@ def begin_step(optimizer: Any) -> bool:
         steppers.plain = False
         return False
     optimizer_seen(optimizer)
+    if passes.state.counting is not None:
+        passes.state.counting.stepped(optimizer)
     steppers.inside = True
     present.optimizer, present.within_backward = id(optimizer), BACKWARD in recorder.stack
     if present.within_backward:

@@ -124,7 +124,7 @@ def begin_pass(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         if watch.keep_inputs:
             watch.last_inputs = (weakref.ref(module), args, kwargs)
     if state.counting is not None:
-        state.counting.enter()
+        state.counting.enter(None, False, (module, args, kwargs))
     return True
 
 
@@ -198,12 +198,13 @@ def begin_backward(frame: FrameType) -> bool:
     outputs = frame.f_locals.get("t_outputs")
     caller = frame.f_back
     # torch.autograd.grad computes gradients of whatever the program asks for
-    if caller is None or caller.f_code.co_name != "grad":
+    adds = caller is None or caller.f_code.co_name != "grad"
+    if adds:
         if recorder.reads_loss or recorder.readings is not None:
             read_loss(outputs)
         recorder.backwards += 1
     if state.counting is not None:
-        state.counting.enter(outputs)
+        state.counting.enter(outputs, adds)
     return True
 
 

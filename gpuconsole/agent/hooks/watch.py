@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..clock import now
+from ..protocol import CodePlace
 from .borders.border import opened
 from .guard import OWN as OWN
 from .guard import ask, from_outside, switch
@@ -242,6 +243,16 @@ def program_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None and not is_program(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def program_place(frame: FrameType | None, part: str = "") -> CodePlace | None:
+    """The innermost line of the program's own code, with its function; None without such a
+    line."""
+    if (program := program_frame(frame)) is None:
+        return None
+    code = program.f_code
+    function = getattr(code, "co_qualname", code.co_name)
+    return CodePlace(place_name(code.co_filename, program.f_lineno), function, part)
 
 
 recorder = StepRecorder()

@@ -64,6 +64,10 @@ SHORT = Threshold(
     "s",
     "torch takes 3 to 8 µs to start an operator: longer ones gain little from a larger batch",
 )
+BY_ROWS = 0.45
+"""The share of its time that a loop over the rows of a Jacobian saves in one batched call, whose
+operators take longer to start. Measured: 0.43 with 24 rows, and 0.78 with 9 rows of a Hessian, in
+CPU time (benchmarks/own_job/reports/programs/jacobian_rows.py and hessian_rows.py)."""
 START_S = 6e-6
 """The seconds that torch takes to start an operator and its backward operator."""
 DECOMPOSED = Threshold(
@@ -75,11 +79,11 @@ DECOMPOSED = Threshold(
 OPERATOR = Threshold(
     "operator_share", 0.15, "ratio", "below 15 % of a step, a faster operator gains little"
 )
-RECOMPUTED = Threshold(
-    "recomputed",
+SPARED = Threshold(
+    "spare",
     0.10,
     "ratio",
-    "a pass with checkpoints in all layers repeats a quarter of the FLOPs",
+    "below a tenth of the FLOPs, a change gains little; checkpoints in all layers repeat a quarter",
 )
 ROOM = Threshold(
     "memory_used", 0.5, "ratio", "memory is not short while less than half of it is in use"
@@ -208,39 +212,65 @@ def grouped(case: Case) -> Avoidable | None:
 _GROUPS = ("optimizer_groups", "trained_tensors")
 
 
-def repeated(case: Case) -> Avoidable | None:
-    """Find a module that is called many times with inputs that could be one batch."""
-    calls, ratio = case.get("repeated.calls", 0.0), case.get("repeated.operators_ratio", 0.0)
+class Calls(NamedTuple):
+    """Calls that could be one call for a batch. `name`: the begin of the names of their signals.
+    `advice`: the end of the sentence about them. `saves`: the share of their fixed cost that one
+    call saves, apart from the number of calls."""
+
+    name: str
+    title: str
+    what: str
+    advice: str = ""
+    saves: float = 1.0
+
+
+CALLS_OF = (
+    Calls(
+        "repeated",
+        "A module is called many times with inputs that could be one batch",
+        "calls a module {calls} times in a pass: make the inputs one batch. No call needs the"
+        " result of another. {ratio} of the operators of the forward pass are in these calls",
+        " with their backward pass. Batch norm then sees all inputs together",
+    ),
+    Calls(
+        "gradient_loop",
+        "One result is differentiated in many calls",
+        "differentiates one result in {calls} calls: torch.func.jacrev, or"
+        " torch.autograd.grad(..., is_grads_batched=True), does it in one call (of"
+        " torch.autograd.functional: vectorize=True). {ratio} of the operators of the passes are"
+        " in these calls, or differentiate their results again",
+        saves=BY_ROWS,
+    ),
+)
+
+
+def in_many_calls(case: Case, kind: Calls) -> Avoidable | None:
+    """Find short operators of calls that could be one call for a batch."""
+    names = f"{kind.name}.calls", f"{kind.name}.operators_ratio"
+    calls, ratio = (case.get(name, 0.0) for name in names)
     if calls < CALLS or ratio < REPEATED or not case.has("operators_per_step", "step_s"):
         return None
     compute = passes.compute_ratio(case)
     each_s = case.value("step_s") * compute / case.value("operators_per_step")
     if each_s > SHORT:
         return None
-    share = compute * ratio
-    saves = share * (1 - 1 / calls) * fixed_ratio(case, each_s)
-    place = case.place("repeated.calls")
-    summary = (
-        f"{words(place)} calls a module {calls:.0f} times in a pass: make the inputs one batch."
-        f" No call needs the result of another. {percent(ratio)} of the operators of the forward"
-        f" pass are in these calls, {1e6 * each_s:.0f} µs each with their backward pass."
-        " Batch norm then sees all inputs together"
-    )
+    share, place = compute * ratio, case.place(names[0])
+    what = kind.what.format(calls=f"{calls:.0f}", ratio=percent(ratio))
     evidence = case.evidence(
-        ("repeated.calls", CALLS),
-        ("repeated.operators_ratio", REPEATED),
+        (names[0], CALLS),
+        (names[1], REPEATED),
         "operators_per_step",
         "forward_ratio",
         "backward_ratio",
         "step_s",
     ) + case.if_known("probe.batch_cost_ratio", "probe.batch_factor")
     return Avoidable(
-        "A module is called many times with inputs that could be one batch",
+        kind.title,
         share,
-        saves,
+        share * (1 - 1 / calls) * fixed_ratio(case, each_s) * kind.saves,
         ratio / REPEATED,
         "medium",
-        summary,
+        f"{words(place)} {what}, {1e6 * each_s:.0f} µs each{kind.advice}",
         evidence,
         place,
     )
@@ -289,31 +319,78 @@ def decomposed(case: Case) -> Avoidable | None:
     )
 
 
-def recomputed(case: Case) -> Avoidable | None:
-    """Find forward passes that are computed twice, although memory has room for their
-    activations."""
-    ratio, used = case.get("recomputed.flops_ratio", 0.0), case.get("memory_used_ratio", 1.0)
-    if ratio < RECOMPUTED or used > ROOM:
-        return None
-    compute = passes.compute_ratio(case)
-    summary = (
-        f"{percent(ratio)} of the FLOPs of the passes are made a second time, by"
-        f" torch.utils.checkpoint or its like, and {percent(used)} of the memory is in use. Without"
-        " it a step takes less time and more memory"
-    )
-    return Avoidable(
+class Spare(NamedTuple):
+    """A kind of FLOPs that a program can leave out. `what`: a clause about them, after their place.
+    `saves`: the share of their time that a program without them saves. `takes_memory`: a program
+    without them needs more memory."""
+
+    title: str
+    what: str
+    saves: float = 1.0
+    takes_memory: bool = False
+
+
+SPARE = {
+    "spare.same_pass_ratio": Spare(
+        "A pass of a step is computed twice",
+        "calls a module with the inputs of an earlier call of the same step. Call the module once"
+        " and use its result twice, unless the module keeps a state",
+    ),
+    "spare.backward_again_ratio": Spare(
+        "Several backward passes go through the same operators",
+        "goes through operators that an earlier backward pass of the step has gone through. Add"
+        " the losses, and call backward() once: the sum of the gradients is the same",
+    ),
+    "spare.unused_gradients_ratio": Spare(
+        "The backward pass computes gradients that nobody uses",
+        "computes gradients that no optimizer uses. Detach the input of the part that is trained,"
+        " or set requires_grad_(False) on the other part",
+    ),
+    "spare.zeros_ratio": Spare(
+        "A product with zeros takes the place of a lookup",
+        "multiplies a matrix in which nearly all entries are zero, as in one-hot vectors. Look the"
+        " rows up: nn.Embedding, weight[indices], or F.embedding_bag for several rows; a matrix of"
+        " neighbours can be a sparse tensor",
+        saves=0.9,
+    ),
+    "spare.unlabelled_ratio": Spare(
+        "Scores are computed for entries without a label",
+        "computes scores whose label the loss ignores. Select the entries with a label before the"
+        " last layer",
+    ),
+    "spare.padding_ratio": Spare(
+        "Most entries of a batch only fill it up",
+        "reads rows of ids that are filled up with one id, and the passes compute with all of"
+        " them. Pad each batch to its own longest row, put rows of about one length into a batch,"
+        " or pack several into one row",
+    ),
+    "recomputed.flops_ratio": Spare(
         "Activations are computed again although memory has room",
+        "makes forward passes a second time, by torch.utils.checkpoint or its like. Without it a"
+        " step takes less time and more memory",
+        takes_memory=True,
+    ),
+}
+"""The kinds by the signal with their share of the FLOPs of the passes."""
+
+
+def spare(case: Case, signal: str) -> Avoidable | None:
+    """Find FLOPs of the passes that the program can leave out."""
+    kind, ratio = SPARE[signal], case.get(signal, 0.0)
+    if ratio < SPARED or (kind.takes_memory and case.get("memory_used_ratio", 1.0) > ROOM):
+        return None
+    compute, place = passes.compute_ratio(case), case.place(signal)
+    memory = (("memory_used_ratio", ROOM),) if kind.takes_memory else ()
+    return Avoidable(
+        kind.title,
         compute * ratio,
-        compute * ratio,
-        ratio / RECOMPUTED,
+        compute * ratio * kind.saves,
+        ratio / SPARED,
         "medium",
-        summary,
-        case.evidence(
-            ("recomputed.flops_ratio", RECOMPUTED),
-            ("memory_used_ratio", ROOM),
-            "forward_ratio",
-            "backward_ratio",
-        ),
+        f"{words(place) if place else 'The program'} {kind.what}. These are {percent(ratio)} of the"
+        " FLOPs of the passes",
+        case.evidence((signal, SPARED), *memory, "forward_ratio", "backward_ratio"),
+        place,
     )
 
 
@@ -321,8 +398,8 @@ def found(case: Case) -> Avoidable | None:
     """Return the work whose removal would save most; None if there is no such work. Raise Missing
     if the shares of a step are not measured.
 
-    On a GPU, work of the host costs at most the time in which the GPU has no work. Forward passes
-    that are computed twice cost time of the GPU itself.
+    On a GPU, work of the host costs at most the time in which the GPU has no work. FLOPs that could
+    be left out cost time of the GPU itself.
     """
     kinds = [
         work._replace(saves=device.lost(case, work.saves))
@@ -330,12 +407,12 @@ def found(case: Case) -> Avoidable | None:
             update(case),
             heavy_update(case),
             grouped(case),
-            repeated(case),
+            *(in_many_calls(case, kind) for kind in CALLS_OF),
             decomposed(case),
         )
         if work is not None
     ]
-    kinds += [work for work in (recomputed(case),) if work is not None]
+    kinds += [work for signal in SPARE if (work := spare(case, signal)) is not None]
     return max((work for work in kinds if work.saves), key=lambda work: work.saves, default=None)
 
 

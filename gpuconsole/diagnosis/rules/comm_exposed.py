@@ -17,7 +17,7 @@ from gpuconsole.diagnosis.rule import (
     speedup_interval,
 )
 
-TIMES_RARER = 4
+FEWER_EXCHANGES = 4
 PREDICTION_ERROR = 0.25
 
 
@@ -83,7 +83,7 @@ gather parameters in every pass."""
         else:
             exchanged, recoverable = (
                 _gradients(case),
-                comm.gradients_ratio(case) * (1 - 1 / TIMES_RARER),
+                comm.gradients_ratio(case) * (1 - 1 / FEWER_EXCHANGES),
             )
             changes = [_rarer(case), _narrow(case, ratio)]
         summary = (
@@ -146,8 +146,8 @@ def _gradients(case: Case) -> str:
 
 
 def _rarer(case: Case) -> Suggestion | None:
-    passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * TIMES_RARER
-    gain = speedup_interval(predicted(case, TIMES_RARER), PREDICTION_ERROR)
+    passes = int(case.knobs.get("gradient_accumulation_steps", 1)) * FEWER_EXCHANGES
+    gain = speedup_interval(predicted(case, FEWER_EXCHANGES), PREDICTION_ERROR)
     why = (
         f"gradients are exchanged once in {passes} passes. This changes training: the effective"
         " batch grows by the same factor"

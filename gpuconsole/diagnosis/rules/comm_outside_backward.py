@@ -9,8 +9,6 @@ from gpuconsole.diagnosis.rule import Case, Finding, Rule, Threshold, high_if, p
 STEPS = Threshold(
     "steps", 0.5, "ratio", "what fewer than half of the steps do is no work of each step"
 )
-TIMES_RARER = 20
-"""The recoverable time counts on one reduction in this many steps."""
 
 
 class CommOutsideBackward(Rule):
@@ -61,7 +59,7 @@ Recoverable: all but one twentieth of the time, as with one reduction in 20 step
             " If they reduce metrics: keep the values on the device,"
             " and reduce them in one call, once in many steps"
         )
-        recoverable = ratio * (1 - 1 / TIMES_RARER)
+        recoverable = ratio * (1 - 1 / host.TIMES_RARER)
         return self.fires(
             ratio / limit,
             evidence,

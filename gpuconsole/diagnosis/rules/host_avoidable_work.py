@@ -25,15 +25,17 @@ class HostAvoidableWork(Rule):
         avoidable.SHORT,
         avoidable.DECOMPOSED,
         avoidable.OPERATOR,
-        avoidable.RECOMPUTED,
         avoidable.ROOM,
+        avoidable.SPARED,
     )
     reads = (
         "stack.update_ratio", "stack.update_python_ratio", "stack.operator_ratio",
         "decomposition.flops_ratio", "repeated.calls", "repeated.operators_ratio",
         "operators_per_step", "loss_ratio", "probe.batch_cost_ratio", "probe.batch_factor",
-        "recomputed.flops_ratio", "memory_used_ratio", "model.trained_tensors",
+        "memory_used_ratio", "model.trained_tensors",
         "model.optimizer_groups", "stack.optimizer_ratio", "optimizer_ratio",
+        "gradient_loop.calls", "gradient_loop.operators_ratio",
+        *avoidable.SPARE,
         *device.IDLE_SIGNALS,
     )  # fmt: skip
     text = """The rule finds several kinds of work that a program can often leave out. First, the
@@ -42,11 +44,16 @@ which the functions torch._foreach_* take a list of all tensors; or long operato
 such as the roots of matrices; or an optimizer has one parameter group for each tensor and works on
 one after the other. Second, a forward pass calls
 one module four times or more with inputs of one shape, and no input depends on the result of an
-earlier call. One call with all inputs as one batch starts each operator once. Third, the
-forward pass or the loss decomposes a matrix. Last, torch.utils.checkpoint computes forward
-passes twice although less than half of the memory is in use.
+earlier call. One call with all inputs as one batch starts each operator once. The rows of a
+Jacobian that are computed in a call of torch.autograd.grad each are such work, too. Third, the
+forward pass or the loss decomposes a matrix. Fourth, torch.utils.checkpoint computes forward
+passes twice although less than half of the memory is in use. Last, FLOPs whose result nobody needs:
+a pass with the inputs of an earlier pass of the same step (without dropout), a second backward pass
+through the same operators, gradients that no optimizer uses, products with one-hot vectors, scores
+of entries that the loss ignores, and padding.
 Stack samples show the function and its share of a step. The operators of one counted step show the
-calls, the decompositions and the recomputed FLOPs. The rule ignores a cell of a recurrent network,
+calls, the decompositions and the FLOPs. Labels, ids and matrices are read only if they are in the
+memory of the host: no read waits for a GPU. The rule ignores a cell of a recurrent network,
 a layer with shared weights and a model that is unrolled step by step: each call needs the result of
 the call before. The rule also ignores calls with long operators, because a larger batch does not
 make long operators faster."""

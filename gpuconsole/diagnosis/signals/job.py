@@ -65,8 +65,10 @@ def job_signals(
         }
         stacks |= by_breakdown(stacks, training, measured)
     stacks |= avoidable_signals(training)
+    of_eval = signals.get("eval_ratio")
     stacks |= side_work_signals(
-        record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t)
+        record.stacks.since(steps[0].t if record.steady_t is None else record.steady_t),
+        of_eval.value if of_eval is not None else 0.0,
     )
     return (
         _side_work(record.side_work, steps, signals)

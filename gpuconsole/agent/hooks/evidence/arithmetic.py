@@ -34,6 +34,7 @@ from ..watch import module_name, place_name, watch
 from .decompositions import Decompositions
 from .observed import AFTER_A_COPY, WAITING_OPERATORS, Waits, operator_waits
 from .repeats import Repeats
+from .spare import SpareWork, argument_of
 from .tables import Tables
 
 # --- the FLOPs of a step --------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class StepCount:
         self.by_type: dict[str, float] = {}
         self.unknown = set[str]()
         self.waits, self.scores, self.tables = Waits(), Scores(), Tables()
-        self.decompositions, self.repeats = Decompositions(), Repeats()
+        self.decompositions, self.repeats, self.spare = Decompositions(), Repeats(), SpareWork()
         self._before_pass = 0
         """The number of operators that ran before the current pass."""
         self.operators = 0
@@ -229,9 +230,11 @@ class StepCount:
         learned = plain == "masked_fill" and getattr(args[2], "requires_grad", False)
         self._products = self._products or learned or plain in PRODUCTS
         formula = self._formulas.get(name) if operator.namespace == "aten" else None
+        flops = 0.0
         if formula is not None and self.flops is not None:
             try:
-                self._add(operator, formula(*args, **kwargs, out_val=out), args, kwargs)
+                flops = formula(*args, **kwargs, out_val=out)
+                self._add(operator, flops, args, kwargs)
             except Exception as problem:  # a formula that does not fit these arguments
                 if from_outside(problem):
                     raise
@@ -240,6 +243,8 @@ class StepCount:
             operator.namespace not in NAMESPACES or not MULTIPLY.isdisjoint(name.split("_"))
         ):
             self.unknown.add(f"{operator.namespace}::{name}")
+        if operator.namespace == "aten":
+            self.spare.see(operator, args, kwargs, out, flops, frame)
 
     def _add(self, operator: Any, flops: float, args: Any, kwargs: dict[str, Any]) -> None:
         self.flops = (self.flops or 0.0) + flops
@@ -254,11 +259,7 @@ class StepCount:
             again = flops * AGAIN_IN_ATTENTION if name.endswith("_backward") else 0.0
             self.recomputed += again
             self.again_in_attention += again
-            parameters = [argument.name for argument in operator._schema.arguments]
-            place = parameters.index("is_causal") if "is_causal" in parameters else len(args)
-            if not records and (
-                args[place] if place < len(args) else kwargs.get("is_causal", False)
-            ):
+            if not records and argument_of(operator, args, kwargs, "is_causal"):
                 self.masked += (flops - again) / 2
 
     @entry("arithmetic.called")
@@ -270,8 +271,10 @@ class StepCount:
             self.repeats.called(names["self"], names["args"], names["kwargs"], operators, frame)
 
     @entry("arithmetic.enter")
-    def enter(self, loss: Any = None) -> None:
-        """A pass begins. `loss`: that of a backward pass."""
+    def enter(self, loss: Any = None, adds: bool = True, call: Any = None) -> None:
+        """A pass begins. `loss`: that of a backward pass. `adds`: the backward pass adds its
+        gradients to those of the parameters. `call`: the module of a forward pass, and its
+        arguments."""
         self._depth += 1
         if self._depth > 1:
             return
@@ -293,6 +296,10 @@ class StepCount:
             return
         self._backward, self._before_pass = loss is not None, self.operators
         self.decompositions.see(nodes)
+        if loss is not None:
+            self.spare.begin_backward(nodes, adds)
+        elif call is not None:
+            self.spare.begin_pass(*call)
         self._counts = modes.counting = True
         self._mode.__enter__()
 
@@ -302,6 +309,7 @@ class StepCount:
         self._depth -= 1
         if self._depth == 0:
             self._exit()
+            self.spare.end_pass()
             if not self._backward:
                 self.repeats.end_pass(self.operators - self._before_pass)
             # else the backward pass itself records gradients: the program differentiates it again
@@ -315,6 +323,11 @@ class StepCount:
             self._counts = modes.counting = False
             self._mode.__exit__(None, None, None)
 
+    @entry("arithmetic.stepped")
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+        self.spare.stepped(optimizer)
+
     def give_up(self) -> None:
         """The program is about to compile a function, within or between the passes."""
         self.flops, self.reason = None, COMPILED
@@ -324,6 +337,7 @@ class StepCount:
         """Count nothing any longer, wherever the program is."""
         state.counting, compiled.on_use = None, None
         self.flops, self.reason, self._depth = None, INTERRUPTED, 0
+        self.spare = SpareWork()
         self._exit()
 
 
@@ -379,9 +393,10 @@ class Arithmetic:
     def under_way(self) -> bool:
         return self._count is not None
 
-    def step_ended(self, last_samples: int) -> bool:
+    def step_ended(self, last_samples: int, steps: int = 1) -> bool:
         """Call after each step. Returns whether the next step is being counted; such a step does
-        not count for the times."""
+        not count for the times. `last_samples`: those of the last step. `steps`: the steps that
+        were counted; of several, which may differ, no figure is known for a sample."""
         if self._count is None:
             if is_compiled():
                 self.done, self.reason = True, COMPILED
@@ -395,6 +410,8 @@ class Arithmetic:
             switch.undo_part["arithmetic"] = self._count.stop
             return True
         count, self._count, state.counting, compiled.on_use = self._count, None, None, None
+        # no weak reference to a tensor stays: torch.utils.swap_tensors refuses such tensors
+        spare, count.spare = count.spare, SpareWork()
         if count.reason == OBSERVED:
             return False
         self.done, self.waits, self.reason = (
@@ -403,9 +420,9 @@ class Arithmetic:
             "" if count.flops and last_samples else count.reason,
         )
         if count.operators:
-            self.facts["operators_per_step"] = float(count.operators)
+            self.facts["operators_per_step"] = count.operators / steps
         if count.flops:
-            self._note(count, count.flops, last_samples)
+            self._note(count, count.flops, last_samples if steps == 1 else 0)
             self.signals = count.scores.signals()
             if state.sees_modules:
                 self.signals |= count.repeats.signals()
@@ -416,6 +433,7 @@ class Arithmetic:
                 " those of fused attention",
             )
             self.signals |= count.decompositions.signals(count.flops)
+            self.signals |= spare.signals(count.flops, count.operators)
             self.facts |= count.tables.facts()
         return False
 

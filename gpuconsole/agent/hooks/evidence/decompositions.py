@@ -11,7 +11,7 @@ from typing import Any
 
 from ...loop import Signals
 from ...protocol import CodePlace, Signal
-from ..watch import place_name, program_frame
+from ..watch import program_place
 
 SIGNAL = "decomposition.flops_ratio"
 COSTS = {
@@ -71,10 +71,8 @@ class Decompositions:
 
     def called(self, name: str, frame: FrameType) -> None:
         """An operator has run in a forward pass. `frame`: that of its caller."""
-        if "linalg" in name and (program := program_frame(frame)) is not None:
-            function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
-            line = place_name(program.f_code.co_filename, program.f_lineno)
-            self._places[CodePlace(line, function)] += 1
+        if "linalg" in name and (place := program_place(frame)) is not None:
+            self._places[place] += 1
 
     def signals(self, passes: float) -> Signals:
         """Return the FLOPs of all decompositions divided by the FLOPs of the passes."""

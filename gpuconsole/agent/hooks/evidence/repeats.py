@@ -19,7 +19,7 @@ from ...protocol import CodePlace, Signal
 from ...step_breakdown import median
 from ..guard import ask
 from ..structure import inner_modules, parameters_of
-from ..watch import place_name, program_frame
+from ..watch import program_place
 from .tables import is_plain
 
 CALLS, RATIO = "repeated.calls", "repeated.operators_ratio"
@@ -96,10 +96,7 @@ class Repeats:
         calls.holds_state |= may_hold_state(given)
         if len(calls.starts) == 1:
             calls.holds_state |= self._has_kept(module, calls.parameters)
-        if len(calls.starts) == 1 and (program := program_frame(frame)) is not None:
-            function = getattr(program.f_code, "co_qualname", program.f_code.co_name)
-            line = place_name(program.f_code.co_filename, program.f_lineno)
-            calls.place = CodePlace(line, function, "forward")
+            calls.place = program_place(frame, "forward")
         calls.starts.append(operators)
 
     def end_pass(self, operators: int) -> None:
