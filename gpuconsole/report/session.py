@@ -41,20 +41,28 @@ def gpu_names(snapshot: Snapshot) -> list[str]:
 
 
 def run_text(run: Run, environment: Environment | None = None, paint: Paint = plain) -> str:
-    """A run with its figures, attainable rate, the models that have a measurement, profile and
-    diagnosis. `environment`: the machine of the run."""
+    """Return a run in text: the answer first (what went wrong, the findings, or why there are
+    none), then its figures, attainable rate, the models that have a measurement and the profile.
+    `environment`: the machine of the run."""
+    answer = [*cause_report(run), *firing_report(run), BLANK]
+    figures_of_run = run_figures(run, environment, whole=False)
     return "\n".join(
         [
             printed([run_head(run)], paint=paint),
-            printed([*run_report(run, environment, whole=False), *firing_report(run)], 2, paint),
+            printed([*answer, *figures_of_run], 2, paint),
         ]
     )
 
 
 def run_report(run: Run, environment: Environment | None = None, whole: bool = True) -> Report:
-    """What went wrong in a run, its figures, attainable rate, models and profile. Not `whole`:
-    without models that lack a figure."""
-    inside = [*cause_report(run), *figures(run), *owners_report(run)]
+    """Return what went wrong in a run, then `run_figures`."""
+    return [*cause_report(run), *run_figures(run, environment, whole)]
+
+
+def run_figures(run: Run, environment: Environment | None = None, whole: bool = True) -> Report:
+    """Return the figures of a run, its attainable rate, models and profile. Not `whole`: without
+    models that lack a figure."""
+    inside = [*figures(run), *owners_report(run)]
     larger = [
         part
         for part in (
@@ -67,7 +75,7 @@ def run_report(run: Run, environment: Environment | None = None, whole: bool = T
     ]
     for part in larger:
         inside += [BLANK, *part]
-    return [*inside, BLANK] if larger else inside
+    return inside
 
 
 def trial_text(trial: Trial, snapshot: Snapshot, paint: Paint = plain) -> str:

@@ -19,12 +19,13 @@ from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import firing_report, paint_details
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.runs import figures, paint_runs, run_head
-from gpuconsole.report.session import session_text
+from gpuconsole.report.session import run_text, session_text
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot, run_now
 from gpuconsole.wire.events import AgentOff, AnyEvent, Failed, RunClosed, RunOpened
+from tests.report.small_session import small_session
 from tests.tui.fake_session import KNOBS, cpu_view, gpu_view
 from tests.tui.test_paint import text
 
@@ -239,3 +240,16 @@ def test_a_run_without_a_traceback_has_no_such_field_in_the_snapshot() -> None:
     ):
         state.apply(event)
     assert b"traceback" not in encode(make_snapshot(state, Environment(), 4.0))
+
+
+def test_the_finding_and_its_advice_stand_before_all_figures() -> None:
+    run = small_session().runs[0]
+    lines = run_text(run).splitlines()
+    finding, figure = (
+        run.findings[0],
+        next(k for k, line in enumerate(lines) if "throughput" in line),
+    )
+    assert finding.title in lines[2] and finding.summary.split(". ")[0] in "".join(lines[2:5])
+    advice = next(k for k, line in enumerate(lines) if line.strip().startswith("try "))
+    evidence = next(k for k, line in enumerate(lines) if line.strip().startswith("evidence"))
+    assert advice < evidence < figure

@@ -675,7 +675,7 @@ def lost_trials(finding: Finding) -> str:
 
 
 def finding_report(number: int, finding: Finding, run: Run) -> Report:
-    """A finding with its evidence and its suggestions."""
+    """Return a finding with its suggestions, then its evidence."""
     right = [(stake(finding), "accent"), (f"  confidence {finding.confidence}", "")]
     report: Report = [
         Line([(f"{number} {finding.title}", "heading")], right=right),
@@ -687,11 +687,11 @@ def finding_report(number: int, finding: Finding, run: Run) -> Report:
         report.append(text(words, indent=2))
     if lost := lost_trials(finding):
         report.append(text(lost, indent=2))
+    for suggestion in finding.suggestions:
+        report += _suggestion_lines(suggestion, run)
     report.append(Line([("rule ", "dim"), (finding.rule, "")], indent=2))
     if finding.evidence:
         report.append(_evidence(finding.evidence))
-    for suggestion in finding.suggestions:
-        report += _suggestion_lines(suggestion, run)
     return report
 
 
