@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def damaged(document: Any, chance: random.Random) -> Any:
         if chance.random() < 0.1:
             del inside[last]
         else:
-            inside[last] = chance.choice(ODD)
+            inside[last] = deepcopy(chance.choice(ODD))
     return copy
 
 
