@@ -19,6 +19,10 @@ MAX_BYTES = 16 * 2**20
 """The largest file that is read as a snapshot. A long session has 50 KB."""
 
 
+MAX_BITS = 1000
+"""A longer integer is no float, and cannot be shown as one."""
+
+
 class SnapshotError(ValueError):
     """A file that is not a readable snapshot. The message is one line."""
 
@@ -134,7 +138,9 @@ def _check_figures(value: object, where: str) -> None:
 def _check_range(values: Sequence[float], where: str, least: float = -encoding.MAX_NUMBER) -> None:
     for value in (min(values, default=0.0), max(values, default=0.0)):
         if not least <= value <= encoding.MAX_NUMBER:
-            raise SnapshotError(f"a number is out of range: {value:.3g} at {where}")
+            is_long = isinstance(value, int) and value.bit_length() > MAX_BITS
+            shown = "300 digits or more" if is_long else f"{value:.3g}"
+            raise SnapshotError(f"a number is out of range: {shown} at {where}")
 
 
 def decode_with_unknown(data: bytes) -> tuple[Snapshot, dict[str, Any]]:

@@ -361,7 +361,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(SnapshotError, match="more than 256 MiB"):
+    with pytest.raises(SnapshotError, match="more than 32 MiB"):
         read_measured(path)
 
 

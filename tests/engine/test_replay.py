@@ -13,10 +13,9 @@ import pytest
 
 from gpuconsole.engine import recording
 from gpuconsole.engine.recording import DEMO, Replay
-from gpuconsole.model import units
 from gpuconsole.session.api import View
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import Hello, Note, encode
+from gpuconsole.wire.events import encode
 from tests.waiting import until
 
 
@@ -155,20 +154,6 @@ def test_all_at_once_is_at_the_end_at_once(path: Path) -> None:
         await until(lambda: not replay.ended)
 
     played(path, body, 0)
-
-
-def test_times_that_no_clock_has_are_at_the_end(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.jsonl"
-    hello = encode(Hello(t=-1.7e308, role="recording", pid=1, version="x", wall_time=0.0))
-    broken.write_bytes(hello + b"\n" + encode(Note(1.7e308, "the last")) + b"\n")
-
-    async def body(replay: Replay) -> None:
-        assert units.clock(replay._length_s)
-        replay.seek(1e300)
-        await until(lambda: replay.ended)
-        assert replay.view().notes == ("the last",)
-
-    played(broken, body)
 
 
 def test_a_long_fold_lets_keys_in_between(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

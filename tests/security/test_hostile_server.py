@@ -226,3 +226,11 @@ def test_no_request_follows_a_redirect() -> None:
         "HTTP 307: redirects are not followed; name the address itself: /elsewhere/" in line
         for line in told
     ), told
+
+
+@pytest.mark.parametrize("number", ["1" * 401, "1e300", "-" + "9" * 350])
+def test_a_number_out_of_range_on_a_page_is_one_line(number: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=f'vllm:num_requests_running{{model_name="m"}} {number}\n')
+
+    assert "a number on the page is out of range" in against(answer, page)

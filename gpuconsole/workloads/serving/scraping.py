@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuconsole.agent.clock import now
+from gpuconsole.model.encoding import MAX_NUMBER
 from gpuconsole.model.engines import ServingEngine, engines
 from gpuconsole.model.text import visible
 from gpuconsole.wire.events import ServerState
@@ -304,7 +305,15 @@ def read_families(text: str, buckets: bool = False) -> list[Metric]:
         raise ValueError(f"a line has more than {MAX_LINE_LENGTH} characters")
     if len(lines) > MAX_LINES:
         raise ValueError(f"the page has more than {MAX_LINES} lines of known metrics")
-    return list(text_string_to_metric_families("\n".join(lines) + "\n"))
+    families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+    # the parser makes an int of digits, and no float holds one of 400 digits
+    if any(
+        MAX_NUMBER < abs(sample.value) < math.inf
+        for family in families
+        for sample in family.samples
+    ):
+        raise ValueError("a number on the page is out of range")
+    return families
 
 
 def what_it_is(text: str) -> str:
