@@ -204,8 +204,8 @@ def is_work_stuck(seen: MachineReadings, gpu: str) -> bool:
     some drivers go on counting it (Datura-ai/lium-io 1140)."""
     used = seen.latest.get(series_key("gpu.hbm_used_bytes", gpu), math.inf)
     active = seen.latest.get(series_key("gpu.sm_active_ratio", gpu), 0.0)
-    is_own = not _device(seen, parent(gpu)).is_unified
-    return is_own and used < MIN_CONTEXT and active <= BUSY_RATIO
+    is_unused = used < MIN_CONTEXT and active <= BUSY_RATIO
+    return is_unused and not _device(seen, parent(gpu)).is_unified
 
 
 def _share(seen: MachineReadings, gpu: str) -> float | None:

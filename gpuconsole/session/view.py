@@ -16,7 +16,7 @@ from gpuconsole.model.snapshot import Environment, Snapshot
 from gpuconsole.session.api import View
 from gpuconsole.session.figures.summary import summarized
 from gpuconsole.session.freshness import silent_devices, slow_gpus, why_server_not_fresh
-from gpuconsole.session.gpu_state import CurrentReadings, worst_xids
+from gpuconsole.session.gpu_state import CurrentReadings, GpuState, gpu_states, worst_xids
 from gpuconsole.session.machine import MachineState
 from gpuconsole.session.run import LIVE_STEPS, RunRecord
 from gpuconsole.session.serving import Outage
@@ -144,6 +144,12 @@ def seen_now(state: MachineState, now: float) -> CurrentReadings:
         state.devices,
         slow_gpus(state),
     )
+
+
+def states_now(state: MachineState, now: float) -> dict[str, GpuState]:
+    """Return the state of each GPU and MIG slice. `now`: session seconds."""
+    gpus = [device for device in state.devices if device.is_gpu]
+    return gpu_states(seen_now(state, now), gpus)
 
 
 def outage_now(record: RunRecord | None) -> Outage | None:

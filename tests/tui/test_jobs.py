@@ -110,3 +110,16 @@ def test_j_opens_the_jobs_and_enter_their_processes(monkeypatch: pytest.MonkeyPa
         await until(lambda: isinstance(app.screen, MainScreen))
 
     on_box(SHOWN, JobsScreen, body)
+
+
+def test_enter_on_a_server_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While something runs here, it opens the processes of the server."""
+    monkeypatch.setattr(BoxSession, "ports", lambda self, pids: PORTS)
+
+    async def body(app: ConsoleApp, pilot: Pilot[int], api: BoxSession) -> None:
+        await shows(app, "1 job on 1 device")
+        await pilot.press("enter")
+        await until(lambda: isinstance(app.screen, ProcessesScreen))
+        assert not any(call[0] == "start" for call in api.calls)
+
+    on_box(msgspec.structs.replace(box(8), processes=(SERVER,)), JobsScreen, body)

@@ -493,3 +493,15 @@ def test_nothing_is_cut_in_the_table_at_any_width() -> None:
                 width,
                 figures,
             )
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_figures_of_a_machine_without_a_gpu_are_whole(width: int) -> None:
+    """A cut number is a wrong number."""
+    shown = idle(box(1))
+    cpu = tuple(device for device in shown.devices if not device.is_gpu)
+    shown = msgspec.structs.replace(shown, devices=cpu, device="cpu")
+    rows = paint_overview(shown, [], lambda key, columns: [0.5] * columns, width, 33).rows
+    assert all(row_width(row) == width for row in rows)
+    told = "\n".join("".join(text for text, _ in row) for row in rows)
+    assert "3.2 of 96  " in told and "5.10/16.0 GiB  " in told and "w 1.20 MB/s  " in told

@@ -38,7 +38,7 @@ from gpuconsole.report.machine.gpus import (
 )
 from gpuconsole.report.machine.headline import headline
 from gpuconsole.report.machine.processes import ProcessFilter, arrange, process_lines
-from gpuconsole.report.machine.tiles import Tile, host_tiles
+from gpuconsole.report.machine.tiles import Tile, drawn, host_tiles
 from gpuconsole.report.page import Lines
 from gpuconsole.session import facts
 from gpuconsole.session.api import View
@@ -467,28 +467,17 @@ def _short_examples(groups: Mapping[str, Sequence[Scenario]], width: int) -> lis
 
 
 def _host_trace(tile: Tile, n: int, history: History, width: int, height: int) -> list[Row]:
-    """A series with its figure, and its history in the rest of the row. From three rows on, the
-    first row is blank."""
-    column = min(42, width * 2 // 3)
-    title = (fit(tile.title if n == 0 else "", 18), "dim")
-    if not tile.traces:
-        rows = [
-            line(
-                width,
-                title,
-                (f"{fit(tile.figure.strip(), column - 20, '>')}  ", "dim"),
-                (plain(tile.reason), "dim"),
-            )
-        ]
-    else:
-        trace = tile.traces[n]
-        figure = trace.figure or tile.figure
-        values = history(trace.key, max(0, width - column))
-        *above, base = shaded(
-            spark(values, height - 1 if height >= 3 else height, trace.high, apart=True)
-        )
-        rows = [line(width, (" " * column, ""), *texts) for texts in above]
-        rows.append(line(width, title, fit(figure.strip(), column - 20, ">"), "  ", *base))
+    """A series of a tile with its figure, and its history in the rest of the row. From three rows
+    on, the first row is blank."""
+    head = min(42, width * 2 // 3) - 2
+    columns = max(0, width - head - 2)
+    traces = tile.traces[n : n + 1]
+    values = {trace.key: history(trace.key, columns) for trace in traces}
+    figure = next((trace.figure for trace in traces if trace.figure), tile.figure)
+    of_series = tile._replace(
+        title=tile.title if n == 0 else "", figure=figure, traces=traces, short=""
+    )
+    rows = drawn(of_series, values, columns, head, width, height - (height >= 3))
     return [*[blank(width)] * (height - len(rows)), *rows]
 
 

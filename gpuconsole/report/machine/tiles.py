@@ -26,7 +26,6 @@ from gpuconsole.report.machine.columns import (
 from gpuconsole.report.screen.chart import (
     HOLD_S,
     SPARK_COLUMN_S,
-    ChartWindow,
     History,
     hold_s,
     window,
@@ -273,8 +272,8 @@ def paint_devices(
     each, gap = _spacing(len(shown), room)
     rows: list[Row] = []
     for n, tile in enumerate(shown):
-        rows += fill([], inner, bool(n and gap and not n % gap)) + _drawn(
-            tile, values, time, label, inner, each, tops
+        rows += fill([], inner, bool(n and gap and not n % gap)) + drawn(
+            tile, values, columns, label + FIGURE, inner, each, tops
         )
     if not boxed:
         return fill(rows, width, height)
@@ -326,19 +325,18 @@ def tile_at(tiles: Sequence[Tile], room: int, y: int) -> Tile | None:
     return tiles[rows[y]] if 0 <= y < len(rows) else None
 
 
-def _drawn(
+def drawn(
     tile: Tile,
     values: dict[str, list[float | None]],
-    time: ChartWindow,
-    label: int,
+    columns: int,
+    head: int,
     width: int,
     height: int,
-    tops: int,
+    tops: int = 0,
 ) -> list[Row]:
-    """Title and figure on the base line of the sparkline beside them. Two directions have a row
-    each where there is room, the title in the first. The top of the scale stands in `tops` cells at
-    the right end of a sparkline."""
-    head = label + FIGURE
+    """Title and figure in `head` cells on the base line of the sparkline beside them, which has
+    `columns` cells. Two directions have a row each where there is room, the title in the first. The
+    top of the scale stands in `tops` cells at the right end of a sparkline."""
     room = head - cell_width(tile.title) - 1
     short = cell_width(tile.figure.strip()) > room and tile.short
     text = NONE if _is_quiet(tile, values) else (short or tile.figure).strip()
@@ -351,7 +349,7 @@ def _drawn(
         return [*fill([], width, height - 1), line(width, *title, *whole, (tile.reason, "dim"))]
     traces = tile.traces[:1] if text == NONE else tile.traces
     if height < len(traces):
-        return [line(width, *title, *whole, *_side_by_side(traces, values, time.columns + tops))]
+        return [line(width, *title, *whole, *_side_by_side(traces, values, columns))]
     each, more = divmod(height, len(traces))
     rows: list[Row] = []
     for n, trace in enumerate(traces):

@@ -15,10 +15,10 @@ from gpuconsole.session.freshness import (
     stale_s,
     stuck_s,
 )
-from gpuconsole.session.gpu_state import GpuState, gpu_states, unreadable, whole_gpus
+from gpuconsole.session.gpu_state import GpuState, unreadable, whole_gpus
 from gpuconsole.session.machine import USUAL
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import run_now, seen_now
+from gpuconsole.session.view import run_now, seen_now, states_now
 
 
 class ServingRun(NamedTuple):
@@ -112,12 +112,6 @@ def unreadable_gpus(state: SessionState, now: float) -> dict[str, str]:
     """The GPUs that give no value, with the reason. `now`: session seconds."""
     seen = seen_now(state, now)
     return {gpu.id: why for gpu in whole_gpus(state.devices) if (why := unreadable(seen, gpu.id))}
-
-
-def states_now(state: SessionState, now: float) -> dict[str, GpuState]:
-    """Return the state of each GPU and MIG slice. `now`: session seconds."""
-    gpus = [device for device in state.devices if device.is_gpu]
-    return gpu_states(seen_now(state, now), gpus)
 
 
 def _serving(state: SessionState) -> ServingRun | None:

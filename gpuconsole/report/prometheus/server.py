@@ -19,9 +19,10 @@ from prometheus_client.exposition import choose_encoder
 from gpuconsole import __version__
 from gpuconsole.model.text import visible
 from gpuconsole.report.prometheus.collector import ScrapeCollector
-from gpuconsole.report.prometheus.scrape import scrape, states_now, unreadable_gpus
+from gpuconsole.report.prometheus.scrape import scrape, unreadable_gpus
 from gpuconsole.session.freshness import why_not_fresh
 from gpuconsole.session.state import SessionState
+from gpuconsole.session.view import states_now
 
 CLIENT_S = 20.0
 """Limit for a whole request and its answer."""

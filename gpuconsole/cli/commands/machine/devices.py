@@ -16,9 +16,9 @@ from gpuconsole.model.machine import NO_GPU_REASONS, Process
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.report.machine.devices import devices_report, short_report
 from gpuconsole.session.api import View
-from gpuconsole.session.gpu_state import GpuState, gpu_states
+from gpuconsole.session.gpu_state import GpuState
 from gpuconsole.session.state import SessionState
-from gpuconsole.session.view import make_view, seen_now
+from gpuconsole.session.view import make_view, states_now
 
 HELP = "list what each GPU does and who uses it"
 DESCRIPTION = (
@@ -62,10 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def as_json(reading: DevicesReading) -> dict[str, object]:
     """The JSON of `--json`: SI units, by metric name."""
     state, readings = reading.state, reading.state.readings
-    states = gpu_states(
-        seen_now(state, state.session_time(state.now)),
-        [device for device in state.devices if device.is_gpu],
-    )
+    states = states_now(state, state.session_time(state.now))
     links = [device for device in readings.devices() if "/link:" in device]
     devices = [
         {
