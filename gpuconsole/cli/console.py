@@ -24,7 +24,7 @@ from gpuconsole.tui import skeleton
 from gpuconsole.tui.terminal import why_no_screen, why_no_terminal
 
 SETTLED_S = 4.0
-FIRST_FIGURES_S = 0.1
+FIRST_FIGURES_S = 0.2
 """Seconds that the imports of the screen wait for the first figures of the GPUs."""
 if TYPE_CHECKING:
     from gpuconsole.experiments.session import LiveSession

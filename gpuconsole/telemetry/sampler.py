@@ -3,7 +3,7 @@
 A driver call can hang for seconds. In this process the call blocks only one thread, and the console
 can abandon the process.
 
-    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS] [--brief]
+    python -m gpuconsole.telemetry.sampler --fd N [--interval SECONDS] [--brief] [--vital-first]
 
 The variable GPUCONSOLE_DCGM holds the address of a dcgm-exporter's /metrics, or nothing.
 """
@@ -53,12 +53,17 @@ class Sampler:
     """Sends rounds of samples from every source until `stop` is set."""
 
     def __init__(
-        self, channel: ChildChannel, interval_s: float, dcgm: str = "", brief: bool = False
+        self,
+        channel: ChildChannel,
+        interval_s: float,
+        dcgm: str = "",
+        brief: bool = False,
+        vital_first: bool = False,
     ) -> None:
-        """`dcgm`: the address of a dcgm-exporter for metrics that NVML cannot report. `brief`: ask
-        the GPUs only for what one line of each needs."""
+        """`dcgm`: the address of a dcgm-exporter for metrics that NVML cannot report. `brief` and
+        `vital_first`: see `NvmlSource`."""
         self._channel = channel
-        self._dcgm, self._brief = dcgm, brief
+        self._dcgm, self._brief, self._vital_first = dcgm, brief, vital_first
         self._interval_s = interval_s
         self._host = HostSource()
         self._pollers: list[Poller] = []
@@ -95,7 +100,7 @@ class Sampler:
         while not self.stop.is_set():
             self._opening_since = time.monotonic()
             try:
-                gpus = NvmlSource(self._interval_s, self._brief)
+                gpus = NvmlSource(self._interval_s, self._brief, self._vital_first)
             except NoNvml as why:
                 self._opening_since = 0.0
                 reason = reason or str(why)
@@ -242,13 +247,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the console")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two rounds")
     parser.add_argument("--brief", action="store_true", help="only what one line a GPU needs")
+    parser.add_argument("--vital-first", action="store_true", help="before the first round")
     options = parser.parse_args(arguments)
     if options.interval <= 0:
         parser.error("--interval must be above 0")
     die_with_parent()
     channel = ChildChannel(options.fd)
     dcgm = os.environ.get("GPUCONSOLE_DCGM", "")
-    sampler = Sampler(channel, options.interval, dcgm, options.brief)
+    sampler = Sampler(channel, options.interval, dcgm, options.brief, options.vital_first)
 
     def on_crash(crash: threading.ExceptHookArgs) -> None:
         """End the process after an error in a source, so that the console starts it again.

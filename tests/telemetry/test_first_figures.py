@@ -65,7 +65,7 @@ def test_the_first_figures_are_drawn_without_textual() -> None:
 def test_what_one_looks_for_comes_before_the_rates(machine: Machine) -> None:
     """A rate needs two readings, and PCIe throughput is observed for 20 ms on each GPU."""
     _, environment = machine("gpus 3", "gpu * delay nvmlDeviceGetPcieThroughput 20")
-    with SamplerChild(environment, 1.0) as sampler:
+    with SamplerChild(environment, 1.0, "--vital-first") as sampler:
         sampler.wait(lambda heard: SM in heard.values("gpu:2"))
         events = list(sampler.events)
     of_gpus = [each for each in events if isinstance(each, Sample) and each.device == "gpu:0"]

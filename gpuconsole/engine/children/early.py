@@ -34,9 +34,11 @@ class EarlyChild:
 
 
 def early_sampler(interval_s: float, dcgm: str | None) -> EarlyChild | None:
-    """Start the sampler of `SamplerSupervisor`; None where no process can be started now."""
+    """Start the sampler of `SamplerSupervisor`, which sends first what one looks for; None where no
+    process can be started now."""
+    arguments = [*sampler_arguments(interval_s), "--vital-first"]
     try:
-        return EarlyChild(SAMPLER, sampler_arguments(interval_s), dcgm_environment(dcgm))
+        return EarlyChild(SAMPLER, arguments, dcgm_environment(dcgm))
     except OSError:
         return None
 

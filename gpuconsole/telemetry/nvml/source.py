@@ -31,16 +31,19 @@ class NvmlSource:
 
     name = "nvml"
 
-    def __init__(self, interval_s: float = 1.0, brief: bool = False) -> None:
+    def __init__(
+        self, interval_s: float = 1.0, brief: bool = False, vital_first: bool = False
+    ) -> None:
         """`brief`: ask each GPU only for what one line of it needs, and for no errors and links.
-        Raises NoNvml with a one-line reason when there is no GPU."""
+        `vital_first`: send what one looks for before the first round. Raises NoNvml with a one-line
+        reason when there is no GPU."""
         self.count, self.driver = start()
         self.cuda = cuda_version()
         if self.count == 0:
             raise NoNvml(NO_GPU)
         meter.suspects_driver = False
         self._slow_calls = SlowCalls(meter, interval_s)
-        self._brief = brief
+        self._brief, self._vital_first = brief, vital_first
         self._xids = None if brief else XidWatch()
         self._gpus = [
             WatchedGpu(index, self._slow_calls, self._xids, interval_s, brief)
@@ -71,9 +74,11 @@ class NvmlSource:
 
     def prime(self) -> Readings:
         t = time.monotonic()
-        take_turns([partial(gpu.prime, t) for gpu in self._gpus if not gpu.is_reading], MAX_WAIT_S)
+        first_t = t if self._vital_first else None
+        waiting = [gpu for gpu in self._gpus if not gpu.is_reading]
+        take_turns([partial(gpu.prime, first_t) for gpu in waiting], MAX_WAIT_S)
         readings = self.collect()
-        if not self._brief:  # the list itself comes with the first round
+        if self._vital_first:  # the list itself comes with the first round
             readings.append(Processes(t, [], {gpu.id: NOT_LISTED for gpu in self._gpus}))
         return readings
 

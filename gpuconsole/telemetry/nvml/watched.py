@@ -159,13 +159,14 @@ class WatchedGpu:
         finally:
             self._end()
 
-    def prime(self, t: float) -> None:
-        """Take the first of the two readings that rates need, after what one looks for first."""
+    def prime(self, first_t: float | None = None) -> None:
+        """Take the first of the two readings that rates need. `first_t`: the time of a sample with
+        what one looks for first; None: no such sample."""
         self._begin(MAX_TURN_S)
         try:
             if self.gpu is not None and not self.is_slow:
-                if not self._brief and (values := self.gpu.read_first()):
-                    self._readings.append(Sample(t, self.id, values, self.gpu.substitutes))
+                if first_t is not None and (values := self.gpu.read_first()):
+                    self._readings.append(Sample(first_t, self.id, values, self.gpu.substitutes))
                 self.gpu.prime()
                 for mig_slice in self.slices:
                     mig_slice.read()
