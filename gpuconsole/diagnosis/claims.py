@@ -421,7 +421,7 @@ def unjudged(run: Run) -> Unjudged | None:
     judges a function of the model, a function that makes backward passes of its own, or the
     backward pass of the program. No rule judges the program's own code in its loss, between the
     backward pass and the optimizer, or in its own optimizer. The line that calls the backward pass
-    comes last: any other line says more."""
+    comes last: any other line says more, and so does a finding about the passes."""
     if run.serves or not run.is_job or run.steady_from_s is None:
         return None
     open_rules = bool(_without_conclusion(run, RULES_OF_PASSES))
@@ -430,6 +430,11 @@ def unjudged(run: Run) -> Unjudged | None:
     for place in run.places:
         in_part[place.part] += place.share_ratio
         of_function[_function(place)].append(place)
+    of_passes = ("forward", "no_grad", "optimizer", "loss", "backward")
+    said = any(
+        claims_time(finding) and finding.place is not None and finding.place.part in of_passes
+        for finding in run.findings
+    )
     last: Unjudged | None = None
     for place in run.places:
         same = of_function[_function(place)]
@@ -443,14 +448,13 @@ def unjudged(run: Run) -> Unjudged | None:
         elif place.part in ("loss", "clip", "optimizer") and len(parts) == 1:
             large = place.share_ratio >= OWN_WORK
         else:
-            of_passes = ("forward", "no_grad", "optimizer", "loss", "backward")
             large = open_rules and place.part in of_passes and place.share_ratio >= MODEL_WORK
         if large and not _is_named(place, run):
             found = Unjudged(place, _runs_loop(place, run.places))
             if place.part != "backward" or differentiates:
                 return found
             last = last or found
-    return last
+    return None if said else last
 
 
 def _is_named(place: Place, run: Run) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from gpuconsole.agent.protocol import Signal
 from gpuconsole.wire.events import ProbeDone
-from tests.agent.listener import Listener
+from tests.agent.listener import Listener, Watched
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "own_job" / "reports" / "programs"
 SPARE = {
@@ -30,8 +30,8 @@ SMALL = 0.1
 PADDED = 0.4
 
 
-def observed(folder: Path, name: str, *arguments: str) -> dict[str, Signal]:
-    """Run a program for some steps, and return what the agent has observed."""
+def watched(folder: Path, name: str, *arguments: str) -> Watched:
+    """Run a program for some steps under the agent."""
     listener = Listener(folder)
     done = listener.run(
         sys.executable,
@@ -42,6 +42,11 @@ def observed(folder: Path, name: str, *arguments: str) -> dict[str, Signal]:
     assert done.returncode == 0, done.stderr
     (ran,) = listener.by_script().values()
     assert ran.off is None
+    return ran
+
+
+def observed(ran: Watched) -> dict[str, Signal]:
+    """Return what the agent has observed."""
     return {
         signal: value
         for event in ran.events
@@ -53,7 +58,7 @@ def observed(folder: Path, name: str, *arguments: str) -> dict[str, Signal]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPARE)
 def test_spare_work_of_a_report_is_seen_with_its_line(name: str, tmp_path: Path) -> None:
-    signals = observed(tmp_path, name)
+    signals = observed(watched(tmp_path, name))
     found = signals[SPARE[name]]
     assert found.value >= SMALL
     file, _, line = str(found.place.line if found.place is not None else "").partition(":")
@@ -66,8 +71,15 @@ def test_spare_work_of_a_report_is_seen_with_its_line(name: str, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPARE)
 def test_the_same_program_without_the_fault_is_left_alone(name: str, tmp_path: Path) -> None:
-    signals = observed(tmp_path, name, "--fixed")
+    signals = observed(watched(tmp_path, name, "--fixed"))
     assert "recomputed.flops_ratio" in signals, "a step was counted"
     least = PADDED if name == "padded_to_most" else SMALL
     for signal in SPARE.values():
         assert signal not in signals or signals[signal].value < least
+
+
+@pytest.mark.slow
+def test_a_pass_at_the_begin_of_a_marked_step_is_seen(tmp_path: Path) -> None:
+    """After a step that is only counted, a pass before `zero_grad` was a wait for data."""
+    shares = watched(tmp_path, "pass_thrown_away").shares(40)
+    assert shares["data_wait"] < 0.1 and shares["forward"] > 0.4

@@ -647,6 +647,9 @@ SLOW = Finding(
         ),
     ),
 )
+SPARE = Finding(
+    "host.avoidable_work", "fires", "", 0.1, place=CodePlace("gan.py:28", "<module>", "forward")
+)
 OPTIMIZER = Place("optimizer", "Triple.step", "a b.py:38", 0.55, caller="a b.py:52 <module>")
 CLIP = Place("clip", "clip", "clip.py:12", 0.28, callee="torch.Tensor.norm")
 MODEL = Place("forward", "Net.forward", "net.py:12", 0.4, callee="torch.nn.Linear")
@@ -699,6 +702,7 @@ def passes_of(places: list[Place], *findings: Finding) -> Run:
             "50 % of the step is in torch.Tensor.backward, called at gan.py:30",
         ),
         (BACKWARD, (), ""),
+        (BACKWARD, (LACKS_DATA, SPARE), ""),
         ([*BACKWARD, MODEL], (LACKS_DATA,), "40 % of the step is in Net.forward at net.py:12"),
     ],
 )

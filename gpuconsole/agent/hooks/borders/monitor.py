@@ -338,8 +338,9 @@ class Monitor:
         what is rare, are seen."""
         for code, events, counted in self._hot:
             sys.monitoring.set_local_events(self._tool, code, events if marked else counted)  # type: ignore[arg-type]
-        if not marked:
-            self._arm(0)
+        # the step may begin with a call of the model, before any other border
+        self._step, self._called = recorder.index, 0
+        self._arm(START if marked else 0)
 
 
 def _off(at: Border | NotedCall | None, problem: BaseException) -> bool:
