@@ -59,6 +59,12 @@ class Snapshot(msgspec.Struct, kw_only=True):
     recording: bool = False
     tuning: Certificate | None = None
 
+    def with_tuning(self, certificate: Certificate | None) -> Snapshot:
+        """Return the snapshot of a tuning session: its certificate as the trials of the snapshot
+        show it."""
+        made = certificate and certificate.with_later(self.trials)
+        return msgspec.structs.replace(self, tuning=made)
+
 
 def encode(snapshot: Snapshot) -> bytes:
     """Pretty JSON, UTF-8, ending in a newline."""

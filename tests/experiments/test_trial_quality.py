@@ -158,7 +158,7 @@ def test_a_change_that_destroys_the_loss_is_worse(
         and trial.reason == "the loss is not finite"
         and not trial.worth_keeping
     )
-    assert verdict(trial) == "worse, the loss is not finite: reverted"
+    assert verdict(trial) == "worse: reverted, the loss is not finite"
 
 
 def test_a_noisy_loss_hides_no_rise() -> None:
