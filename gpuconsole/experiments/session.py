@@ -302,7 +302,8 @@ class Trials:
 
     async def _take_back(self, undo: Knobs | None) -> bool:
         """Take the last change back that was kept, once no trial is under way. Return whether it
-        is kept no longer: it is taken back, or its run has ended. `undo`: what goes back, if nothing else was kept since."""
+        is kept no longer: it is taken back, or its run has ended. `undo`: what goes back, if
+        nothing else was kept since."""
         while undo:
             record = self._state.record
             if record is None or record.run.state != "running":
