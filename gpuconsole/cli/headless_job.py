@@ -140,10 +140,11 @@ class HeadlessJob:
             )
         ]
         if self._work is not None:
-            lines.append(self._work.report())
             snapshot = msgspec.structs.replace(
-                snapshot, sweeps=self._work.sweeps(), tuning=self._work.certificate
+                snapshot.with_tuning(self._work.certificate), sweeps=self._work.sweeps()
             )
+            self._work.certificate = snapshot.tuning
+            lines.append(self._work.report())
         lines += self._last_lines(snapshot)
         save(snapshot, self._args.snapshot)
         self._write_summary("\n".join(lines) + "\n")

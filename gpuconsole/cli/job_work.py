@@ -96,8 +96,7 @@ class TuneJob(JobWork):
             if certificate.attempts and certificate.proof is None and not certificate.stopped:
                 say(attempt_line(len(certificate.attempts), certificate.attempts[-1]))
             # a console that is killed leaves what was proven
-            snapshot = msgspec.structs.replace(engine.snapshot(), tuning=self.certificate)
-            save(snapshot, self._args.snapshot)
+            save(engine.snapshot().with_tuning(self.certificate), self._args.snapshot)
 
         say(f"{run.scenario}: diagnosing the job")
         tuner = Tuner(

@@ -24,6 +24,7 @@ from gpuconsole.model.snapshot import (
     Environment,
     Snapshot,
     SnapshotError,
+    check_figures,
     decode,
     encode,
     is_snapshot,
@@ -126,7 +127,9 @@ def read_measured(path: Path) -> Snapshot:
             if len(data) > MAX_BYTES:
                 raise SnapshotError(f"the file has more than {MAX_BYTES / 2**20:g} MiB")
             return decode(data)
-        return clients.read_runs(path, data)
+        runs = clients.read_runs(path, data)
+        check_figures(runs)
+        return runs
     except OSError as error:
         raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from None
     except (SnapshotError, ClientFileError) as error:

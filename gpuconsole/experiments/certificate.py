@@ -17,13 +17,20 @@ def mistakes(certificate: Certificate) -> list[str]:
         difference for attempt in certificate.attempts for difference in _of_trial(attempt.trial)
     ]
     knobs: Knobs = dict(certificate.start)
+    gone: Knobs = {}
+    """The changes that were kept at first, and taken back."""
     for attempt in certificate.attempts:
-        if any(knobs.get(name) != value for name, value in attempt.knobs.items()):
+        if any(
+            value not in (knobs.get(name), gone.get(name, knobs.get(name)))
+            for name, value in attempt.knobs.items()
+        ):
             differences.append(
                 f"trial {attempt.trial.id} did not start from the settings that were kept before it"
             )
         if attempt.trial.kept:
             knobs |= attempt.trial.changes
+        elif attempt.trial.taken_back:
+            gone |= attempt.trial.changes
     if certificate.proof is not None and certificate.proof.kept:
         if certificate.end != certificate.start:
             differences.append(
@@ -65,6 +72,6 @@ def _of_trial(trial: Trial) -> list[str]:
     )
     if decided != trial.verdict and not trial.reason:
         differences.append(f"{name}: the verdict is {trial.verdict}, but the pairs give {decided}")
-    if trial.kept and not trial.worth_keeping:
+    if trial.kept and not trial.worth_keeping and not trial.reason:
         differences.append(f"{name}: kept, but not proven")
     return differences

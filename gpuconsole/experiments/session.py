@@ -34,7 +34,7 @@ from gpuconsole.experiments.trial import (
     refusal,
 )
 from gpuconsole.experiments.tune import TUNE_S, TuningSession
-from gpuconsole.experiments.watch_kept import watch
+from gpuconsole.experiments.watch_kept import EVERY_S, watch
 from gpuconsole.model import units
 from gpuconsole.model.certificate import Certificate
 from gpuconsole.model.experiments import Forecast, Trial
@@ -110,7 +110,8 @@ class LiveSession(Engine, SessionApi):
         await self.settled()
 
     async def settled(self) -> None:
-        """The run has ended: wait until its trial has ended too, and its baseline is written."""
+        """The run has ended: wait until its trial has ended too, until its kept change is judged,
+        and until its baseline is written."""
         await self._trials.settled()
         await self.baselines.settled()
 
@@ -200,10 +201,12 @@ class Trials:
             raise
 
     async def settled(self) -> None:
-        """The run has ended: wait until its trial has reported its end. Any client may have started
-        the trial."""
+        """The run has ended: wait until its trial has reported its end, and until its kept change
+        is judged. Any client may have started the trial."""
         if self._work is not None:
             await asyncio.wait([self._work], timeout=SETTLE_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._background.settled(), SETTLE_S)
 
     async def keep(self) -> Trial:
         """Keep the change of the last trial, which was a win and only measured. Raises
@@ -281,7 +284,8 @@ class Trials:
 
     async def _watch(self, trial: Trial, before: Sequence[Step]) -> None:
         """Withdraw the verdict of a kept change if its gain is gone in the minute after the trial,
-        and take the change back if the run is slower than before."""
+        and take the change back if the run is slower than before. A change that was found slower at
+        the end of its run is not kept either."""
         undo = self._control.undo
         after = await watch(trial, before, lambda: self._state.record)
         if after is trial or trial.speedup is None:
@@ -290,18 +294,34 @@ class Trials:
             f"{describe_changes(trial.changes)}: {after.reason}, but the trial measured"
             f" {units.measured(trial.speedup.estimate, trial.speedup.low, trial.speedup.high)}"
         )
-        taken_back = False
-        if after.verdict == "worse" and undo and undo == self._control.undo:
-            with contextlib.suppress(SessionError):
-                await self._control.revert()
-                taken_back = True
-        self._report(msgspec.structs.replace(after, kept=not taken_back))
+        taken_back = after.verdict == "worse" and await self._take_back(undo)
+        self._report(msgspec.structs.replace(after, kept=not taken_back, taken_back=taken_back))
         end = (
             "The change is taken back"
             if taken_back
             else "The verdict is withdrawn: take the change back, or measure it again"
         )
         self._emit(Note(time.monotonic(), f"{what}. {end}", "warning"))
+
+    async def _take_back(self, undo: Knobs | None) -> bool:
+        """Take the last change back that was kept, once no trial is under way. Return whether it
+        is kept no longer: it is taken back, or its run has ended. `undo`: what goes back, if
+        nothing else was kept since."""
+        while undo:
+            record = self._state.record
+            if record is None or record.run.state != "running":
+                return True
+            if undo != self._control.undo:
+                return False
+            try:
+                await self._control.revert()
+            except Busy:
+                await asyncio.sleep(EVERY_S)
+            except SessionError:
+                return False
+            else:
+                return True
+        return False
 
     def _report(self, trial: Trial) -> None:
         self._control.lock.asked = {}

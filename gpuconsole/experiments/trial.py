@@ -638,17 +638,8 @@ def with_training_loss(
     The job has no held-out batches. The blocks of a pair follow each other, so the progress between
     them is half of that from one pair to the next, which the middles of the pairs show: they do not
     depend on the change. This progress is taken off. `drift` is half of the 95 % interval of what
-    is left.
+    is left. `FiniteLoss` has looked at the losses that are not finite, or are gone.
     """
-    without, changed = ([loss for pair in pairs for loss in pair[side]] for side in (0, 1))
-    was_finite = any(map(math.isfinite, without + changed))
-    if was_finite and (
-        _lost(pairs)
-        or brings_infinite(without, changed)
-        or stays_infinite(without)
-        or stays_infinite(changed)
-    ):
-        return msgspec.structs.replace(trial, verdict="worse", reason=NOT_FINITE, checked=False)
     pairs = [(finite(before), finite(after)) for before, after in pairs]
     seen = [place for place, (before, after) in enumerate(pairs) if before and after]
     if len(seen) < 2:
@@ -671,18 +662,6 @@ def with_training_loss(
             before, before + statistics.fmean(differences), drift, training=True
         ),
     )
-
-
-def _lost(pairs: Sequence[tuple[list[float], list[float]]]) -> bool:
-    """Whether a side that had losses has none in a later pair in which the other side has."""
-    had = [False, False]
-    for pair in pairs:
-        if any(pair) and any(
-            before and not losses for before, losses in zip(had, pair, strict=True)
-        ):
-            return True
-        had = [before or bool(losses) for before, losses in zip(had, pair, strict=True)]
-    return False
 
 
 def _progress(middles: Sequence[float], place: int) -> float:

@@ -307,6 +307,7 @@ class Tuner:
     async def _search(self, tunable: Collection[str]) -> Certificate:
         widened = False
         while True:
+            self._look_again()
             run = await until_diagnosed(
                 self._engine, lambda: self._enough(tunable), tunable=tunable
             )
@@ -440,6 +441,7 @@ class Tuner:
 
     async def _end(self, why: str) -> Certificate:
         """The last trial: all kept changes together, compared with the start."""
+        self._look_again()
         self.certificate.stopped = why
         if (run := self._engine.view().run) is not None:
             self.certificate.left_alone = self._left_alone(run)
@@ -469,7 +471,12 @@ class Tuner:
     def _left_s(self) -> float:
         return self._budget_s - (time.monotonic() - self._begun)
 
+    def _look_again(self) -> None:
+        """Take over what was found out about kept changes after their trials."""
+        self.certificate = self.certificate.with_later(self._engine.view().trials)
+
     def _report(self) -> None:
+        self._look_again()
         self.certificate.elapsed_s = round(self._elapsed_s(), 1)
         self._on_change(msgspec.structs.replace(self.certificate))
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from gpuconsole.model.experiments import Speedup, Trial
@@ -61,7 +63,31 @@ class Certificate(msgspec.Struct, kw_only=True):
         kept = [attempt.trial for attempt in self.attempts if attempt.trial.kept]
         if self.proof is not None and self.proof.speedup is not None:
             return self.proof.speedup.inverse
-        return kept[0].speedup if len(kept) == 1 and self.proof is None else None
+        single = len(kept) == 1 and self.proof is None and kept[0].holds
+        return kept[0].speedup if single else None
+
+    def with_later(self, trials: Iterable[Trial]) -> Certificate:
+        """Return the certificate with what was found out about its kept changes after their
+        trials. `trials`: the trials of the session, as they are now."""
+        now = {(trial.id, trial.log_ratios): trial for trial in trials if trial.began_run}
+        attempts = [
+            msgspec.structs.replace(attempt, trial=_later(attempt.trial, now))
+            for attempt in self.attempts
+        ]
+        proof = self.proof and _later(self.proof, now)
+        gone = any(
+            was.trial.kept and not attempt.trial.kept
+            for was, attempt in zip(self.attempts, attempts, strict=True)
+        )
+        if not gone and proof is not None and proof == self.proof:
+            return msgspec.structs.replace(self, attempts=attempts)
+        end = dict(self.start)
+        if proof is None or not proof.kept:
+            for attempt in attempts:
+                end |= attempt.trial.changes if attempt.trial.kept else {}
+        # the trial of all changes together has measured the one that is gone too
+        proof = None if gone else proof
+        return msgspec.structs.replace(self, attempts=attempts, proof=proof, end=end)
 
     @property
     def flags(self) -> str:
@@ -74,6 +100,18 @@ class Certificate(msgspec.Struct, kw_only=True):
     def changed(self) -> Knobs:
         """The knobs whose values at the end differ from the start."""
         return {name: value for name, value in self.end.items() if self.start.get(name) != value}
+
+
+def _later(trial: Trial, now: dict[tuple[str, tuple[float, ...]], Trial]) -> Trial:
+    """Return `trial` with the fate that it has in `now`."""
+    known = now.get((trial.id, trial.log_ratios), trial)
+    return msgspec.structs.replace(
+        trial,
+        verdict=known.verdict,
+        reason=known.reason,
+        kept=known.kept,
+        taken_back=known.taken_back,
+    )
 
 
 class Tuning(msgspec.Struct, frozen=True):

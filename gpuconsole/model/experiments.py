@@ -147,7 +147,8 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     they could use up the gain. `after_switch`: the steps soon after a switch take another time than
     later ones, so only the last third of each block counts; `lasting`: this difference lasts longer
     than a third of a block, so the trial is undecided. `reason`: the reason of a verdict that does
-    not follow from the pairs. `step_deviation`: the standard deviation of a pair according to the
+    not follow from the pairs. `taken_back`: the change was kept, and is not kept any more, because
+    the run was slower with it. `step_deviation`: the standard deviation of a pair according to the
     steps within the blocks; the intervals use at least this deviation. `stalls_from`: the trial
     would have seen a stall in one of this number of steps, or a more frequent stall, on both sides;
     0: not known. `by_steps`: the rates are steps per second, because the number of samples in a
@@ -167,6 +168,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     predicted: Interval | None = None
     verdict: Verdict | None = None
     kept: bool = False
+    taken_back: bool = False
     clock: Clock = "wall"
     method: Method = "live ABBA"
     between: float = 0.0
@@ -210,6 +212,24 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
             f"{self.method.removesuffix(' ABBA')},"
             f" {'fixed' if self.order_seed is None else 'random'} order"
         )
+
+    @property
+    def fate(self) -> str:
+        """What became of the change: `kept`, `taken back` (after it was kept), `reverted`, or the
+        state of a trial that was not decided."""
+        if self.state != "done":
+            return self.state
+        return "kept" if self.kept else "taken back" if self.taken_back else "reverted"
+
+    @property
+    def began_run(self) -> bool:
+        """Whether a run began with the change, because it was kept."""
+        return self.kept or self.taken_back
+
+    @property
+    def holds(self) -> bool:
+        """Whether the change is kept, and nothing later has shown that its gain is gone."""
+        return self.kept and self.verdict == "win"
 
     @property
     def worth_keeping(self) -> bool:

@@ -17,10 +17,23 @@ from gpuconsole.model.run import Distribution, Run, SeriesData
 SCHEMA = "gpuconsole.snapshot/1"
 MAX_BYTES = 16 * 2**20
 """The largest file that is read as a snapshot. A long session has 50 KB."""
-
-
 MAX_BITS = 1000
 """A longer integer is no float, and cannot be shown as one."""
+MAX_FLOPS_PER_S, MAX_BYTES_PER_S, MAX_PER_S = 1e24, 1e20, 1e15
+MAX_SECONDS, MAX_COUNT, MAX_OF_BYTES = 1e11, 1e15, 1e20
+"""No machine has more: a million GPUs have 1e22 FLOP/s, and 1e11 s are 3 000 years. Our choice."""
+LIMITS = (
+    ("flops_per_s", MAX_FLOPS_PER_S),
+    ("bytes_per_s", MAX_BYTES_PER_S),
+    ("_per_s", MAX_PER_S),
+    ("rates", MAX_PER_S),
+    ("_bytes", MAX_OF_BYTES),
+    ("_s", MAX_SECONDS),
+    ("seconds", MAX_SECONDS),
+    ("steps", MAX_COUNT),
+    ("requests", MAX_COUNT),
+)
+"""The largest possible number of a figure whose name has this end. The first end counts."""
 
 
 class SnapshotError(ValueError):
@@ -60,6 +73,12 @@ class Snapshot(msgspec.Struct, kw_only=True):
     sweeps: list[Sweep] = []
     recording: bool = False
     tuning: Certificate | None = None
+
+    def with_tuning(self, certificate: Certificate | None) -> Snapshot:
+        """Return the snapshot of a tuning session: its certificate as the trials of the snapshot
+        show it."""
+        made = certificate and certificate.with_later(self.trials)
+        return msgspec.structs.replace(self, tuning=made)
 
 
 def encode(snapshot: Snapshot) -> bytes:
@@ -102,42 +121,51 @@ def decode(data: bytes) -> Snapshot:
         snapshot = msgspec.json.decode(data, type=Snapshot)
     except encoding.UNREADABLE as error:
         raise SnapshotError(f"not a valid snapshot: {error}") from None
-    _check_figures(snapshot, "$")
+    check_figures(snapshot)
     return snapshot
 
 
-def _check_figures(value: object, where: str) -> None:
-    """Raises SnapshotError where a number in `value` is too large for the figures that are made
-    from it, or where a time, a rate or a weight is negative."""
+def check_figures(value: object, where: str = "$", most: float = encoding.MAX_NUMBER) -> None:
+    """Raises SnapshotError where a number in `value` is above `most`, where a rate, a time or a
+    count is above what is possible, or where a time, a rate or a weight is negative."""
     match value:
         case float() | int():
-            _check_range([value], where)
+            _check_range([value], where, most)
         case list() | tuple():
             if all(isinstance(item, float) for item in value):
-                _check_range(value, where)
+                _check_range(value, where, most)
             else:
                 for number, item in enumerate(value):
-                    _check_figures(item, f"{where}[{number}]")
+                    check_figures(item, f"{where}[{number}]", most)
         case dict():
             for name, item in value.items():
                 inside = f"{where}[{name!a}]"
                 if isinstance(item, SeriesData) and str(name).partition("{")[0].endswith("_s"):
-                    _check_range(item.v, f"{inside}.v", 0.0)
-                _check_figures(item, inside)
+                    _check_range(item.v, f"{inside}.v", most, 0.0)
+                check_figures(item, inside, _most(str(name), most))
         case _:
             if isinstance(value, Distribution):
-                _check_range((value.mean, value.std, value.n, value.p50), where, 0.0)
+                _check_range((value.mean, value.std, value.n, value.p50), where, most, 0.0)
             elif isinstance(value, SeriesData):
-                _check_range(value.w, f"{where}.w", 0.0)
+                _check_range(value.w, f"{where}.w", most, 0.0)
             of_kind = type(value)
             plain = getattr(of_kind, "__dataclass_fields__", ())
             for name in getattr(of_kind, "__struct_fields__", plain):
-                _check_figures(getattr(value, name), f"{where}.{name}")
+                check_figures(getattr(value, name), f"{where}.{name}", _most(name, most))
 
 
-def _check_range(values: Sequence[float], where: str, least: float = -encoding.MAX_NUMBER) -> None:
+def _most(name: str, most: float) -> float:
+    """Return the largest possible number of the figure `name`; `most`, where its name does not
+    tell."""
+    plain = name.partition("{")[0]
+    return next((limit for end, limit in LIMITS if plain.endswith(end)), most)
+
+
+def _check_range(
+    values: Sequence[float], where: str, most: float, least: float = -encoding.MAX_NUMBER
+) -> None:
     for value in (min(values, default=0.0), max(values, default=0.0)):
-        if not least <= value <= encoding.MAX_NUMBER:
+        if not least <= value <= most:
             is_long = isinstance(value, int) and value.bit_length() > MAX_BITS
             shown = "300 digits or more" if is_long else f"{value:.3g}"
             raise SnapshotError(f"a number is out of range: {shown} at {where}")

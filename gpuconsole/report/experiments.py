@@ -13,8 +13,18 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, place, show
 from gpuconsole.model.run import Distribution, Run
-from gpuconsole.model.text import visible
-from gpuconsole.report.cells import Row, Segment, blank, fill, line, row_width, shorter, spread
+from gpuconsole.model.text import cut, visible
+from gpuconsole.report.cells import (
+    Row,
+    Segment,
+    blank,
+    fill,
+    line,
+    row_width,
+    shorter,
+    spread,
+    wrap,
+)
 from gpuconsole.report.page import paragraph
 from gpuconsole.report.parts import BLANK, Column, Line, Report, Table, heading, lay_out, text
 from gpuconsole.session import facts
@@ -64,19 +74,12 @@ UNFINISHED = "not finished"
 
 
 def verdict(trial: Trial) -> str:
-    """`faster: kept`; `on trial` while the trial runs; only `win` where the command of a user's job
-    was started for the trial alone."""
-    if trial.state == "running":
-        return "on trial"
-    if trial.state in ("failed", "cancelled"):
-        return trial.state
+    """`faster: kept`; `on trial` while the trial runs; only `faster` where the command of a user's
+    job was started for the trial alone. The result and the fate of the change stand first."""
+    if trial.state != "done":
+        return "on trial" if trial.state == "running" else trial.state
     if trial.of_traffic and trial.verdict == "undecided":
         return f"undecided: {trial.reason}" if trial.reason else "undecided"
-    result = (
-        f"{'worse' if trial.verdict == 'worse' else 'withdrawn'}, {trial.reason}"
-        if trial.reason
-        else RESULTS.get(trial.verdict or "", UNFINISHED) + _unseen(trial)
-    )
     if trial.of_traffic:
         words = {
             "win": "better: restart the server with it",
@@ -87,9 +90,12 @@ def verdict(trial: Trial) -> str:
             f"{words.get(trial.verdict or '', UNFINISHED)}"
             f"{f'; {trial.reason}' if trial.reason else ''}"
         )
-    if trial.method == "restarts ABBA":  # no side goes on after the trial
-        return result
-    return f"{result}: {'kept' if trial.kept else 'reverted'}"
+    result = RESULTS.get(trial.verdict or "", UNFINISHED)
+    if trial.reason:
+        result = "worse" if trial.verdict == "worse" else "withdrawn"
+    if trial.method != "restarts ABBA":  # no side goes on after such a trial
+        result = f"{result}: {trial.fate}"
+    return f"{result}{f', {trial.reason}' if trial.reason else ''}{_unseen(trial)}"
 
 
 EVENTS = {"eval": "evaluation", "checkpoint": "checkpoint"}
@@ -205,7 +211,7 @@ def trial_report(trial: Trial, before: Knobs | None) -> Report:
         report.append(Line([(f"error: {visible(trial.error)}", "alert")], indent=2))
     return [
         *report,
-        Line([("verdict ", "dim"), (verdict(trial), "good" if trial.kept else "")], indent=2),
+        Line([("verdict ", "dim"), (verdict(trial), "good" if trial.holds else "")], indent=2),
     ]
 
 
@@ -323,21 +329,32 @@ def paint_running(
 
 
 def paint_done(trial: Trial, width: int, height: int = 1) -> list[Row]:
-    """The outcome of the last trial, then the prediction and the measurement on one
-    axis, as far as there is room."""
+    """The outcome of the last trial, then the prediction and the measurement on one axis, as far as
+    there is room. Where the outcome needs more room, the axis has the measurement alone, the change
+    is shortened, and a long outcome takes rows from the axis."""
     if trial.state == "failed":
         text = f"last trial: {describe_changes(trial.changes)} failed: {trial.error or NO_CAUSE}"
         return fill([line(width, (text, "alert"))], width, height)
-    outcome = f"{measured(trial)}  {verdict(trial)}"
+    words, style = verdict(trial), "good" if trial.holds else ""
+    scales = _scales(trial, width, height - 1)
+    extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
     head: Row = [
         ("last trial  ", "dim"),
         (f"{describe_changes(trial.changes)}  ", "title"),
-        (outcome, "good" if trial.kept else ""),
+        (f"{measured(trial)}  {words}", style),
     ]
-    scales = _scales(trial, width, height - 1)
-    extra = f"  ({predicted(trial.predicted)})" if trial.predicted and not scales else ""
-    fits = row_width(head) + len(extra) <= width
-    return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
+    if row_width(head) <= width:
+        fits = row_width(head) + len(extra) <= width
+        return fill([line(width, *head, (extra if fits else "", "dim")), *scales], width, height)
+    figure = "" if scales and trial.speedup else f"  {measured(trial)}"
+    room = width - row_width(head[:1]) - len(words) - len(figure) - 2
+    change = shorter(describe_changes(trial.changes), room)
+    if len(change) <= room or height < 2:
+        named = [(f"{cut(change, room)}  ", "title")] if room > 0 else []
+        return fill([line(width, head[0], *named, (words + figure, style)), *scales], width, height)
+    rows = [line(width, head[0], (f"{change}  {measured(trial)}", "title"))]
+    rows += [line(width, (row, style)) for row in wrap(words, width, height - 1)]
+    return fill([*rows, *_scales(trial, width, height - len(rows))], width, height)
 
 
 def trial_rows(trial: Trial | None) -> int:
@@ -496,7 +513,7 @@ def attempt_report(made: Certificate) -> Report:
     depth = 0
     for attempt in made.attempts:
         trial = attempt.trial
-        style = "good" if trial.kept else "" if trial.state == "done" else "alert"
+        style = "good" if trial.holds else "" if trial.state == "done" else "alert"
         branch = "  " * depth + ("└─ " if trial.kept else "├─ ")
         expected = (
             units.interval(trial.predicted.low, trial.predicted.high) if trial.predicted else "–"
@@ -551,7 +568,11 @@ def gain(made: Certificate) -> str:
 
 def outcome(made: Certificate) -> Report:
     """Why the session ended, its total gain, and the settings as flags and code."""
-    report: Report = [text(f"Ended: {made.stopped}."), *left_alone_report(made)]
+    report: Report = [
+        text(f"Ended: {made.stopped}."),
+        *_lost_report(made),
+        *left_alone_report(made),
+    ]
     if not made.changed:
         return [*report, text("No change was kept: the settings are the same as at the start.")]
     report.append(
@@ -587,6 +608,17 @@ def outcome(made: Certificate) -> Report:
             *(Line([(row, "code")], indent=2, hang=4) for row in rows),
         ]
     return report
+
+
+def _lost_report(made: Certificate) -> Report:
+    """The changes that were kept, and whose gain was gone in the minute after."""
+    return [
+        text(
+            f"{describe_changes(trial.changes)} was a win in its trial; {verdict(trial)}.", "alert"
+        )
+        for trial in (attempt.trial for attempt in made.attempts)
+        if trial.began_run and not trial.holds
+    ]
 
 
 def left_alone_report(made: Certificate) -> Report:

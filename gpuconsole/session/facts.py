@@ -230,7 +230,7 @@ def _proven_gain(runs: Sequence[Run], trials: Sequence[Trial]) -> float | None:
         kept_trials = (
             trial
             for trial in trials
-            if trial.kept and trial.baseline_run == before.id and trial.changes == after.changes
+            if trial.holds and trial.baseline_run == before.id and trial.changes == after.changes
         )
         trial = next(kept_trials, None)
         if trial is None or trial.speedup is None:

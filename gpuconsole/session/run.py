@@ -549,6 +549,10 @@ class RunRecord:
         self.memory_bytes = event.memory_bytes or None
         if counted and self.first_step_t is None:
             self.first_step_t = counted[0].t
+        if self.serving is not None:
+            passing = max(0, len(self.steps) + len(counted) - MAX_STEPS)
+            passed = list(itertools.islice(self.steps, passing))
+            self.serving.passed.add(self.serving.outages.answered(passed))
         self.steps.extend(counted)
         if self.serving is None:
             self._add_totals(counted)
@@ -729,6 +733,8 @@ class RunRecord:
             self.ranks.begin_steady(self.steady_t)
             if self.serving is None:
                 self.side_work = SideWork(self.steady_steps())
+            else:
+                self.serving.passed = Totals()
             self.run.steady_from_s = steps[start].t - (self.first_step_t or steps[start].t)
 
 

@@ -25,6 +25,7 @@ from gpuconsole.session.figures.breakdown import (
     summarize_serving,
 )
 from gpuconsole.session.figures.distributions import Latencies, of_histogram, percentile
+from gpuconsole.session.figures.totals import Totals
 from gpuconsole.session.server_signals import (
     OUTCOMES,
     ServerProgress,
@@ -165,6 +166,9 @@ class ServingRecord:
         self.counted_from: float | None = None
         """The time of the message with the first counted request; None during the warm-up."""
         self.outages = Outages()
+        self.passed = Totals()
+        """The sums of the steady ticks that are no longer stored; of all such ticks, while no tick
+        is steady. The ticks in which the server did not answer are not in them."""
         self._gaps = 0
         self._itl = Latencies()
         self._spilled = False
@@ -294,7 +298,7 @@ class ServingRecord:
         requests and the last LIVE_GAPS gaps."""
         since = ticks[0].t - ticks[0].wall_s if ticks else float("inf")
         if self.watched:
-            return self._watched_summary(ticks, since)
+            return self._watched_summary(ticks, since, Totals() if live else self.passed)
         requests = self.recent(since)
         if live:
             summary = summarize_serving(
@@ -303,7 +307,7 @@ class ServingRecord:
             summary.requests = sum(1 for request in requests if not request.error)
             summary.failed_requests = len(requests) - summary.requests
         else:
-            summary = summarize_serving(requests, ticks, objective)
+            summary = summarize_serving(requests, ticks, objective, earlier=self.passed)
         if self._spilled and not live:
             summary.itl_s = self._itl.distribution()
         summary.phases_ratio = request_shares(requests, self.means(since))
@@ -311,9 +315,9 @@ class ServingRecord:
         summary.client_runq_ratio = self.runq_ratio(since)
         return summary
 
-    def _watched_summary(self, ticks: Sequence[Step], since: float) -> Summary:
+    def _watched_summary(self, ticks: Sequence[Step], since: float, earlier: Totals) -> Summary:
         """The same from the server's own reports. What the server does not count is None."""
-        summary = summarize_serving([], ticks, None)
+        summary = summarize_serving([], ticks, None, earlier=earlier)
         gained, buckets, _ = self._gained(since)
         totals = self.states[-1].totals if self.states else {}
         if "generation_tokens" not in totals:

@@ -129,6 +129,7 @@ class SessionState(MachineState):
                 self.environment = event.environment
             case TuningUpdate():
                 self.tuning, self.tuning_at = event.tuning, self.session_time(event.t)
+                self._judge_tuning()
             case TrialUpdate():
                 self._update_trial(event)
             case Note():
@@ -154,14 +155,22 @@ class SessionState(MachineState):
     def _update_trial(self, event: TrialUpdate) -> None:
         before = self.trials.get(event.trial.id)
         self.trials[event.trial.id] = event.trial
-        if before is not None and before.state != "running":  # its change is kept after its end
-            return
-        begun, _ = self.trial_times.get(event.trial.id, (event.t, event.t))
-        self.trial_times[event.trial.id] = begun, event.t
+        later = before is not None and before.state != "running"  # its fate changes after its end
+        if later:
+            self._judge_tuning()
+        else:
+            begun, _ = self.trial_times.get(event.trial.id, (event.t, event.t))
+            self.trial_times[event.trial.id] = begun, event.t
         for record in self.records:
             if record.run.id == event.trial.baseline_run and event.trial.state != "running":
-                record.tried(begun, event.t)
+                if not later:
+                    record.tried(*self.trial_times[event.trial.id])
                 self._add_trials(record, record.run.findings)
+
+    def _judge_tuning(self) -> None:
+        if self.tuning is not None:
+            made = self.tuning.certificate.with_later(self.trials.values())
+            self.tuning = msgspec.structs.replace(self.tuning, certificate=made)
 
     def _add_trials(self, record: RunRecord, findings: list[Finding]) -> None:
         """Store the findings of the run, together with what trials of the same job measured."""

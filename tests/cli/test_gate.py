@@ -105,6 +105,12 @@ KEY = "workload.{}{{device=cpu}}"
         (("series", KEY.format("tokens_per_s"), "v"), [], "not a valid snapshot"),
         (("summary", "tokens_per_s", "mean"), "fast", "not a valid snapshot"),
         (("summary", "tokens_per_s", "mean"), 10**30 * 10**30, "out of range"),
+        (("summary", "tokens_per_s", "mean"), 4.6e18, "4.6e+18 at $.runs[0].summary.tokens_per_s"),
+        (("summary", "tokens_per_s", "n"), 2**62, "out of range: 4.61e+18"),
+        (("series", KEY.format("step_time_s"), "v", 9), 1e15, "out of range: 1e+15 at $.runs[0]"),
+        (("summary", "steps"), 2**62, "4.61e+18 at $.runs[0].summary.steps"),
+        (("series", KEY.format("tokens_per_s"), "v", 9), 1e19, "out of range: 1e+19"),
+        (("duration_s",), 4.6e18, "4.6e+18 at $.runs[0].duration_s"),
         (("duration_s",), 10**400, "not a valid snapshot"),
     ],
 )

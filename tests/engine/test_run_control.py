@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gpuconsole.engine.children import serving
@@ -16,6 +17,7 @@ from gpuconsole.engine.run_control import RunControl, RunLock
 from gpuconsole.experiments import session
 from gpuconsole.experiments.session import Trials
 from gpuconsole.experiments.trial import USUAL, forecast_line
+from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Forecast, Trial
 from gpuconsole.model.finding import Interval
 from gpuconsole.model.knobs.catalogue import Knobs
@@ -24,7 +26,15 @@ from gpuconsole.model.run import PHASES, Step
 from gpuconsole.model.serving import Fact, ServerFacts
 from gpuconsole.session.api import SessionError
 from gpuconsole.session.state import SessionState
-from gpuconsole.wire.events import AnyEvent, KnobsSet, Note, ServerKnown, Started, TrialUpdate
+from gpuconsole.wire.events import (
+    AnyEvent,
+    KnobsSet,
+    Note,
+    ServerKnown,
+    Started,
+    TrialUpdate,
+    TuningUpdate,
+)
 from gpuconsole.workloads.serving.servers import READY_S
 
 SECONDS = {8: 0.2, 16: 0.25}
@@ -181,6 +191,53 @@ def test_a_win_is_kept_and_opens_a_run_with_the_knobs_of_the_worker() -> None:
         )
 
     with_control(play, worker)
+
+
+def test_a_kept_change_that_is_slower_later_is_taken_back_once_no_trial_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, watched = FakeWorker(), asyncio.Event()
+
+    async def slower(trial: Trial, *_: object) -> Trial:
+        await watched.wait()
+        return msgspec.structs.replace(trial, verdict="worse", reason="0.90x a minute later")
+
+    monkeypatch.setattr(session, "watch", slower)
+    monkeypatch.setattr(session, "EVERY_S", 0.0)
+
+    async def play(control: ControlWithTrials, state: SessionState) -> None:
+        trial = await tried(control, {"batch_size": 16})
+        start = dict(state.records[0].run.knobs)
+        made = Certificate(
+            scenario="s",
+            device="cpu",
+            start=start,
+            end={**start, "batch_size": 16},
+            attempts=[Attempt("r", start, trial)],
+        )
+        state.apply(TuningUpdate(1.0, Tuning(made, 300.0, False)))
+        async with control.lock.change():  # another trial
+            watched.set()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert state.trials[trial.id].kept
+        await until_settled(lambda: state.trials[trial.id].taken_back)
+        after = state.trials[trial.id]
+        assert (after.kept, after.fate, after.verdict) == (False, "taken back", "worse")
+        assert [record.run.knobs["batch_size"] for record in state.records] == [8, 16, 8]
+        assert state.tuning is not None
+        assert state.tuning.certificate.attempts[0].trial.taken_back
+        assert state.tuning.certificate.end == start
+
+    with_control(play, worker)
+
+
+async def until_settled(done: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if done():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("not settled")
 
 
 def test_a_win_whose_knobs_cannot_be_applied_again_is_not_kept() -> None:

@@ -152,13 +152,32 @@ WON = Trial("1", "1", {"precision": "bf16"}, "done", verdict="win")
 def test_a_change_that_destroys_the_loss_is_worse(
     pairs: list[tuple[list[float], list[float]]],
 ) -> None:
-    trial = with_training_loss(WON, pairs)
-    assert (
-        trial.verdict == "worse"
-        and trial.reason == "the loss is not finite"
-        and not trial.worth_keeping
-    )
-    assert verdict(trial) == "worse, the loss is not finite: reverted"
+    with pytest.raises(LossNotFinite):
+        watch_losses(FiniteLoss(numerics=True), pairs)
+
+
+class LogsRarely(FakeJob):
+    """A job that logs its loss every 23 steps, and is faster with the change. A block has 12 to 54
+    steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    async def next_steps(self) -> None:
+        self._count += 1
+        seconds = 0.02 if self.arm == CHANGED else 0.03
+        loss = None if self._count % 23 else 2.0
+        phases = (seconds, *[0.0] * (len(PHASES) - 1))
+        self.trial_steps.append(Step(0, 0.0, seconds, 8, 0, phases, phases, loss, self.arm))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_that_is_logged_rarely_is_not_lost(seed: int) -> None:
+    run = Run("1", "train.py", "job", {"precision": "fp32"}, "gpu:0")
+    before = Trial("1", "1", {"precision": "bf16"}, order_seed=seed)
+    trial = asyncio.run(run_trial(before, run, LogsRarely(), lambda trial: None))  # type: ignore[arg-type]
+    assert (trial.verdict, trial.reason) == ("win", "")
 
 
 def test_a_noisy_loss_hides_no_rise() -> None:
@@ -276,6 +295,7 @@ def test_a_trial_ends_with_the_first_block_whose_loss_is_no_number() -> None:
         )
     )  # type: ignore[arg-type]
     assert (trial.state, trial.verdict, trial.reason) == ("done", "worse", "the loss is not finite")
+    assert verdict(trial) == "worse: reverted, the loss is not finite"
     assert job.blocks < 2 * MIN_PAIRS and not trial.worth_keeping
     kept = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
     assert kept == trial
@@ -302,16 +322,22 @@ def test_a_loss_that_the_program_overcomes_speaks_only_against_numerics_that_bri
 ) -> None:
     watched = FiniteLoss(bool(changes.get("precision")))
     with pytest.raises(LossNotFinite) if broken else nullcontext():
-        for _ in range(4):
-            watched.add(BASELINE, steps_of(before))
-            watched.add(CHANGED, steps_of(after))
-    if "precision" in changes:
-        assert (with_training_loss(WON, [(before, after)] * 4).verdict == "worse") is broken
+        watch_losses(watched, [(before, after)] * 4)
+
+
+def watch_losses(watched: FiniteLoss, pairs: list[tuple[list[float], list[float]]]) -> None:
+    for before, after in pairs:
+        watched.add(BASELINE, steps_of(before))
+        watched.add(CHANGED, steps_of(after))
 
 
 def steps_of(losses: list[float]) -> list[Step]:
+    """A step for each loss; steps without a loss, where there is none."""
     phases = (0.02, *[0.0] * (len(PHASES) - 1))
-    return [Step(place, 0.0, 0.02, 8, 0, phases, phases, loss) for place, loss in enumerate(losses)]
+    return [
+        Step(place, 0.0, 0.02, 8, 0, phases, phases, loss)
+        for place, loss in enumerate(losses or [None] * 8)
+    ]
 
 
 def test_a_loss_that_was_never_finite_is_not_the_work_of_the_change() -> None:

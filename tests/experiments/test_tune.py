@@ -69,7 +69,7 @@ class Engine:
             self.duration_s,
             {"step_s": Signal(self.step_s, "s", "")},
         )
-        return cast("View", SimpleNamespace(run=run, probing=""))
+        return cast("View", SimpleNamespace(run=run, probing="", trials=()))
 
     def environment(self) -> Environment:
         return Environment()

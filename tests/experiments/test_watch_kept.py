@@ -7,13 +7,19 @@ import asyncio
 import math
 import random
 
+import msgspec
 import pytest
 
 from gpuconsole.experiments import watch_kept
+from gpuconsole.experiments.certificate import mistakes
+from gpuconsole.experiments.statistics import speedup
 from gpuconsole.experiments.watch_kept import judged, watch
+from gpuconsole.model.certificate import Attempt, Certificate
 from gpuconsole.model.experiments import Speedup, Trial
+from gpuconsole.model.knobs.catalogue import Knobs
 from gpuconsole.model.run import PHASES, Step
-from gpuconsole.report.experiments import verdict
+from gpuconsole.report.experiments import certificate_report, verdict
+from gpuconsole.report.parts import printed
 from gpuconsole.session.run import RunRecord
 from gpuconsole.wire.events import RunOpened, Steps
 
@@ -56,7 +62,7 @@ def test_a_gain_that_is_gone_is_withdrawn(after: list[Step], expected: str) -> N
     assert seen.verdict == expected
     assert (seen is KEPT) == (expected == "win")
     if expected == "undecided":
-        assert verdict(seen).startswith("withdrawn") and verdict(seen).endswith(": kept")
+        assert verdict(seen).startswith("withdrawn: kept, ")
 
 
 @pytest.mark.parametrize("gain", [1.05, 1.1, 1.3])
@@ -91,3 +97,69 @@ def test_the_run_is_watched_for_a_minute_of_its_steps_or_until_its_end(
     after = asyncio.run(watch(KEPT, steps(0.05), lambda: record))
     assert sleeps == (judged_after or ends_at)
     assert (after is KEPT) is (judged_after is None)
+
+
+LATER = "0.91x [0.89, 0.93] in the minute after the change was kept"
+
+
+def certificate() -> Certificate:
+    """Two changes, both kept, and the trial of both together."""
+    ratios = (0.10, 0.11, 0.09, 0.10, 0.105, 0.095, 0.10, 0.10)
+
+    def won(number: str, run: str, name: str, sign: int = 1) -> Trial:
+        pairs = tuple(sign * ratio for ratio in ratios)
+        changes: Knobs = {name: True} if name else {"cudnn_benchmark": False, "tf32": False}
+        return Trial(
+            number,
+            run,
+            changes,
+            "done",
+            speedup(list(pairs), 0.0, 0.0),
+            log_ratios=pairs,
+            verdict="win" if sign > 0 else "worse",
+            kept=sign > 0,
+        )
+
+    start: Knobs = {"cudnn_benchmark": False, "tf32": False}
+    return Certificate(
+        scenario="s",
+        device="gpu:0",
+        start=start,
+        end={"cudnn_benchmark": True, "tf32": True},
+        attempts=[
+            Attempt("r", start, won("1", "1", "tf32")),
+            Attempt("r", {**start, "tf32": True}, won("2", "2", "cudnn_benchmark")),
+        ],
+        proof=won("3", "3", "", -1),
+    )
+
+
+def test_a_certificate_says_what_came_after_its_trials() -> None:
+    made = certificate()
+    assert mistakes(made) == [] and made.gain is not None
+    trials = [*(attempt.trial for attempt in made.attempts), made.proof]
+    assert made.with_later(filter(None, trials)) == made
+    gone = msgspec.structs.replace(
+        made.attempts[1].trial, verdict="worse", kept=False, taken_back=True, reason=LATER
+    )
+    after = made.with_later([gone])
+    assert after.attempts[1].trial == gone
+    assert after.end == {"cudnn_benchmark": False, "tf32": True}
+    assert after.proof is None and after.gain == after.attempts[0].trial.speedup
+    assert mistakes(after) == []
+    assert f"worse: taken back, {LATER}" in printed(certificate_report(after)).replace("\n", " ")
+    assert after.with_later([gone]) == after
+
+
+def test_a_withdrawn_gain_stays_in_force_and_is_no_proof() -> None:
+    made = certificate()
+    single = msgspec.structs.replace(
+        made, attempts=made.attempts[:1], end=made.attempts[1].knobs, proof=None
+    )
+    doubtful = msgspec.structs.replace(
+        single.attempts[0].trial, verdict="undecided", reason=LATER.replace("0.91", "1.00")
+    )
+    after = single.with_later([doubtful])
+    assert after.end == single.end and single.gain is not None and after.gain is None
+    assert mistakes(after) == []
+    assert "withdrawn: kept, 1.00x" in printed(certificate_report(after)).replace("\n", " ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -12,9 +13,10 @@ from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.figures import Figure
 from gpuconsole.model.finding import Finding
 from gpuconsole.model.job import JOB
+from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import Distribution, Run, Summary
 from gpuconsole.model.snapshot import Environment, decode, encode, json_schema
-from gpuconsole.report.experiments import paint_done
+from gpuconsole.report.experiments import paint_done, verdict
 from gpuconsole.report.parts import printed
 from gpuconsole.report.run.diagnosis import firing_report, paint_details
 from gpuconsole.report.run.models import models_report
@@ -86,6 +88,27 @@ def test_the_verdict_stays_while_runs_continue_one_another() -> None:
     )
     again = msgspec.structs.replace(view.runs[-1], id="3", changes={})
     assert facts.shown_trial(msgspec.structs.replace(kept, runs=(*view.runs, again))) is None
+
+
+@pytest.mark.parametrize("height", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("changes", "fate"),
+    [
+        ({"batch_size": 64, "precision": "bf16"}, {"unseen": ("eval", "checkpoint")}),
+        ({"num_workers": 4}, {"unseen": ("eval",)}),
+        (
+            {"num_workers": 4, "optim": "adamw_fused"},
+            {"reason": "1.00x [0.98, 1.03] in the minute after the change was kept", "kept": True},
+        ),
+    ],
+)
+def test_the_outcome_of_a_trial_is_whole_at_80_columns(
+    changes: Knobs, fate: dict[str, Any], height: int
+) -> None:
+    trial = Trial("1", "1", changes, "done", Speedup(1.07, 0.75, 1.52), verdict="undecided", **fate)
+    shown = " ".join(text(paint_done(trial, 80, height)).split())
+    assert verdict(trial) in shown and "1.07x [0.75, 1.52]" in shown
+    assert describe_changes(changes) in shown and "…" not in shown
 
 
 def test_a_failed_run_reads_failed_although_its_change_was_kept() -> None:

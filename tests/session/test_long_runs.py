@@ -13,11 +13,12 @@ from gpuconsole.experiments.baselines import compare_with
 from gpuconsole.experiments.gate import judge
 from gpuconsole.experiments.throughput import MeasuredRun
 from gpuconsole.model.run import PHASES, Step
+from gpuconsole.model.serving import WATCHED
 from gpuconsole.model.snapshot import Environment
 from gpuconsole.session import run as session_run
 from gpuconsole.session.state import SessionState
 from gpuconsole.session.view import make_snapshot
-from gpuconsole.wire.events import RankJoined, RunClosed, RunOpened, Steps
+from gpuconsole.wire.events import RankJoined, RunClosed, RunOpened, ServerState, Steps
 
 STEP_S, BATCH, KEPT, PRICE = 0.05, 32, 300, 2.0
 FORWARD, EVAL = PHASES.index("forward"), PHASES.index("eval")
@@ -100,3 +101,25 @@ def test_a_run_that_is_never_steady_has_the_rate_of_all_its_steps(
     side, per_s = run(1, 2000, slow_until=1600)
     assert side.run.steady_from_s is None and side.run.summary.samples_per_s is not None
     assert side.run.summary.samples_per_s.mean == pytest.approx(per_s)
+
+
+@pytest.mark.parametrize("workload", ["inference.chat", WATCHED])
+def test_the_rates_of_a_server_are_those_of_all_steady_ticks(workload: str) -> None:
+    """The first ticks have twice the work of the last ones, which alone are kept."""
+    state, begun, ticks = SessionState(), 1000.0, 5 * KEPT
+    state.apply(RunOpened(begun, "1", "serve", workload, {}, "gpu:0"))
+    for index in range(ticks):
+        t = begun + 0.5 * (index + 1)
+        work = 2 if index < 4 * KEPT else 1
+        tick = Step(index + 1, t, 0.5, work, 100 * work, (), loss=None)
+        state.apply(Steps(t, [tick], 0.0, 0.0, 0.0, 0.0))
+        if workload == WATCHED:
+            totals = {"generation_tokens": 100.0 * index, "requests": 1.0 * index}
+            state.apply(ServerState(t, {}, totals))
+    state.apply(RunClosed(t, "1", "finished"))
+    (done,) = make_snapshot(state, state.environment, t).runs
+    assert done.summary.requests_per_s is not None and done.summary.tokens_per_s is not None
+    right = (4 * 2 + 1) / (5 * 0.5)
+    assert done.summary.requests_per_s.mean == pytest.approx(right, rel=0.01)
+    assert done.summary.tokens_per_s.mean == pytest.approx(100 * right, rel=0.01)
+    assert done.summary.steps == pytest.approx(ticks, rel=0.05)

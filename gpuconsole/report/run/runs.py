@@ -65,7 +65,7 @@ def run_entries(runs: Sequence[Run], trials: Sequence[Trial]) -> list[RunEntry]:
         rows += [
             _trial(trial, run)
             for trial in trials
-            if trial.baseline_run == run.id and not trial.kept
+            if trial.baseline_run == run.id and not trial.began_run
         ]
         before = run
     return rows
@@ -106,7 +106,7 @@ def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> RunEntry:
         (
             trial
             for trial in trials
-            if trial.kept and trial.baseline_run == before.id and trial.changes == changes
+            if trial.began_run and trial.baseline_run == before.id and trial.changes == changes
         ),
         None,
     )
@@ -119,7 +119,7 @@ def _run(run: Run, before: Run | None, trials: Sequence[Trial]) -> RunEntry:
         change,
         text,
         gain,
-        "failed" if run.state == "failed" else "kept",
+        "failed" if run.state == "failed" else proof.fate,
         style,
         unit,
         proof.speedup,
@@ -139,10 +139,8 @@ def _trial(trial: Trial, run: Run) -> RunEntry:
             "",
             trial.speedup,
         )
-    verdict = trial.state if trial.state in ("failed", "cancelled") else "reverted"
-    return RunEntry(
-        "–", describe_changes(trial.changes, run.knobs), "", gain, verdict, "dim", "", trial.speedup
-    )
+    change = describe_changes(trial.changes, run.knobs)
+    return RunEntry("–", change, "", gain, trial.fate, "dim", "", trial.speedup)
 
 
 def runs_table(runs: Sequence[Run], trials: Sequence[Trial]) -> Table:
@@ -175,8 +173,8 @@ SAME = 0.02
 
 
 def rates_differ(speedup: Speedup | None, before: Run, after: Run, clock: str) -> str:
-    """Why the rates before and after a change do not have the ratio that its trial measured; empty
-    where they do, or are not known.
+    """Say both ratios where the rates before and after a change do not have the ratio that its
+    trial measured. The cause was not measured. Empty where they have it, or are not known.
 
     `clock`: the clock of the trial.
     """
@@ -195,11 +193,8 @@ def rates_differ(speedup: Speedup | None, before: Run, after: Run, clock: str) -
     if abs(ratio / estimate - 1) <= SAME:
         return ""
     paired, rates = units.speedup(estimate).strip(), units.speedup(ratio).strip()
-    waits = " and include waits for a CPU core" if clock == "contention_free" else ""
-    return (
-        f"{paired} in alternating blocks; before and after differ by {rates}, because these rates"
-        f" come from different times{waits}"
-    )
+    waits = ", without waits for a CPU core" if clock == "contention_free" else ""
+    return f"{paired} in alternating blocks{waits}; the rates before and after differ by {rates}"
 
 
 def all_differences(runs: Sequence[Run], trials: Sequence[Trial]) -> list[str]:
@@ -222,12 +217,12 @@ def all_differences(runs: Sequence[Run], trials: Sequence[Trial]) -> list[str]:
 
 
 def _began(trial: Trial, before: Run, after: Run) -> bool:
-    """Whether `after` continues `before` with the change that the trial kept."""
-    return trial.kept and trial.baseline_run == before.id and trial.changes == after.changes
+    """Whether `after` continues `before` with the change of the trial."""
+    return trial.began_run and trial.baseline_run == before.id and trial.changes == after.changes
 
 
 def runs_report(runs: Sequence[Run], trials: Sequence[Trial]) -> Report:
-    """The table, and why rates and speedups in it differ."""
+    """The table, and the rates and speedups in it that differ."""
     return [
         runs_table(runs, trials),
         *(Line([(sentence, "dim")]) for sentence in all_differences(runs, trials)),

@@ -281,7 +281,7 @@ def _next(view: View, run: Run, finding: Finding, suggestion: Suggestion | None)
 def _proven(kept: Trial) -> list[Segment]:
     return [
         (sentence(in_words(kept.changes)), "title"),
-        (f": {measured(kept)}  {verdict(kept)}", "good"),
+        (f": {measured(kept)}  {verdict(kept)}", "good" if kept.holds else "wait"),
     ]
 
 
@@ -533,7 +533,7 @@ def _after(view: View, trial: Trial, keys: Mapping[str, str]) -> tuple[int, str]
     """What to do with the first win, for some time after it."""
     ended_s = view.trial_times.get(trial.id, (0.0, view.now))[1]
     if (
-        not trial.kept
+        not trial.holds
         or trial not in facts.current_trials(view)
         or not facts.active(view)
         or view.now - ended_s > CLOSING_S

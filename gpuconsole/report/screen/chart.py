@@ -138,14 +138,19 @@ def marks(view: View) -> list[ChartMark]:
             )
         elif trial.state == "running":
             shown.append(ChartMark(begin, view.now, f"trial {change}", "accent"))
-        elif trial.kept:
+        elif trial.began_run:
             gain = f" {units.speedup(trial.speedup.estimate).strip()}" if trial.speedup else ""
-            shown.append(ChartMark(begin, last, f"{change} kept{gain}", "good"))
+            shown.append(
+                ChartMark(
+                    begin, last, f"{change} {trial.fate}{gain}", "good" if trial.holds else "dim"
+                )
+            )
         else:
-            outcome = trial.state if trial.state in ("failed", "cancelled") else "reverted"
-            shown.append(ChartMark(begin, last, f"{change} {outcome}", "dim"))
+            shown.append(ChartMark(begin, last, f"{change} {trial.fate}", "dim"))
     proven = {
-        (trial.baseline_run, describe_changes(trial.changes)) for trial in view.trials if trial.kept
+        (trial.baseline_run, describe_changes(trial.changes))
+        for trial in view.trials
+        if trial.began_run
     }
     for before, run, opened_s in zip(view.runs, view.runs[1:], view.run_times[1:], strict=False):
         if (

@@ -70,7 +70,7 @@ class RunChain(NamedTuple):
         if self.proof is not None:
             return self.proof.speedup.inverse if self.proof.speedup else None
         kept = [trial for trial in self.trials if trial.kept]
-        return kept[0].speedup if len(kept) == 1 else None
+        return kept[0].speedup if len(kept) == 1 and kept[0].holds else None
 
     @property
     def apart(self) -> str:
@@ -172,7 +172,7 @@ def _fixes(chain: RunChain) -> list[list[Segment]]:
 
 
 def _outcome(chain: RunChain, trial: Trial) -> list[Segment]:
-    style = "good" if trial.kept else ""
+    style = "good" if trial.holds else ""
     outcome = (
         (trial.error or NO_CAUSE)
         if trial.state == "failed"

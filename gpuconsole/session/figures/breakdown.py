@@ -158,20 +158,24 @@ def summarize_serving(
     ticks: Sequence[Step],
     objective: Objective | None,
     of_gaps: Sequence[Request] | None = None,
+    earlier: Totals | None = None,
 ) -> Summary:
     """The figures of `requests` and of the load generator's `ticks` in the same time.
 
-    `of_gaps`: the requests whose gaps are used (None: all). Goodput is the rate of answered
-    requests, multiplied by the share of them that meet the objective.
+    `of_gaps`: the requests whose gaps are used (None: all). `earlier`: the sums of ticks that are
+    no longer stored; they count for the rates, and not for their spread. Goodput is the rate of
+    answered requests, multiplied by the share of them that meet the objective.
     """
     answered = [request for request in requests if not request.error]
-    summary = Summary(
-        steps=len(ticks), requests=len(answered), failed_requests=len(requests) - len(answered)
-    )
-    if ticks:
-        summary.tokens_per_s = rate_distribution(blocks_of(ticks, tokens_of, RATE_BLOCK_S))
-        summary.requests_per_s = rate_distribution(blocks_of(ticks, samples_of, RATE_BLOCK_S))
-        summary.samples_per_s = summary.requests_per_s
+    summary = Summary(requests=len(answered), failed_requests=len(requests) - len(answered))
+    totals = Totals(ticks)
+    totals.join(earlier or Totals())
+    summary.steps = totals.steps
+    if spread := rate_distribution(blocks_of(ticks, tokens_of, RATE_BLOCK_S)):
+        summary.tokens_per_s = replace(spread, mean=totals.per_s(totals.tokens))
+    if spread := rate_distribution(blocks_of(ticks, samples_of, RATE_BLOCK_S)):
+        summary.requests_per_s = replace(spread, mean=totals.per_s(totals.samples))
+    summary.samples_per_s = summary.requests_per_s
     for field in (*REQUEST_TIMES, "client_queue_s"):
         setattr(summary, field, distribution(request_times(answered, field)))
     gapped = answered if of_gaps is None else [request for request in of_gaps if not request.error]

@@ -32,6 +32,13 @@ class Totals:
         self.sampled_s += sum(step.wall_s for step in sampled)
         self.delays_s = _added(self.delays_s, (step.runq or () for step in sampled))
 
+    def join(self, other: Totals) -> None:
+        """Add the work and the time of `other`."""
+        self.steps += other.steps
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.wall_s += other.wall_s
+
     def per_s(self, work: float) -> float:
         """`work` (`samples` or `tokens`) per second of wall time; 0 without steps."""
         return work / self.wall_s if self.wall_s > 0 else 0.0

@@ -6,8 +6,6 @@ import argparse
 import asyncio
 from pathlib import Path
 
-import msgspec
-
 from gpuconsole.cli import options, output
 from gpuconsole.cli.exits import exit_code, on_interrupt
 from gpuconsole.cli.files import read_tuned, save
@@ -190,7 +188,7 @@ async def _main(args: argparse.Namespace, knobs: Knobs, resumed: Certificate | N
         def on_change(certificate: Certificate) -> None:
             _progress(certificate)
             # a console that is killed leaves what was proven, and --resume continues from there
-            save(msgspec.structs.replace(engine.snapshot(), tuning=certificate), args.snapshot)
+            save(engine.snapshot().with_tuning(certificate), args.snapshot)
 
         try:
             await engine.start(args.scenario, knobs)
@@ -208,11 +206,10 @@ async def _main(args: argparse.Namespace, knobs: Knobs, resumed: Certificate | N
             failed = await _failed(tuner, interrupted)
             await engine.end_run("finished")
         finally:
-            snapshot = msgspec.structs.replace(
-                engine.snapshot(), tuning=tuner.certificate if tuner is not None else None
-            )
+            snapshot = engine.snapshot().with_tuning(tuner.certificate if tuner else None)
             saved = save(snapshot, args.snapshot)
-    certificate = tuner.certificate
+    certificate = snapshot.tuning
+    assert certificate is not None
     output.show_result(args, snapshot, lambda: certificate_report(certificate))
     return exit_code(failed or not saved)
 
