@@ -14,7 +14,7 @@ from gpuconsole.diagnosis.probes import NO_CONSENT
 from gpuconsole.model.certificate import Attempt, Certificate, Tuning
 from gpuconsole.model.experiments import Speedup, Trial
 from gpuconsole.model.figures import Attainable, RatePair
-from gpuconsole.model.finding import Finding, Interval, Signal
+from gpuconsole.model.finding import CodePlace, Finding, Interval, Signal
 from gpuconsole.model.job import AGENT, JOB
 from gpuconsole.model.knobs.knob import Value
 from gpuconsole.model.run import PHASES, Run, Summary
@@ -109,6 +109,26 @@ def test_each_state_has_its_own_answer(name: str, head: str, more: str) -> None:
     first, second = rows(situation(name))
     assert first.startswith(f"▌{head}"), first
     assert second.startswith(f"▌{more}"), second
+
+
+@pytest.mark.parametrize(
+    ("summary", "second"),
+    [
+        ("The optimizer has 484 groups for 484 tensors and takes 34 % of each step, at train.py:41",
+         "train.py:41: The optimizer has"),
+        ("Net.forward at train.py:41 computes it twice", "Net.forward at train.py:41 computes"),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_finding_without_a_change_is_seen_at_80_columns(
+    summary: str, second: str
+) -> None:
+    view = situation("finding")
+    finding = Finding(
+        "host.avoidable_work", "fires", "Work", 0.3, summary=summary, place=CodePlace("train.py:41")
+    )
+    run = msgspec.structs.replace(view.runs[-1], findings=[finding])
+    shown = msgspec.structs.replace(view, runs=(*view.runs[:-1], run))
+    assert rows(shown, 80)[1].startswith(f"▌{second}")
 
 
 def test_no_run_is_without_a_fault_while_an_experiment_runs() -> None:

@@ -43,6 +43,8 @@ from gpuconsole.session import facts
 from gpuconsole.session.api import View
 
 GAP = "   "
+MAX_UNTIL_LINE = 72
+"""Cells of a summary that 80 columns surely show."""
 Keys = Sequence[tuple[str, str]]
 """Pairs of a key and a word for what it does."""
 
@@ -354,7 +356,7 @@ def _about(
     """The suggestion with its prediction, or the outcome of its trial; without a suggestion the
     summary of the finding."""
     if suggestion is None:
-        return [(finding.summary, "dim")]
+        return [(_summary(finding), "dim")]
     parts = _change(suggestion.changes, run)
     if (
         run.watched and suggestion.code and not facts.can_try(run, suggestion)
@@ -383,6 +385,15 @@ def _about(
         else ("in a second process", "dim"),
         (f"confidence {finding.confidence}", "dim"),
     ]
+
+
+def _summary(finding: Finding) -> str:
+    """Return the summary of a finding. The line of the program stands first, where the summary has
+    it too late for a narrow screen."""
+    place = finding.place
+    if place is None or not place.line or place.line in finding.summary[:MAX_UNTIL_LINE]:
+        return finding.summary
+    return f"{place.line}: {finding.summary}"
 
 
 def _tuning(view: View) -> list[Segment]:
