@@ -19,8 +19,8 @@ from gpuconsole.wire.recording import (
 
 SEARCHED = 5000
 """A file names its server within so many events, before the first reading of the server."""
-MAX_SIZE = 4_000_000
-"""The most values that are held, with about 250 bytes each. A day of a server has 0.5 million."""
+MAX_SIZE = 2_000_000
+"""The most values that are held, with about 200 bytes each. A day of a server has 0.5 million."""
 OPEN_S = 30.0
 """A file without an end is still being written where nothing comes so long after it."""
 
