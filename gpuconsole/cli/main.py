@@ -72,9 +72,10 @@ def _import_asyncio() -> None:
     can import `ssl` later."""
     if "asyncio" not in sys.modules and "ssl" not in sys.modules:
         sys.modules["ssl"] = None  # type: ignore[assignment]
-        import asyncio as asyncio
-
-        del sys.modules["ssl"]
+        try:
+            import asyncio as asyncio
+        finally:
+            del sys.modules["ssl"]
 
 
 def _prepare_streams() -> None:
