@@ -6,6 +6,7 @@ No scenario is started. The spare worker finds no torch, so that no test waits f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,20 @@ def box(fake_library: Path, tmp_path: Path) -> Iterator[tuple[Script, Terminal]]
     with watching(script, fake_library, "--interval", "0.2") as terminal:
         terminal.wait_for("8x H200", "8 GPUs · 8 busy", "78 %", "42 %", timeout_s=30)
         yield script, terminal
+
+
+def test_the_first_figures_are_there_before_the_app(fake_library: Path, tmp_path: Path) -> None:
+    """What is written before the app turns the mouse on is the picture without the app. The app
+    does not wait long for the figures: on a busy machine one of three starts has them."""
+    script = Script(tmp_path / "machine.txt", "gpus 8", *GPM)
+    figures = []
+    while 8 not in figures and len(figures) < 3:
+        with watching(script, fake_library) as terminal:
+            terminal.wait_for("8x H200", "78 %", timeout_s=30)
+            picture = bytes(terminal.raw[: terminal.raw.index(b"\x1b[?1000h")]).decode()
+            assert_alive(terminal)
+        figures.append(len(re.findall(r"\d/\d+ GiB", picture)))
+    assert 8 in figures
 
 
 def assert_alive(terminal: Terminal) -> None:

@@ -1,10 +1,13 @@
 import socket
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from gpuconsole.wire.channel import ChildChannel
+from gpuconsole.wire.channel import REPLACEABLE, ChildChannel
 from gpuconsole.wire.events import (
+    AnyEvent,
+    MarkedSteps,
     Note,
     Progress,
     Sample,
@@ -23,6 +26,11 @@ def test_commands_and_events_keep_their_types() -> None:
     assert decode_command(encode(command)) == command
     event = Sample(1.5, "gpu:0", {"gpu.power_w": 300.0})
     assert decode_event(encode(event)) == event
+
+
+def test_what_a_full_pipe_drops_are_events() -> None:
+    kinds = (*get_args(AnyEvent), MarkedSteps)
+    assert {kind.__struct_config__.tag for kind in kinds} >= REPLACEABLE
 
 
 def test_a_full_pipe_drops_samples_and_counts_them_but_keeps_answers() -> None:
