@@ -13,12 +13,11 @@ from gpuconsole.model.finding import Interval, Suggestion
 from gpuconsole.model.job import EFFECTS
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes, place, show
 from gpuconsole.model.run import Distribution, Run
-from gpuconsole.model.text import visible
+from gpuconsole.model.text import cut, visible
 from gpuconsole.report.cells import (
     Row,
     Segment,
     blank,
-    cut,
     fill,
     line,
     row_width,
