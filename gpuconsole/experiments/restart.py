@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import itertools
 import signal
 import statistics
 import time
@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from gpuconsole.engine.children.job import JobCommand
 from gpuconsole.engine.children.signals import kill_leftovers
 from gpuconsole.engine.children.worker import WorkerGone, WorkerHandle
-from gpuconsole.experiments.statistics import BASELINE, CHANGED, NO_WORK, BlockPlan, work_in
+from gpuconsole.experiments.statistics import BASELINE, CHANGED, BlockPlan
 from gpuconsole.experiments.steps import Lengths, NextBlock
-from gpuconsole.experiments.sweep import add_repeat, evaluate, rounds, unit_of
+from gpuconsole.experiments.sweep import fill
 from gpuconsole.experiments.trial import TrialFailed
 from gpuconsole.model.experiments import Method, Sweep
 from gpuconsole.model.knobs.catalogue import Knobs, describe_changes
 from gpuconsole.model.run import COUNTS, Step
 from gpuconsole.session.figures.breakdown import STEADY_STEPS, steady_from
-from gpuconsole.session.figures.rate import Work
 from gpuconsole.wire.events import AnyEvent, Started, Steps
 
 STEADY_S = 60.0
@@ -132,37 +131,21 @@ async def sweep_by_restarts(
     say: Callable[[str], None],
     on_update: Callable[[Sweep], None],
 ) -> None:
-    """Fill `sweep`: `commands[n]` is started for a block of point n, in interleaved rounds. A point
-    whose command fails has the error."""
-    begun, starts = time.monotonic(), 0
-    work: Work | None = None
-    sweep.order_seed = seed = int.from_bytes(os.urandom(4))
-    for order in rounds(len(commands), sweep.repeats, seed):
-        for index, stretch in order:
-            point = sweep.points[index]
-            if point.error:
-                continue
-            starts += 1
-            say(f"start {starts}: {describe_changes(point.knobs)}")
-            try:
-                start = CommandStart(commands[index])
-            except TrialFailed as problem:
-                point.error = str(problem)
-                continue
-            try:
-                await start.until_steady()
-                steps = await _block_of(start, point.knobs, stretch)
-                work = work or work_in(steps, sweep.varied)
-                sweep.unit = unit_of(steps, work)
-                if not add_repeat(point, steps, sweep.clock == "contention_free", work):
-                    raise TrialFailed(NO_WORK)
-            except (TrialFailed, WorkerGone, ValueError) as problem:
-                point.error = str(problem)
-            finally:
-                await start.end()
-            sweep.elapsed_s = round(time.monotonic() - begun, 1)
-            on_update(sweep)
-        evaluate(sweep)
+    """Fill `sweep`: `commands[n]` is started for a block of point n. A point whose command fails
+    has the error."""
+    starts = itertools.count(1)
+
+    async def block(index: int, stretch: float) -> list[Step]:
+        knobs = sweep.points[index].knobs
+        say(f"start {next(starts)}: {describe_changes(knobs)}")
+        start = CommandStart(commands[index])
+        try:
+            await start.until_steady()
+            return await _block_of(start, knobs, stretch)
+        finally:
+            await start.end()
+
+    await fill(sweep, block, on_update)
 
 
 async def _block_of(start: CommandStart, point: Knobs, stretch: float) -> list[Step]:

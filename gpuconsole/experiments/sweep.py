@@ -9,8 +9,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from gpuconsole.engine.children.pool import DeviceSelection
 from gpuconsole.engine.children.serving import ServingChoice
@@ -27,6 +26,7 @@ from gpuconsole.experiments.statistics import (
     work_in,
 )
 from gpuconsole.experiments.steps import LOOKED_FOR, Lengths, NextBlock
+from gpuconsole.experiments.trial import TrialFailed
 from gpuconsole.model.experiments import Sweep, SweepPoint
 from gpuconsole.model.knobs.catalogue import CATALOGUE, Knobs, Value
 from gpuconsole.model.knobs.knob import NO_EFFECT
@@ -78,14 +78,12 @@ def rounds(count: int, repeats: int, seed: int) -> Iterator[list[tuple[int, floa
         yield [(index, random_stretch(chance)) for index in chance.sample(range(count), count)]
 
 
-def add_repeat(point: SweepPoint, steps: Sequence[Step], contention_free: bool, work: Work) -> bool:
-    """Add a block of `point`. Return whether work was done in the block."""
+def add_repeat(point: SweepPoint, steps: Sequence[Step], contention_free: bool, work: Work) -> None:
+    """Add a block of `point`, in which work was done."""
     per_s = rate(steps, contention_free, work)
-    if per_s:
-        point.rates.append(per_s)
-        point.seconds.append(sum(map(work, steps)) / per_s)
-        point.steps += len(steps)
-    return per_s > 0
+    point.rates.append(per_s)
+    point.seconds.append(sum(map(work, steps)) / per_s)
+    point.steps += len(steps)
 
 
 def evaluate(sweep: Sweep) -> None:
@@ -117,6 +115,42 @@ def unit_of(steps: Sequence[Step], work: Work) -> str:
         if any(step.tokens for step in steps)
         else "samples/s"
     )
+
+
+async def fill(
+    sweep: Sweep,
+    block: Callable[[int, float], Awaitable[Sequence[Step]]],
+    on_update: Callable[[Sweep], None],
+    *,
+    warm_up: bool = False,
+    stop_settled: bool = False,
+) -> None:
+    """Measure all points of `sweep` in turn, in interleaved rounds. `block`: measures a block of
+    the point with an index, of a length as in `rounds`; a point whose block fails has the error.
+    `warm_up`: a first round does not count. `stop_settled`: points that are proven not to be the
+    best are measured no more."""
+    begun, free = time.monotonic(), sweep.clock == "contention_free"
+    work: Work | None = None
+    sweep.order_seed = seed = int.from_bytes(os.urandom(4))
+    for number, order in enumerate(rounds(len(sweep.points), sweep.repeats + warm_up, seed)):
+        for index, stretch in order:
+            point = sweep.points[index]
+            if point.error or (stop_settled and point.settled):
+                continue
+            try:
+                steps = await block(index, stretch)
+                work = work or work_in(steps, sweep.varied)
+                sweep.unit = unit_of(steps, work)
+                if not rate(steps, free, work):
+                    raise ValueError(NO_WORK)
+            except (TrialFailed, WorkerGone, SessionError, ValueError) as problem:
+                point.error = str(problem)
+            else:
+                if number or not warm_up:
+                    add_repeat(point, steps, free, work)
+            sweep.elapsed_s = round(time.monotonic() - begun, 1)
+            on_update(sweep)
+        evaluate(sweep)
 
 
 class Sweeper:
@@ -156,11 +190,9 @@ class Sweeper:
         """Measure every point `repeats` times, after a warm-up round. Raises SessionError where no
         point can be measured."""
         self._check_count(points)
-        begun = time.monotonic()
         through_loader = any(CATALOGUE[name].loader for point in points for name in point)
         free = self._device.id == "cpu" and not through_loader and not self._chosen.workload.serves
         free = free and not any("num_threads" in point for point in points)
-        clock: Literal["wall", "contention_free"] = "contention_free" if free else "wall"
         sweep = Sweep(
             self._chosen.name,
             self._device.id,
@@ -168,29 +200,13 @@ class Sweeper:
             self._base,
             [SweepPoint(point) for point in points],
             repeats,
-            clock,
+            "contention_free" if free else "wall",
         )
-        sweep.order_seed = seed = int.from_bytes(os.urandom(4))
-        work: Work | None = None
-        for number, order in enumerate(rounds(len(points), repeats + 1, seed)):
-            for index, stretch in order:
-                point = sweep.points[index]
-                if point.error or (stop_settled and point.settled):
-                    continue
-                try:
-                    steps = await self._block(index + 1, stretch, point.knobs, points)
-                    work = work or work_in(steps, sweep.varied)
-                except (WorkerGone, SessionError, ValueError) as problem:
-                    point.error = str(problem)
-                else:
-                    sweep.unit = unit_of(steps, work)
-                    if not rate(steps, free, work):
-                        point.error = NO_WORK
-                    elif number:
-                        add_repeat(point, steps, free, work)
-                sweep.elapsed_s = round(time.monotonic() - begun, 1)
-                on_update(sweep)
-            evaluate(sweep)
+
+        async def block(index: int, stretch: float) -> list[Step]:
+            return await self._block(index + 1, stretch, points[index], points)
+
+        await fill(sweep, block, on_update, warm_up=True, stop_settled=stop_settled)
         if all(point.error for point in sweep.points):
             raise SessionError(sweep.points[0].error)
         return sweep

@@ -143,7 +143,7 @@ class JobCommand(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """Identifies the words of the command without showing them; the folder of the program does
         not count."""
-        import hashlib  # it loads OpenSSL, which the machine view does not need
+        import hashlib
 
         words = (os.path.basename(self.words[0]), *self.words[1:])
         return hashlib.blake2s(
@@ -581,7 +581,7 @@ class JobChild(Child):
         with contextlib.suppress(
             TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError
         ):
-            import hmac  # it loads OpenSSL, which the machine view does not need
+            import hmac
 
             async with asyncio.timeout(JOIN_S):
                 event = decode_event(await reader.readline())

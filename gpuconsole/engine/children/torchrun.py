@@ -332,7 +332,7 @@ class TorchrunChild(Child):
                 event = decode_event(await read_line(reader, FIRST_LINE_BYTES))
             if not isinstance(event, RankJoined):
                 return None
-            import hmac  # it loads OpenSSL, which the machine view does not need
+            import hmac
 
             if hmac.compare_digest(event.token.encode(), self._token.encode()):
                 return event
