@@ -73,7 +73,8 @@ class ForwardPass:
 
     def __init__(self, inputs: Any, tensors: Iterable[Any], place: CodePlace | None) -> None:
         self.inputs, self.place = inputs, place
-        self.tensors = [weakref.ref(tensor) for tensor in tensors]
+        parameter = sys.modules["torch"].nn.Parameter  # see `BackwardPass`
+        self.tensors = [weakref.ref(each) for each in tensors if type(each) is not parameter]
         self.first = self.end = _next_number()
         self.flops = self.backward_flops = 0.0
         self.random = False
@@ -111,13 +112,16 @@ class BackwardPass:
     node, the bits of the gradients to which it leads. `leaves`: a parameter for each bit. `flops`:
     of each node. `first`: the number of the first node that the pass makes, if it can be
     differentiated again. `used`, `dropped`: bits of gradients that an optimizer has used, or that
-    the program has dropped before. `free`: the parameters in no optimizer, with their versions."""
+    the program has dropped before. `free`: the parameters in no optimizer, with their versions.
+
+    The references to parameters are strong, for this one step: torch.utils.swap_tensors refuses a
+    tensor with a weak reference."""
 
     def __init__(self, adds: bool, place: CodePlace | None) -> None:
         self.adds, self.place = adds, place
         self.masks: dict[int, int] = {}
-        self.leaves: dict[int, weakref.ref[Any]] = {}
-        self.free: list[tuple[weakref.ref[Any], Any]] = []
+        self.leaves: dict[int, Any] = {}
+        self.free: list[tuple[Any, Any]] = []
         self.flops = Counter[int]()
         self.first = _next_number()
         self.operators = self.used = self.dropped = 0
@@ -125,8 +129,7 @@ class BackwardPass:
     @property
     def has_moved_free(self) -> bool:
         """Whether the program has changed a parameter that is in no optimizer."""
-        kept = ((leaf(), version) for leaf, version in self.free)
-        return any(leaf is not None and _version(leaf) != version for leaf, version in kept)
+        return any(_version(leaf) != version for leaf, version in self.free)
 
 
 class GradientLoop:
@@ -217,7 +220,7 @@ class SpareWork:
             return
         self._walked |= set(ended.flops)
         self._backwards.append(ended)
-        self._states |= {bit: _state(leaf()) for bit, leaf in ended.leaves.items()}
+        self._states |= {bit: _state(leaf) for bit, leaf in ended.leaves.items()}
         self._by_inputs.clear()  # the program may change parameters in a way that is not seen
 
     def stepped(self, optimizer: Any) -> None:
@@ -233,7 +236,7 @@ class SpareWork:
         """Find out which gradients the program has dropped, and whether it has changed some."""
         for backward in self._backwards:
             for bit, leaf in backward.leaves.items():
-                state = _state(leaf())
+                state = _state(leaf)
                 if state is None and not backward.used & bit:
                     backward.dropped |= bit
                 if state != self._states[bit]:
@@ -259,13 +262,13 @@ class SpareWork:
                     continue
                 leaf = after.variable
                 bit = bits.get(id(leaf), FREE if type(leaf) is parameter_type else USED)
-                # a class of the program may refuse a weak reference
+                # a class of the program may give its gradient in another way
                 bit = bit if is_plain(leaf) else USED
                 mask |= bit
                 if bit > FREE:
-                    backward.leaves.setdefault(bit, weakref.ref(leaf))
+                    backward.leaves.setdefault(bit, leaf)
                 elif bit == FREE:
-                    backward.free.append((weakref.ref(leaf), _version(leaf)))
+                    backward.free.append((leaf, _version(leaf)))
             backward.masks[_number(node)] = mask
 
     def _bit(self, optimizer: Any) -> int:
