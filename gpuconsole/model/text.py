@@ -154,6 +154,8 @@ _NAME = (
     r"(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|"
     r"account[_-]?key|credentials?)"
 )
+MARK = r"(?:<[^<>\s]{1,40}>|\[[A-Z]{2,9}\])"
+"""A mark of a tokenizer, as in `pad_token=<|endoftext|>`."""
 _RULES = (
     # https://docs.python.org/3/library/urllib.parse.html: user information stands before the last @
     # of the part after //
@@ -187,7 +189,7 @@ _RULES = (
     # --name value, also as two words of a list
     (
         re.compile(
-            rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}['\"]?,?\s+['\"]?)(?!\d+\b|-)[^\s'\",;]{{4,}}",
+            rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}['\"]?,?\s+['\"]?)(?!\d+\b|-|{MARK}(?!\S))[^\s'\",;]{{4,}}",
             re.I,
         ),
         rf"\1{CUT}",
@@ -203,7 +205,10 @@ _RULES = (
     ),
     (re.compile(r"(\bpwd=)(?!/)[^\s'\",;&)}]{4,}", re.I), rf"\1{CUT}"),
     # NAME=value, --name=value; 'name': 'value' of a dict
-    (re.compile(rf"({_NAME}['\"]?\]?=['\"]?)(?!\d+\b)[^\s'\",;&)}}]{{4,}}", re.I), rf"\1{CUT}"),
+    (
+        re.compile(rf"({_NAME}['\"]?\]?=['\"]?)(?!\d+\b|{MARK}(?!\S))[^\s'\",;&)}}]{{4,}}", re.I),
+        rf"\1{CUT}",
+    ),
     (re.compile(rf"({_NAME}['\"]\s*:\s*['\"])[^'\"]{{4,}}", re.I), rf"\1{CUT}"),
     # forms of tokens: Hugging Face, OpenAI and its like, GitHub, GitLab, Slack, AWS, Databricks,
     # Google, npm, JSON web tokens
@@ -243,8 +248,9 @@ _USER = re.compile(r"://[^\s:@/]{0,99}:(\S{1,200})@")
 _USUAL = {"true", "false", "none", "null", "auto", "default"}
 _MAYBE_COLUMN = re.compile(r"keys?$", re.I)
 _SURELY_KEY = re.compile(r"(?:api|access|secret|private|account)[-_.]?keys?$", re.I)
-_COLUMN = re.compile(r"[a-z_]{1,15}")
-"""The name of a column, as in `--text-key caption`."""
+_COLUMN = re.compile(r"[a-z_]{1,15}(?:[./][a-z_]{1,20}){0,9}")
+"""The name of a column, as in `--text-key caption` and `data.key=observation.images`."""
+_MARK = re.compile(MARK)
 MAX_LINE_LENGTH = 4096
 MIN_SECRET_LENGTH, MIN_SECRET_DIGITS = 4, 6
 """A shorter word, or a shorter number, would be cut where it has another meaning."""
@@ -319,5 +325,8 @@ def _is_secret(name: str, value: str) -> bool:
         return False
     if value.isdigit():
         return len(value) >= MIN_SECRET_DIGITS
-    of_column = _MAYBE_COLUMN.search(name) and not _SURELY_KEY.search(name)
-    return not of_column or not _COLUMN.fullmatch(value)
+    if _MARK.fullmatch(value) and re.fullmatch("tokens?", last, re.I):
+        return False
+    if _MAYBE_COLUMN.fullmatch(kind[0]) and not any(map(_SURELY_KEY.search, (name, *parts))):
+        return bool(_MAYBE_COLUMN.search(last)) and not _COLUMN.fullmatch(value)
+    return True

@@ -335,6 +335,12 @@ def test_kernels_that_leave_most_sms_empty_need_no_probe(
         assert found.confidence == "medium"
 
 
+def test_kernels_that_wait_for_another_process_say_nothing_about_the_batch() -> None:
+    """The kernel of an exchange keeps a few SMs while it waits."""
+    waiting = case(without=("probe.batch_cost_ratio",), knobs={"sharding": "ddp"}, **EMPTY)
+    assert of("gpu.small_batch", waiting).state == "cant_tell"
+
+
 def test_the_time_of_the_gpu_for_the_optimizer_is_spread_over_a_larger_batch() -> None:
     fixed = {"probe__batch_cost_ratio": 0.3, "is_gpu": 1.0, **OPTIMIZER, "optimizer_ratio": 0.6}
     fixed |= {"forward_ratio": 0.13, "backward_ratio": 0.26}

@@ -22,7 +22,8 @@ one token goes through."""
 
 
 class Structure:
-    """What a walk over `modules` has found. No parameter is kept alive by it."""
+    """What a walk over `modules` has found. No parameter is kept alive by it, and none has a weak
+    reference: torch.utils.swap_tensors refuses a tensor with one."""
 
     compiled: Sequence[weakref.ref[Any]] = ()
     """The modules of the last look that are compiled."""
@@ -36,8 +37,14 @@ class Structure:
             for weight in members(module, "_parameters")
             if weight is not None
         }
-        self._parameters = [weakref.ref(weight) for weight in weights.values()]
-        self._layouts = [weakref.ref(weight) for weight in weights.values() if weight.dim() == 4]
+        holders = {
+            id(weight): (weakref.ref(module), name)
+            for module in reversed(modules)
+            for name, weight in (ask(module, "__dict__", {}).get("_parameters") or {}).items()
+        }
+        self._parameters = [holders[key] for key in weights]
+        """Where each parameter is: a module, and the name in this module."""
+        self._layouts = [holders[key] for key, weight in weights.items() if weight.dim() == 4]
         linears = [module for module in modules if issubclass(type(module), Linear)]
         self.embeddings = sum(
             issubclass(type(module), (Embedding, EmbeddingBag)) for module in modules
@@ -77,15 +84,20 @@ class Structure:
     @property
     def parameters(self) -> list[Any]:
         """The parameters, each once."""
-        return [weight for ref in self._parameters if (weight := ref()) is not None]
+        return [weight for at in self._parameters if (weight := _held(*at)) is not None]
 
     @property
     def images(self) -> list[Any]:
         """The parameters with four dimensions: weights of convolutions of images."""
-        return [weight for ref in self._layouts if (weight := ref()) is not None]
+        return [weight for at in self._layouts if (weight := _held(*at)) is not None]
 
     def lives(self) -> bool:
-        return all(ref() is not None for ref in self._parameters)
+        return all(_held(*at) is not None for at in self._parameters)
+
+
+def _held(holder: weakref.ref[Any], name: str) -> Any:
+    """Return the parameter that a module has under a name; None if there is none."""
+    return (ask(holder(), "__dict__", {}).get("_parameters") or {}).get(name)
 
 
 def _shape_of_transformer(config: Any) -> dict[str, float]:

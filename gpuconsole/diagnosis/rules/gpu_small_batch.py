@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuconsole.diagnosis.families import device, loader, passes
+from gpuconsole.diagnosis.families import comm, device, loader, passes
 from gpuconsole.diagnosis.rule import (
     Case,
     Finding,
@@ -61,12 +61,13 @@ and the device is idle within the step. Utilisation does not show this: it reads
 small kernel runs. Without the probe, the rule needs the activity of the SMs, the mean share of SMs
 with work: if it is a, all SMs have work for a share a of the time at most, so twice the batch takes
 at most 1 + a times the time. The rule fires if the GPU is the limit, kernels run for 80 % of the
-time or more, and a is 25 % of that or less. The optimizer takes the same time for any batch. If the
-optimizer takes more time than the fixed cost of the passes, and the host is the limit, the batch is
-not the cause, and the rule is clear. A larger batch changes training, and the suggestion says so.
-The rule suggests it only while memory has room, and is clear where twice the batch does not fit. If
-the job has more threads than other programs leave cores, threads that wait for each other look like
-fixed cost: host.cpu_contention then fires instead."""
+time or more, and a is 25 % of that or less. With several processes the probe is needed, because
+kernels that wait for another process have few SMs. The optimizer takes the same time for any batch.
+If the optimizer takes more time than the fixed cost of the passes, and the host is the limit, the
+batch is not the cause, and the rule is clear. A larger batch changes training, and the suggestion
+says so. The rule suggests it only while memory has room, and is clear where twice the batch does
+not fit. If the job has more threads than other programs leave cores, threads that wait for each
+other look like fixed cost: host.cpu_contention then fires instead."""
 
     def judge(self, case: Case) -> Finding:
         if "batch_size" not in case.knobs:
@@ -133,8 +134,11 @@ fixed cost: host.cpu_contention then fires instead."""
 
 
 def _leaves_sms_empty(case: Case) -> bool:
-    """Whether kernels run nearly all the time, back to back, and leave most SMs empty."""
+    """Whether kernels run nearly all the time, back to back, and leave most SMs empty. A kernel
+    that waits for another process has few SMs too, and says nothing about the batch."""
     if not case.has("gpu.sm_active_ratio", "gpu.util_ratio") or case.get("hw.other_processes", 0.0):
+        return False
+    if comm.several(case):
         return False
     busy = case.value("gpu.util_ratio")
     empty = case.value("gpu.sm_active_ratio") <= FILLED * busy

@@ -149,3 +149,15 @@ def test_a_file_of_the_program_named_as_a_module_of_python_is_not_run(tmp_path: 
     assert job.peak_resident_bytes() == pytest.approx(
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=0.1
     )
+
+
+def test_a_parameter_of_a_known_structure_can_be_swapped() -> None:
+    """torch.utils.swap_tensors refuses a tensor with a weak reference."""
+    model = nn.Sequential(nn.Linear(4, 2), nn.Conv2d(2, 2, 1))
+    found = structure.Structure(list(model.modules()))
+    for weight in model.parameters():
+        torch.utils.swap_tensors(weight, nn.Parameter(weight.detach().clone()))  # type: ignore[no-untyped-call]
+    assert found.lives() and list(map(id, found.parameters)) == list(map(id, model.parameters()))
+    assert found.images == [model[1].weight]
+    del model
+    assert not found.lives() and found.parameters == []

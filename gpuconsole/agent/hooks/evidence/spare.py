@@ -19,7 +19,7 @@ from ..guard import ask
 from ..recorder import get_ident
 from ..structure import parameters_of
 from ..watch import program_place, watch
-from .repeats import MIN_CALLS, PLAIN, tensors_in
+from .repeats import MIN_CALLS, PLAIN, address_of, tensors_in
 from .tables import is_plain
 
 # --- kinds of spare work, and their sources -------------------------------------------------------
@@ -52,6 +52,9 @@ MAX_FILLED = 1 / 64
 SAMPLED_ROWS = 16
 MIN_LENGTH = 8
 """Ids in a row, from which on a run of one id at its end is padding."""
+MAX_ELSEWHERE = 0.05
+"""The most other places with the id of the padding, as a share of the padding. Some texts hold the
+same id as a mark between sentences."""
 ALIKE = 0.8
 """The share of its FLOPs that a call of `torch.autograd.grad` has in the operators of the first
 call from the same line, if both differentiate one result."""
@@ -65,20 +68,43 @@ NO_NUMBER = 2**63
 
 class ForwardPass:
     """A pass of a module. `inputs`: what it got. `first`, `end`: the numbers of its nodes. `twin`:
-    an earlier pass that got the same."""
+    an earlier pass that got the same. `work`: a number for its operators, with the numbers and the
+    tensors from outside of the pass that they read."""
 
     def __init__(self, inputs: Any, tensors: Iterable[Any], place: CodePlace | None) -> None:
         self.inputs, self.place = inputs, place
-        self.tensors = [weakref.ref(tensor) for tensor in tensors]
+        parameter = sys.modules["torch"].nn.Parameter  # see `BackwardPass`
+        self.tensors = [weakref.ref(each) for each in tensors if type(each) is not parameter]
         self.first = self.end = _next_number()
         self.flops = self.backward_flops = 0.0
         self.random = False
         self.twin: ForwardPass | None = None
+        self.work = 0
+        self._made = set[int]()
+        """The addresses of the results of the operators."""
 
-    def repeats(self, other: ForwardPass) -> bool:
-        """Return whether another pass has got the same tensors with the same values."""
-        alive = all(tensor() is not None for tensor in other.tensors)
-        return self.inputs is not None and self.inputs == other.inputs and alive
+    @property
+    def is_alive(self) -> bool:
+        """Whether all tensors that the pass got still exist: no other tensor has their identity."""
+        return all(tensor() is not None for tensor in self.tensors)
+
+    def note(self, name: str, args: Any, out: Any, flops: float) -> None:
+        """Add an operator to the work of the pass."""
+        read = [
+            (address, _version(tensor))
+            for tensor in tensors_in(args)
+            if (address := address_of(tensor)) not in self._made
+        ]
+        plain = [argument for argument in args if type(argument) in PLAIN]
+        self.work = hash((self.work, name, flops, *read, *plain))
+        self._made.update(map(address_of, tensors_in(out)))
+
+    def computes_again(self, twin: ForwardPass) -> bool:
+        """Return whether the pass does the work of an earlier pass. A module may do other work with
+        the same inputs: its adapters are off, or it keeps a state. Two passes without gradients
+        may differ in weights that the program moves in a way that is not seen."""
+        has_gradients = bool(self.backward_flops or twin.backward_flops)
+        return has_gradients and self.work == twin.work and not (self.random or twin.random)
 
 
 class BackwardPass:
@@ -86,15 +112,24 @@ class BackwardPass:
     node, the bits of the gradients to which it leads. `leaves`: a parameter for each bit. `flops`:
     of each node. `first`: the number of the first node that the pass makes, if it can be
     differentiated again. `used`, `dropped`: bits of gradients that an optimizer has used, or that
-    the program has dropped."""
+    the program has dropped before. `free`: the parameters in no optimizer, with their versions.
+
+    The references to parameters are strong, for this one step: torch.utils.swap_tensors refuses a
+    tensor with a weak reference."""
 
     def __init__(self, adds: bool, place: CodePlace | None) -> None:
         self.adds, self.place = adds, place
         self.masks: dict[int, int] = {}
-        self.leaves: dict[int, weakref.ref[Any]] = {}
+        self.leaves: dict[int, Any] = {}
+        self.free: list[tuple[Any, Any]] = []
         self.flops = Counter[int]()
         self.first = _next_number()
         self.operators = self.used = self.dropped = 0
+
+    @property
+    def has_moved_free(self) -> bool:
+        """Whether the program has changed a parameter that is in no optimizer."""
+        return any(_version(leaf) != version for leaf, version in self.free)
 
 
 class GradientLoop:
@@ -129,6 +164,10 @@ class SpareWork:
         self._places: defaultdict[str, Counter[CodePlace | None]] = defaultdict(Counter)
         self._forward_flops = 0.0
         self._passes: list[ForwardPass] = []
+        self._by_inputs: dict[Any, ForwardPass] = {}
+        """The passes since the last backward pass, by what they got."""
+        self._numbers: dict[int, int] = {}
+        """A number for each optimizer, by identity."""
         self._backwards: list[BackwardPass] = []
         self._pass: ForwardPass | None = None
         self._backward: BackwardPass | None = None
@@ -150,11 +189,16 @@ class SpareWork:
         inputs = _identity([args, kwargs, weights])
         if inputs is not None:
             inputs = id(module), ask(module, "training"), inputs
-        tensors = tensors_in([args, kwargs, weights])
+        tensors = tensors_in([args, kwargs, weights]) if inputs is not None else ()
         place = program_place(sys._getframe(1), "forward")
         self._pass = begun = ForwardPass(inputs, tensors, place)
-        begun.twin = next(filter(begun.repeats, self._passes), None)
         self._passes.append(begun)
+        if inputs is not None:
+            earlier = self._by_inputs.setdefault(inputs, begun)
+            if earlier.is_alive:
+                begun.twin = earlier if earlier is not begun else None
+            else:
+                self._by_inputs[inputs] = begun
 
     def begin_backward(self, nodes: list[Any], adds: bool) -> None:
         """A backward pass begins. `nodes`: those of its graph."""
@@ -162,7 +206,7 @@ class SpareWork:
         place = program_place(sys._getframe(1), "backward")
         self._backward = begun = BackwardPass(adds, place)
         if adds:
-            _find_leaves(begun, nodes)
+            self._find_leaves(begun, nodes)
 
     def end_pass(self) -> None:
         """The pass under way ends."""
@@ -176,27 +220,60 @@ class SpareWork:
             return
         self._walked |= set(ended.flops)
         self._backwards.append(ended)
-        self._states |= {bit: _state(leaf()) for bit, leaf in ended.leaves.items()}
-        for forward in self._passes:  # the program may change parameters in a way that is not seen
-            forward.inputs = None
+        self._states |= {bit: _state(leaf) for bit, leaf in ended.leaves.items()}
+        self._by_inputs.clear()  # the program may change parameters in a way that is not seen
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer uses its gradients."""
-        for number, each in enumerate(_optimizers()):
-            for backward in self._backwards:
-                if each is optimizer and _bit(number) in backward.leaves:
-                    backward.used |= _bit(number)
+        bit, under_way = self._bit(optimizer), [self._backward] if self._backward else []
+        for backward in (*self._backwards, *under_way):
+            # else the program has read the gradients before it has dropped them
+            if bit in backward.leaves and not backward.dropped & bit:
+                backward.used |= bit
         self._walked.clear()
 
     def _settle(self) -> None:
         """Find out which gradients the program has dropped, and whether it has changed some."""
         for backward in self._backwards:
             for bit, leaf in backward.leaves.items():
-                state = _state(leaf())
+                state = _state(leaf)
                 if state is None and not backward.used & bit:
                     backward.dropped |= bit
                 if state != self._states[bit]:
                     self._walked.clear()
+
+    def _find_leaves(self, backward: BackwardPass, nodes: list[Any]) -> None:
+        """Find the gradients to which each node of a graph leads. The number of a node is larger
+        than the numbers of the nodes to which it leads."""
+        bits = {
+            id(parameter): self._bit(optimizer)
+            for optimizer in watch.alive(watch.optimizers)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        parameter_type = sys.modules["torch"].nn.Parameter
+        for node in sorted(nodes, key=_number):
+            mask = 0
+            for after, _ in node.next_functions:
+                if after is None:
+                    continue
+                if after.name() != ACCUMULATES:
+                    mask |= backward.masks.get(_number(after), USED)
+                    continue
+                leaf = after.variable
+                bit = bits.get(id(leaf), FREE if type(leaf) is parameter_type else USED)
+                # a class of the program may give its gradient in another way
+                bit = bit if is_plain(leaf) else USED
+                mask |= bit
+                if bit > FREE:
+                    backward.leaves.setdefault(bit, leaf)
+                elif bit == FREE:
+                    backward.free.append((leaf, _version(leaf)))
+            backward.masks[_number(node)] = mask
+
+    def _bit(self, optimizer: Any) -> int:
+        """Return the bit of an optimizer."""
+        return 4 << self._numbers.setdefault(id(optimizer), len(self._numbers))
 
     # --- operators --------------------------------------------------------------------------------
 
@@ -211,7 +288,9 @@ class SpareWork:
         self._forward_flops += flops
         if self._pass is not None:
             self._pass.flops += flops
-            self._pass.random |= _is_random(operator, args, kwargs)
+            if self._pass.inputs is not None:
+                self._pass.random |= _is_random(operator, args, kwargs)
+                self._pass.note(name, args, out, flops)
         if name == "embedding":
             self._note_ids(args[1], frame)
         elif name == "_pack_padded_sequence":
@@ -272,12 +351,12 @@ class SpareWork:
         self._settle()
         for forward in self._passes:
             twin = forward.twin
-            if twin is not None and not (forward.random or twin.random):
+            if twin is not None and forward.computes_again(twin):
                 again = min(forward.backward_flops, twin.backward_flops)
                 self._add(SAME_PASS, forward.flops + again, forward.place)
         for backward in self._backwards:
             if backward.used:  # else the optimizers hold other tensors than the model
-                unused = backward.dropped | FREE
+                unused = backward.dropped | (0 if backward.has_moved_free else FREE)
                 spare = sum(
                     flops
                     for node, flops in backward.flops.items()
@@ -317,51 +396,21 @@ def _identity(value: Any) -> Any:
     if type(value) is dict:
         return _identity([part for item in value.items() for part in item])
     if is_plain(value):
-        version = ask(value, "_version")
+        version = _version(value)
         return None if version is None else (id(value), version)
     return (value,) if type(value) in PLAIN else None
-
-
-def _find_leaves(backward: BackwardPass, nodes: list[Any]) -> None:
-    """Find the gradients to which each node of a graph leads. The number of a node is larger than
-    the numbers of the nodes to which it leads."""
-    bits = {
-        id(parameter): _bit(number)
-        for number, optimizer in enumerate(_optimizers())
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    parameter_type = sys.modules["torch"].nn.Parameter
-    for node in sorted(nodes, key=_number):
-        mask = 0
-        for after, _ in node.next_functions:
-            if after is None:
-                continue
-            if after.name() != ACCUMULATES:
-                mask |= backward.masks.get(_number(after), USED)
-                continue
-            leaf = after.variable
-            bit = bits.get(id(leaf), FREE if type(leaf) is parameter_type else USED)
-            mask |= bit
-            if bit > FREE:
-                backward.leaves.setdefault(bit, weakref.ref(leaf))
-        backward.masks[_number(node)] = mask
 
 
 def _state(parameter: Any) -> Any:
     """Return what changes where the program changes or drops a gradient; None without a
     gradient."""
     gradient = ask(parameter, "grad")
-    return None if gradient is None else (id(gradient), ask(gradient, "_version"))
+    return None if gradient is None else (id(gradient), _version(gradient))
 
 
-def _optimizers() -> list[Any]:
-    return list(watch.alive(watch.optimizers))
-
-
-def _bit(number: int) -> int:
-    """Return the bit of an optimizer."""
-    return 4 << number
+def _version(tensor: Any) -> Any:
+    """Return a number that changes where the program changes a tensor; None if not known."""
+    return ask(tensor, "_version")
 
 
 def _number(node: Any) -> int:
@@ -409,11 +458,15 @@ def _is_mostly_zero(matrix: Any) -> bool:
 
 def padded_ratio(ids: Any) -> float:
     """Return the share of ids in runs of one id at the ends, or at the begins, of rows. Rows with
-    one id only do not count: they are no padded text."""
+    one id only do not count: they are no padded text. An id that is also in other places has a
+    meaning: a wall of a map, a usual value of a column."""
     length, most = ids.shape[1], 0.0
     for rows in (ids, ids.flip(1)):
         edge = rows[:, -1]
-        run = (rows == edge.mode().values).flip(1).long().cumprod(1).sum(1)
-        filled = run * (run < length) * (run > 1)
-        most = max(most, float(filled.sum()) / ids.numel())
+        fills = rows == edge.mode().values
+        run = fills.flip(1).long().cumprod(1).sum(1)
+        filled = float((run * (run < length) * (run > 1)).sum())
+        elsewhere = float(fills.sum() - run.sum())
+        if elsewhere <= MAX_ELSEWHERE * filled:
+            most = max(most, filled / ids.numel())
     return most
