@@ -136,7 +136,8 @@ class ChildChannel:
         """The queue of the commands, for the event loop that runs now."""
         import asyncio  # the sampler, a process of few MB, has no event loop
 
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Command]()
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Command] = asyncio.Queue()
 
         def put(command: Command) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended

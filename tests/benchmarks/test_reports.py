@@ -38,7 +38,7 @@ def test_a_line_counts_if_it_is_marked() -> None:
 
 def test_an_open_diagnosis_is_read_with_its_line() -> None:
     summary = "run 1\n\n  diagnosis: no conclusion: 49 % is in root at a.py:16\n\n  more a.py:3"
-    assert diagnosis_in(summary) == "no conclusion: 49 % is in root at a.py:16"
+    assert diagnosis_in(summary) == "49 % is in root at a.py:16"
     assert not Row("a", is_open=True, line=True).right
 
 

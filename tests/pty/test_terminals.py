@@ -145,7 +145,7 @@ def test_keys_that_make_signals_are_keys_from_the_first_picture_on(
 
 def test_an_error_before_the_app_is_there_gives_the_terminal_back(tmp_path: Path) -> None:
     with Terminal(cwd=tmp_path, module="tests.pty.broken_console") as terminal:
-        assert terminal.wait_exit() == 1
+        assert terminal.wait_exit() == 70
         assert b"\x1b[?1049h" in terminal.raw
         assert terminal.raw.index(LEFT) < terminal.raw.index(b"no engine today")
         assert terminal.echoes

@@ -212,7 +212,7 @@ def grouped(case: Case) -> Avoidable | None:
 _GROUPS = ("optimizer_groups", "trained_tensors")
 
 
-class Calls(NamedTuple):
+class ManyCalls(NamedTuple):
     """Calls that could be one call for a batch. `name`: the begin of the names of their signals.
     `advice`: the end of the sentence about them. `saves`: the share of their fixed cost that one
     call saves, apart from the number of calls."""
@@ -225,14 +225,14 @@ class Calls(NamedTuple):
 
 
 CALLS_OF = (
-    Calls(
+    ManyCalls(
         "repeated",
         "A module is called many times with inputs that could be one batch",
         "calls a module {calls} times in a pass: make the inputs one batch. No call needs the"
         " result of another. {ratio} of the operators of the forward pass are in these calls",
         " with their backward pass. Batch norm then sees all inputs together",
     ),
-    Calls(
+    ManyCalls(
         "gradient_loop",
         "One result is differentiated in many calls",
         "differentiates one result in {calls} calls: torch.func.jacrev, or"
@@ -244,7 +244,7 @@ CALLS_OF = (
 )
 
 
-def in_many_calls(case: Case, kind: Calls) -> Avoidable | None:
+def in_many_calls(case: Case, kind: ManyCalls) -> Avoidable | None:
     """Find short operators of calls that could be one call for a batch."""
     names = f"{kind.name}.calls", f"{kind.name}.operators_ratio"
     calls, ratio = (case.get(name, 0.0) for name in names)
