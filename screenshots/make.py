@@ -161,11 +161,9 @@ async def job() -> list[Path]:
         await until(lambda: facts.suggestions(engine.view()), 120)
         await pilot.pause(4)
         await keep("finding")
-        await pilot.press("N")  # new loader workers need the user's permission
-        await pilot.pause(1)
-        await pilot.press("y")
-        await pilot.pause(1)
         await pilot.press("enter")
+        await pilot.pause(1)
+        await pilot.press("up", "enter")  # yes: new loader workers need the user's permission
         await until(lambda: any(trial.blocks >= 4 for trial in engine.view().trials), 60)
         await pilot.pause(1)
         await keep("trial")
