@@ -120,9 +120,14 @@ PARTS = {
 LOSS, CLIP, FEED and BETWEEN."""
 THREAD = "thread"
 """In place of a part of a step, for a stack of another thread."""
+OPTIMIZERS, AUTOGRAD = "/torch/optim/", "/torch/autograd/__init__.py"
+"""In the names of torch's files: its optimizers with what it wraps around each `step`, and the
+backward pass."""
 LOSS, CLIP, FEED, BETWEEN, DATA_WAIT = "loss", "clip", "feed", "between", "data_wait"
 """From the end of the model's call to the backward pass; from the backward pass to the optimizer;
 from a batch to the model's call; from the optimizer to the next batch or call."""
+UNNAMED = (CLIP, BETWEEN, LOSS)
+"""Parts in which a counted step may be in the optimizer or in the backward pass."""
 PYTHON, NATIVE, WAITS = "python", "native", "waits"
 """What the thread does: it runs Python, or operators too short to tell; it runs code without the
 interpreter's lock, such as an operator of torch; it waits for a lock, for input or output, or
@@ -384,7 +389,8 @@ class StackSampler:
 
     def _lines(self, frame: FrameType | None, part: str) -> tuple[str, str, tuple[Line, ...]]:
         """The part, the library function that the innermost line of the program calls, and the
-        lines of the program. In a counted step the optimizer is no segment: its frames show it."""
+        lines of the program. In a counted step the backward pass and the optimizer are no segments:
+        their frames show them."""
         callee, lines = "", list[Line]()
         for _ in range(MAX_FRAMES):
             if frame is None or len(lines) == MAX_LINES:
@@ -398,8 +404,10 @@ class StackSampler:
                     lines.append(line)
             elif not lines and callee != ANOMALY:
                 callee = self._callee(frame, callee)
-                if part in (CLIP, BETWEEN, LOSS) and "/torch/optim/" in file:
-                    part = PARTS[OPTIMIZER]
+                if part in UNNAMED:
+                    part = part_of_torch(file, code.co_name) or part
+            elif lines and part in UNNAMED and is_own_step(file, lines[-1]):
+                part = PARTS[OPTIMIZER]
             frame = frame.f_back
         return part, callee, tuple(lines)
 
@@ -535,6 +543,19 @@ def _clock_of(native_id: int) -> int:
     include/linux/posix-timers.h). `time.pthread_getcpuclockid` would read the memory of a thread
     that may have ended."""
     return (~native_id << 3) | 6
+
+
+def part_of_torch(file: str, function: str) -> str:
+    """Return the part of a step in which torch runs a function of `file`; empty for most."""
+    if OPTIMIZERS in file:
+        return PARTS[OPTIMIZER]
+    return PARTS[BACKWARD] if function == "backward" and file.endswith(AUTOGRAD) else ""
+
+
+def is_own_step(file: str, called: Line) -> bool:
+    """Return whether torch has called the step of an optimizer of the program from `file`. Torch
+    also calls closures of the program in an optimizer: these compute losses."""
+    return OPTIMIZERS in file and called[2].endswith(".step")
 
 
 def qualified(code: Any) -> str:

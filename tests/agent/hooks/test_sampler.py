@@ -361,6 +361,53 @@ def test_what_torch_does_counts_as_torchs_whatever_library_calls_it(sampler: Sta
     assert "torch.interpolate" in callees and callees <= {"torch.interpolate", "fw.fit"}
 
 
+class OwnOptimizer(torch.optim.Optimizer):
+    """An optimizer of the program, which computes in a method of its own."""
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        super().__init__(weights, {})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.compute()
+
+    def compute(self) -> None:
+        torch.linalg.eigh(torch.eye(96))
+
+
+@pytest.mark.parametrize("what", ["optimizer", "backward", "closure"])
+def test_frames_tell_the_part_of_a_step_that_is_only_counted(
+    sampler: StackSampler, what: str
+) -> None:
+    """Most steps of a few ms are only counted: nothing marks their parts."""
+    recorder.enter(OPTIMIZER)
+    recorder.leave()
+    weight = torch.eye(160, requires_grad=True)
+    own, plain = OwnOptimizer([weight]), torch.optim.SGD([weight], lr=0.0)
+
+    def closure() -> torch.Tensor:
+        return torch.linalg.svdvals(weight.detach()).sum()
+
+    def pass_back() -> None:
+        torch.linalg.svdvals(weight).sum().backward()
+
+    actions = {
+        "optimizer": own.step,
+        "backward": pass_back,
+        "closure": lambda: plain.step(closure),
+    }
+    sampler.resume()
+    parts: dict[str, float] = {}
+    until = time.monotonic() + 20
+    while sum(parts.values()) < 10 and time.monotonic() < until:
+        actions[what]()  # type: ignore[operator]
+        for part, _, weight_of, callee, _ in sampler.take():
+            if what != "backward" or callee == "torch.Tensor.backward":
+                parts[part] = parts.get(part, 0.0) + weight_of
+    expected = {"closure": "between"}.get(what, what)
+    assert parts[expected] > 0.8 * sum(parts.values()), parts
+
+
 def test_lines_of_a_program_that_has_no_file_are_the_programs(sampler: StackSampler) -> None:
     sampler.resume()
     names = {"__name__": "__main__", "time": time}
