@@ -11,6 +11,7 @@ from gpuconsole.report.experiments import trial_report
 from gpuconsole.report.parts import BLANK, Report, printed
 from gpuconsole.report.run.breakdown import attainable_report, places_report
 from gpuconsole.report.run.diagnosis import firing_report
+from gpuconsole.report.run.figures import validity_report
 from gpuconsole.report.run.memory import owners_report
 from gpuconsole.report.run.models import models_report
 from gpuconsole.report.run.profile import profile_report
@@ -44,7 +45,7 @@ def run_text(run: Run, environment: Environment | None = None, paint: Paint = pl
     """Return a run in text: the answer first (what went wrong, the findings, or why there are
     none), then its figures, attainable rate, the models that have a measurement and the profile.
     `environment`: the machine of the run."""
-    answer = [*cause_report(run), *firing_report(run), BLANK]
+    answer = [*cause_report(run), *validity_report(run), *firing_report(run), BLANK]
     figures_of_run = run_figures(run, environment, whole=False)
     return "\n".join(
         [
@@ -55,8 +56,8 @@ def run_text(run: Run, environment: Environment | None = None, paint: Paint = pl
 
 
 def run_report(run: Run, environment: Environment | None = None, whole: bool = True) -> Report:
-    """Return what went wrong in a run, then `run_figures`."""
-    return [*cause_report(run), *run_figures(run, environment, whole)]
+    """Return what went wrong in a run, whether its numbers are valid, then `run_figures`."""
+    return [*cause_report(run), *validity_report(run), *run_figures(run, environment, whole)]
 
 
 def run_figures(run: Run, environment: Environment | None = None, whole: bool = True) -> Report:

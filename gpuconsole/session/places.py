@@ -35,7 +35,8 @@ of these lines named."""
 MAX_OF_EVALUATION = 2.0
 """The weight of samples in passes without gradients over that of evaluation in the breakdown, up to
 which the passes are those of an evaluation."""
-SCRIPT = ("feed", "between")
+BETWEEN = "between"
+SCRIPT = ("feed", BETWEEN)
 """The parts of a step between the segments, in which the program's own lines run; after the model's
 call the loss belongs to them where it is not torch."""
 MIN_REST_SHARE = 1 / 3
@@ -50,7 +51,7 @@ SIDE_WORK = {
     "eval": "passes in eval mode",
 }
 """The parts of a step that are not passes, with their words for the source of a signal."""
-ISSUING = ("feed", "forward", "no_grad", "loss", "clip", "optimizer", "between")
+ISSUING = ("feed", "forward", "no_grad", "loss", "clip", "optimizer", BETWEEN)
 """The parts of a step in which the training thread issues work by itself. In the backward pass it
 waits for a thread of torch."""
 MODULES = ("forward", "no_grad")
@@ -87,14 +88,17 @@ class StackRecord:
         return memo[1]
 
     def since(self, begun: float) -> list[StackSample]:
-        """The samples of the training thread in the messages after the time `begun`."""
-        return [
-            sample
-            for event in self._messages
-            if event.t > begun
-            for sample in event.samples
-            if sample.part != THREAD
-        ]
+        """Return the samples of the training thread in the messages after the time `begun`, with
+        their parts as `with_parts` knows them."""
+        return with_parts(
+            [
+                sample
+                for event in self._messages
+                if event.t > begun
+                for sample in event.samples
+                if sample.part != THREAD
+            ]
+        )
 
     def of_others(self, begun: float) -> list[StackSample]:
         """The samples of the program's other threads in the messages after the time `begun`."""
@@ -124,6 +128,28 @@ class StackRecord:
 _memo: WeakKeyDictionary[StackRecord, tuple[tuple[int, float], list[Place]]] = WeakKeyDictionary()
 """The last places of each record, with what they were made from: a view is made more often than a
 message comes."""
+
+
+def with_parts(samples: list[StackSample]) -> list[StackSample]:
+    """Return the samples; those between two steps have the part in which the same lines run in
+    other samples. Most steps of a few ms are only counted, and all their samples lie between two
+    steps. A line that really runs there is in another part only in samples that came late."""
+    seen: defaultdict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    for sample in samples:
+        parts = seen[tuple(sample.lines)]
+        parts[sample.part] = parts.get(sample.part, 0.0) + sample.weight
+    part_of = {}
+    for lines, parts in seen.items():
+        between = parts.pop(BETWEEN, 0.0)
+        named = sum(parts.values())
+        if lines and between and named > 2 * LATE * (between + named):
+            part_of[lines] = max(parts, key=parts.__getitem__)
+    return [
+        msgspec.structs.replace(sample, part=part_of[lines])
+        if sample.part == BETWEEN and (lines := tuple(sample.lines)) in part_of
+        else sample
+        for sample in samples
+    ]
 
 
 def signals_of(samples: list[StackSample], loss_ratio: float = 0.0) -> dict[str, Signal]:

@@ -293,6 +293,25 @@ def test_samples_of_before_the_steady_state_do_not_count() -> None:
     assert [place.function for place in places_of(record.since(2.0))] == ["update"]
 
 
+def test_samples_of_steps_that_are_only_counted_have_the_part_of_the_marked_steps() -> None:
+    """Most steps of a few ms are only counted: their samples lie between two steps."""
+    record = StackRecord()
+    clipping = [sample(15, "clip.py:12 clip"), sample(8, "clip.py:12 clip", "clip")]
+    late = [sample(40, "train.py:60 log"), sample(3, "train.py:60 log", "optimizer")]
+    elsewhere = [sample(10, "clip.py:12 clip", caller="train.py:3 other")]
+    record.add(Stacks(1.0, 0, [*clipping, *late, *elsewhere]))
+    weights: dict[tuple[str, str], float] = {}
+    for one in record.since(0.0):
+        key = (one.lines[-1] if one in elsewhere else one.lines[0], one.part)
+        weights[key] = weights.get(key, 0.0) + one.weight
+    assert weights == {
+        ("clip.py:12 clip", "clip"): 23,
+        ("train.py:60 log", "between"): 40,
+        ("train.py:60 log", "optimizer"): 3,
+        ("train.py:3 other", "between"): 10,
+    }
+
+
 def test_the_line_that_is_outside_of_python_while_the_host_issues_work() -> None:
     """A mask makes torch wait for the GPU: the line spins or sleeps there. Calls of other
     libraries, and the backward pass, are left out."""

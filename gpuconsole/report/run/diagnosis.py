@@ -49,7 +49,7 @@ from gpuconsole.report.parts import (
     text,
 )
 from gpuconsole.report.run.breakdown import attainable_report, places_report
-from gpuconsole.report.run.figures import doubtful, outage, verdict
+from gpuconsole.report.run.figures import doubtful, outage, validity_report, verdict
 from gpuconsole.report.run.runs import cause_report, figures, run_head
 from gpuconsole.report.run.serving import server_report
 from gpuconsole.session import facts
@@ -516,7 +516,7 @@ def details_report(run: Run) -> Report:
             text("No rule was evaluated yet: the run has to reach its steady state first.", "dim"),
             BLANK,
         ]
-    return [*report, *server_report(run), run_head(run), *figures(run)]
+    return [*report, *server_report(run), run_head(run), *validity_report(run), *figures(run)]
 
 
 def other_rules(run: Run) -> Report:

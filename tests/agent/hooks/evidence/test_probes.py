@@ -22,7 +22,7 @@ from tests.agent.listener import Listener
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a probed job")]
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "probed.py"
-FIRST, SECOND = 500, 400
+FIRST, SECOND = 900, 400
 PROBES = (
     "cached_batch",
     "batch_elasticity",
