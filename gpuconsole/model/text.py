@@ -18,7 +18,7 @@ def visible(text: str) -> str:
 
 
 def is_unseen(character: str) -> bool:
-    """Whether a character shows nothing itself, but controls a terminal or the order of the
+    """Whether a character is not visible: it controls a terminal, or changes the order of the
     text."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
@@ -253,7 +253,8 @@ _COLUMN = re.compile(r"[a-z_]{1,15}(?:[./][a-z_]{1,20}){0,9}")
 _MARK = re.compile(MARK)
 MAX_LINE_LENGTH = 4096
 MIN_SECRET_LENGTH, MIN_SECRET_DIGITS = 4, 6
-"""A shorter word, or a shorter number, would be cut where it has another meaning."""
+"""The least length of a secret. A shorter text may stand elsewhere with another meaning, and
+must not be cut there."""
 MIN_INSIDE = 8
 """A secret of this length is also cut inside a word."""
 _secrets: list[str] = []

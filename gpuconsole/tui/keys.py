@@ -428,7 +428,7 @@ ACTIONS: tuple[Action, ...] = (
         "open_job",
         "enter",
         "open",
-        "Watch the selected server, unless something runs; else show the processes of the job.",
+        "Watch the selected server if nothing runs here. Otherwise show the job's processes.",
         ("jobs",),
     ),
     Action(

@@ -338,7 +338,7 @@ SPARE = {
     ),
     "spare.backward_again_ratio": Spare(
         "Several backward passes go through the same operators",
-        "goes through operators that an earlier backward pass of the step has gone through. Add"
+        "repeats operators of an earlier backward pass of the same step. Add"
         " the losses, and call backward() once: the sum of the gradients is the same",
     ),
     "spare.unused_gradients_ratio": Spare(

@@ -34,8 +34,8 @@ class EarlyChild:
 
 
 def early_sampler(interval_s: float, dcgm: str | None) -> EarlyChild | None:
-    """Start the sampler of `SamplerSupervisor`, which sends first what one looks for; None where no
-    process can be started now."""
+    """Start the sampler of `SamplerSupervisor`, which sends the vital readings of the GPUs first.
+    Return None if no process can be started now."""
     arguments = [*sampler_arguments(interval_s), "--vital-first"]
     try:
         return EarlyChild(SAMPLER, arguments, dcgm_environment(dcgm))

@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import hashlib
+import hmac
 import itertools
 import math
 import os
@@ -143,8 +145,6 @@ class JobCommand(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """Identifies the words of the command without showing them; the folder of the program does
         not count."""
-        import hashlib
-
         words = (os.path.basename(self.words[0]), *self.words[1:])
         return hashlib.blake2s(
             "\0".join(words).encode("utf-8", "surrogateescape"), digest_size=6
@@ -581,8 +581,6 @@ class JobChild(Child):
         with contextlib.suppress(
             TimeoutError, ConnectionError, ValueError, msgspec.DecodeError, RecursionError
         ):
-            import hmac
-
             async with asyncio.timeout(JOIN_S):
                 event = decode_event(await reader.readline())
             if isinstance(event, JobProcess) and hmac.compare_digest(

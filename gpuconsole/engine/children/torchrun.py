@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import ipaddress
 import os
 import time
@@ -332,8 +333,6 @@ class TorchrunChild(Child):
                 event = decode_event(await read_line(reader, FIRST_LINE_BYTES))
             if not isinstance(event, RankJoined):
                 return None
-            import hmac
-
             if hmac.compare_digest(event.token.encode(), self._token.encode()):
                 return event
             if not self._refused:

@@ -149,7 +149,7 @@ VITAL_CALLS = (
         _scaled(1.0),
     ),
 )
-"""The calls that a slow GPU is asked: what one looks for first."""
+"""The calls that a slow GPU is asked: its vital readings."""
 
 _CLOCKS = (
     _one("gpu.sm_clock_hz", 1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),  # MHz

@@ -267,8 +267,8 @@ class Gpu:
             self._lose(failure)
 
     def read_first(self) -> dict[str, float]:
-        """Return what one looks for first, and what needs no second reading. The next `read`
-        reports what is missing."""
+        """Return the vital readings, and those that need no second reading. The next `read` reports
+        the readings that are missing."""
         if self.loss is not None:
             return {}
         meter.device = self.device.id

@@ -160,8 +160,8 @@ class WatchedGpu:
             self._end()
 
     def prime(self, first_t: float | None = None) -> None:
-        """Take the first of the two readings that rates need. `first_t`: the time of a sample with
-        what one looks for first; None: no such sample."""
+        """Take the first of the two readings that rates need. `first_t`: the time of a sample
+        that has the vital readings; None if there is no such sample."""
         self._begin(MAX_TURN_S)
         try:
             if self.gpu is not None and not self.is_slow:
